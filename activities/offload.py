@@ -1,4 +1,4 @@
-"""Offload, one side effect an activity: upload a tiered copy, publish it, find candidates, remove primary copies."""
+"""Activities of offload: upload a tiered copy, publish it, find candidates, remove primary copies."""
 
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ _SAMPLE = 20  # doubts that are told by name
 
 
 class Uploader(Protocol):
-    """Writes and proves tiered copies; see `logstore.offload.services.writing.Offloader`."""
+    """Writer and prover of tiered copies."""
 
     def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadedCopy:
         """Upload one ledger under a new uuid."""
 
     def prove(self, copy: PublishedCopy) -> Evidence:
-        """Ask storage for a published copy, now."""
+        """Prove now that storage has a published copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadInput:
-    """One attempt."""
+    """Input of one upload attempt."""
 
     ledger_id: int
     timeout_s: float  # afterwards nothing more is sent
@@ -40,7 +40,7 @@ class UploadInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadResult:
-    """What an attempt came to, and what storage was seen to hold of it."""
+    """Result of an upload attempt, with the proven content of storage."""
 
     answer: OffloadAnswer  # BEGUN: stored and proved, to be published
     uuid: str = ""
@@ -52,7 +52,7 @@ class UploadResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishInput:
-    """The copy of one attempt, with the lengths of its objects."""
+    """Copy of one attempt, with the lengths of its objects."""
 
     ledger_id: int
     uuid: str
@@ -62,7 +62,7 @@ class PublishInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidatesInput:
-    """Which page of a topic's ledgers."""
+    """Page of a topic's ledgers."""
 
     topic_id: int
     after: int  # ledger id, exclusive
@@ -74,7 +74,7 @@ class CandidatesInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Ledgers to offload, ascending; of a whole topic empty when there are no more."""
+    """Ledgers to offload, ascending. Without `ledger_ids` in the input, an empty page is the last one."""
 
     ledger_ids: list[int]  # at most `CandidatesInput.limit`
     gone: int = 0  # asked for, checked, and in no list of the topic: deleted since, or never there
@@ -82,7 +82,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovePrimariesInput:
-    """Phase one for one page of primary copies of offloaded ledgers."""
+    """Page of offloaded ledgers whose primary copies are detached."""
 
     topic_id: int
     batch_id: str
@@ -96,7 +96,7 @@ class RemovePrimariesInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovePrimariesResult:
-    """What phase two has to do."""
+    """Result of detaching one page of primary copies."""
 
     ledgers: int
     intents: int
@@ -107,7 +107,7 @@ class RemovePrimariesResult:
 
 
 class LedgerOffload:
-    """The activities of offload, over ports."""
+    """Activities of offload. `new_uuid` is for tests."""
 
     def __init__(
         self,
@@ -118,7 +118,6 @@ class LedgerOffload:
         topics: Topics,
         new_uuid: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        """Take the ports; `new_uuid` is for tests."""
         self._uploader = uploader
         self._offloads = offloads
         self._ledgers = ledgers
@@ -130,11 +129,11 @@ class LedgerOffload:
     def upload(self, request: UploadInput) -> UploadResult:
         """Write a ledger's tiered copy and prove by reading it back that storage holds it (apache/pulsar#22839).
 
-        Idempotency: every attempt has a uuid of its own; what an earlier one may have left gets its deletion intent
-        before this one begins, and two that overlap never touch the same object.
+        Idempotency: each attempt has its own uuid. The copy of an earlier attempt gets its deletion intent before this
+        one begins, and overlapping attempts never use the same object.
         Heartbeat: while it runs.
         Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); UploadTimedOut, UploadUnproven,
-            StoreUnavailable, CatalogBusy, OutcomeUnknown, ServiceRefused (retry).
+        StoreUnavailable, CatalogBusy, OutcomeUnknown, ServiceRefused (retry).
         """
         ledger_id, attempt = LedgerId(request.ledger_id), self._new_uuid()
         topic = request.topic if is_topic_name(request.topic) else None
@@ -153,16 +152,16 @@ class LedgerOffload:
     @defined(name="offload.publish")
     @beating()
     def publish(self, request: PublishInput) -> OffloadAnswer:
-        """Make a proved copy the ledger's tiered copy, or leave it to deletion where the attempt has lost.
+        """Publish a proved copy, or leave it to deletion if the attempt has lost.
 
-        ALREADY says that it is LIVE, GONE that no list has the ledger, BEGUN that another attempt is to be made.
+        ALREADY means that the copy is LIVE, GONE that the ledger is not listed, BEGUN that a new attempt is needed.
 
         Idempotency: keyed by uuid.
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
         ledger_id = LedgerId(request.ledger_id)
-        known = request.size_bytes > 0 and request.index_bytes > 0
-        lengths = CopyLengths(data_bytes=request.size_bytes, index_bytes=request.index_bytes) if known else None
+        has_lengths = request.size_bytes > 0 and request.index_bytes > 0
+        lengths = CopyLengths(data_bytes=request.size_bytes, index_bytes=request.index_bytes) if has_lengths else None
         if self._offloads.publish(ledger_id, request.uuid, lengths=lengths):
             return OffloadAnswer.ALREADY
         return OffloadAnswer.GONE if self._offloads.copies(ledger_id) is None else OffloadAnswer.BEGUN
@@ -170,52 +169,58 @@ class LedgerOffload:
     @defined(name="offload.candidates")
     @beating()
     def candidates(self, request: CandidatesInput) -> Candidates:
-        """Find which ledgers of a topic are to be offloaded next.
+        """Find the next ledgers of a topic to offload.
 
         Idempotency: reads only.
-        Raises: InvalidInput, PreconditionFailed when `check` finds a ledger that cannot be (terminal).
+        Raises: InvalidInput, PreconditionFailed when `check` finds a ledger that cannot be offloaded (terminal).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
-        topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
-        gone = self._offloads.find_missing(topic_id, asked) if request.check and asked is not None else []
+        topic_id, requested_ids = TopicId(request.topic_id), _ids(request.ledger_ids)
+        missing_ids = (
+            self._offloads.find_missing(topic_id, requested_ids) if request.check and requested_ids is not None else []
+        )
         after = LedgerId(request.after)
-        found = self._offloads.list_candidates(topic_id, asked, after=after, limit=request.limit)
-        return Candidates(ledger_ids=[int(ledger_id) for ledger_id in found], gone=len(gone))
+        candidate_ids = self._offloads.list_candidates(topic_id, requested_ids, after=after, limit=request.limit)
+        return Candidates(ledger_ids=[int(ledger_id) for ledger_id in candidate_ids], gone=len(missing_ids))
 
     @defined(name="offload.remove_primaries")
     @beating()
     def remove_primaries(self, request: RemovePrimariesInput) -> RemovePrimariesResult:
-        """Take primary copies out of the catalog where storage holds the LIVE tiered one, and file an intent for each.
+        """Detach primary copies whose LIVE tiered copy storage proves now, and file an intent for each.
 
-        What was proved when it was published may be lost by now: each is asked for again (apache/pulsar#22839). One
-        that storage does not show, for whatever reason, loses nothing, and keeps no other from going.
+        A copy may be lost after its publication, so each is proved again (apache/pulsar#22839). A ledger without proof
+        keeps its primary copy and does not block the others.
 
-        Idempotency: keyed by `batch_id`; a second call returns what the first one did, and where to look again.
+        Idempotency: keyed by `batch_id`. A repeated call returns the first result, and where to look again.
         Heartbeat: while it runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        topic_id, asked = TopicId(request.topic_id), _ids(request.ledger_ids)
+        topic_id, requested_ids = TopicId(request.topic_id), _ids(request.ledger_ids)
         try:
-            page = self._offloads.list_removable(topic_id, asked, after=LedgerId(request.after), limit=request.limit)
+            page = self._offloads.list_removable(
+                topic_id, requested_ids, after=LedgerId(request.after), limit=request.limit
+            )
         except UnknownObject:
             page = []  # the topic may be gone since an earlier call, which its batch then answers for
         doubts = self._doubts(page)
-        done = self._offloads.remove_primaries(
+        detached = self._offloads.remove_primaries(
             topic_id,
-            asked,
-            proved={_id(one): one.context["uuid"] for one in page if _id(one) not in doubts},
+            requested_ids,
+            proved={_id(copy): copy.context["uuid"] for copy in page if _id(copy) not in doubts},
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.count_filed(done.filed_counts)
-        result = RemovePrimariesResult(ledgers=done.ledgers, intents=done.intents, catalog_epoch=self._ledgers.epoch())
-        if done.ledgers and not done.filed_counts:  # by an earlier call, of a page that cannot be seen any more
+        metrics.count_filed(detached.filed_counts)
+        result = RemovePrimariesResult(
+            ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=self._ledgers.epoch()
+        )
+        if detached.ledgers and not detached.filed_counts:  # by an earlier call, of a page that cannot be seen any more
             return replace(result, next_after=request.after)
         last = int(_id(page[-1])) if len(page) == request.limit else None
-        told = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}
-        return replace(result, unproved=len(doubts), doubts=told, next_after=last)
+        sample = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}
+        return replace(result, unproved=len(doubts), doubts=sample, next_after=last)
 
     def _doubts(self, page: Sequence[PublishedCopy]) -> dict[LedgerId, str]:
-        """Ledgers whose tiered copy storage does not show now, and why; a silent store shows nothing either."""
+        """Prove the copies. Return the reason for each ledger without proof, also if storage does not answer."""
         doubts: dict[LedgerId, str] = {}
         for copy in page:
             raise_if_stopped()
@@ -231,4 +236,4 @@ def _id(copy: PublishedCopy) -> LedgerId:
 
 
 def _ids(ledger_ids: list[int] | None) -> list[LedgerId] | None:
-    return None if ledger_ids is None else [LedgerId(one) for one in ledger_ids]
+    return None if ledger_ids is None else [LedgerId(ledger_id) for ledger_id in ledger_ids]

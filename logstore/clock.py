@@ -1,7 +1,7 @@
-"""This process's time, injectable, and the one loop that repeats a call which may work the next time.
+"""Clock of this process, replaceable in tests, and the loop that repeats a call that may succeed later.
 
-Beside it stand three that decide something else: `Database.write` repeats a whole transaction for as long as others
-hold its locks, kazoo's `KazooRetry` a call within one session, and Temporal's `RetryPolicy` an activity (ADR 17).
+Three other loops decide differently (ADR 17): `Database.write` repeats a transaction while others hold its locks,
+kazoo's `KazooRetry` a call within one session, and Temporal's `RetryPolicy` an activity.
 """
 
 import random
@@ -18,26 +18,23 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How often a call is repeated, and after which pauses.
-
-    A pause is twice the one before, and half of it is random, so that many callers do not come back as one.
-    """
+    """Number of attempts, and the pauses between them. A pause doubles, and half of it is random, to spread callers."""
 
     attempts: int = 5  # 1 or more, the first included
     first_s: float = 0.1
     longest_s: float = 5.0
 
     def pause_s(self, failures: int) -> float:
-        """The pause after this number of failures in a row, 1 or more."""
+        """Return the pause after this number of consecutive failures, 1 or more."""
         longest = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 30))
         return random.uniform(longest / 2, longest)  # noqa: S311 - guards nothing
 
 
-_BLIP: Final = Backoff()
-"""0.75 to 1.5 s in all: a blip, and not an outage."""
+_DEFAULT_BACKOFF: Final = Backoff()
+"""0.75 to 1.5 s in total: enough for a short disturbance, not for an outage."""
 
 
-def _may_pass(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     return isinstance(error, RetryableError | OutcomeUnknown)
 
 
@@ -47,7 +44,7 @@ def _now_us() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Where time comes from. No decision that destroys rests on it: those use the catalog's or the store's."""
+    """Source of time. Decisions that destroy data use the clock of the catalog or of the store instead."""
 
     now_us: Callable[[], int] = _now_us  # microseconds since 1970, UTC
     monotonic_s: Callable[[], float] = time.monotonic
@@ -58,22 +55,22 @@ class Clock:
         ask: Callable[[], _Result],
         *,
         deadline_s: float,
-        backoff: Backoff = _BLIP,
-        may_pass: Callable[[Exception], bool] = _may_pass,
+        backoff: Backoff = _DEFAULT_BACKOFF,
+        may_pass: Callable[[Exception], bool] = _is_transient,
         wanted_s: Callable[[Exception], float] = lambda _: 0.0,
     ) -> _Result:
-        """Ask until it works, a few times, with growing pauses.
+        """Call until it succeeds, a few times, with growing pauses.
 
         Args:
-            ask: Safe to repeat.
-            deadline_s: On this clock's `monotonic_s`; no pause reaches beyond it.
-            backoff: How often, and with which pauses.
-            may_pass: Whether a repetition can help; by default it can with `RetryableError` and `OutcomeUnknown`.
-            wanted_s: Seconds by which the service itself wants the pause to be longer.
+            ask: Call that is safe to repeat.
+            deadline_s: Time of `monotonic_s` that no pause exceeds.
+            backoff: Number of attempts, and their pauses.
+            may_pass: Returns whether a repetition may help. The default accepts `RetryableError` and `OutcomeUnknown`.
+            wanted_s: Returns seconds by which the service wants the pause to be longer.
 
         Raises:
-            Exception: That of the last attempt: the first one that cannot pass, or that of the last attempt allowed,
-                or the one after which the pause would reach the deadline.
+            Exception: Error of the last attempt: not transient, or the last one allowed, or its pause would exceed the
+                deadline.
         """
         failures = 0
         while True:

@@ -73,19 +73,17 @@ class SessionLost(RetryableError):
 
 
 class DeletionIncomplete(RetryableError):
-    """Storage kept some keys of a ledger; the rest is gone."""
+    """Storage kept some keys of a ledger. `keys_left` is `None` if storage did not answer for all of them."""
 
     def __init__(self, message: str, *, keys_left: int | None = None) -> None:
-        """Say how many keys are left, where storage answered for all of them."""
         super().__init__(message)
         self.keys_left = keys_left
 
 
 class UploadOpen(RetryableError):
-    """An upload of the copy may still be going: what is deleted now could come back."""
+    """An upload of the copy may still run, so deleted objects could return. Ask again after `after_s`."""
 
     def __init__(self, message: str, *, after_s: float) -> None:
-        """Say for how long; no sooner is it worth asking again."""
         super().__init__(message)
         self.after_s = after_s
 
@@ -107,10 +105,9 @@ class TerminalError(SextonError):
 
 
 class InvalidInput(TerminalError):
-    """Bad input, refused before anything changed."""
+    """Bad input, refused before anything changed. `found` is cut at 120 characters in the message."""
 
     def __init__(self, field: str, *, expected: str, found: object) -> None:
-        """Name the field as a user knows it, the rule as a phrase, and what was found, cut at 120 characters."""
         shown = repr(str(found) if hasattr(found, "__fspath__") else found)
         shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
         super().__init__(f"{field}: expected {expected}, found {shown}")
@@ -140,10 +137,9 @@ class CatalogOutdated(PreconditionFailed):
 
 
 class CatalogMismatch(PreconditionFailed):
-    """A bucket, a path of ZooKeeper or a namespace of Temporal is not this catalog's: nothing is done upon it."""
+    """A bucket, a path of ZooKeeper or a namespace of Temporal belongs to another catalog. Nothing is changed there."""
 
     def __init__(self, subject: str, *, expected: str, found: str, advice: str) -> None:
-        """Say what `subject` (a name with its address) should have, what it has, and what to try."""
         super().__init__(f"{subject}: expected {expected}, found {found}; {advice}")
 
 
@@ -163,7 +159,6 @@ class NotOwner(PreconditionFailed):
     """The worker does not own the bundle, or not any more; look the owner up again, and ask there."""
 
     def __init__(self, bundle: int, *, expected: str, found: str) -> None:
-        """Name the bundle, what would have been its owner's and what was found, each as a phrase."""
         super().__init__(f"bundle {bundle}: expected {expected}, found {found}; look the owner up again")
         self.bundle = bundle
 
@@ -177,10 +172,9 @@ class ProducerFenced(PreconditionFailed):
 
 
 class SequenceHeld(PreconditionFailed):
-    """Numbered entries of the producer are in another, open transaction: it is not known whether they will count."""
+    """Numbered entries of the producer are in another open transaction, `txn`, written `tc:sequence`."""
 
     def __init__(self, producer: str, *, txn: str) -> None:
-        """Name the producer, and the transaction as `tc:sequence`."""
         super().__init__(
             f"producer {producer!r}: expected its sequence ids in no other transaction,"
             f" found transaction {txn}, which is open"
@@ -191,7 +185,6 @@ class SnapshotNeeded(PreconditionFailed):
     """Part of the cursor's state is in a ledger that the request does not carry; load it and ask again."""
 
     def __init__(self, subscription: str, *, needed: int, found: int | None) -> None:
-        """Name the cursor, the ledger that holds its snapshot, and the one that was carried."""
         super().__init__(f"subscription {subscription}: expected the snapshot in ledger {needed}, found {found}")
         self.needed = needed
 
@@ -201,48 +194,43 @@ class StaleCatalog(PreconditionFailed):
 
 
 class TransactionNotOpen(PreconditionFailed):
-    """A write or an acknowledgement in a transaction that is decided."""
+    """A write or an acknowledgement in a transaction that is decided. `txn` is written `tc:sequence`."""
 
     def __init__(self, txn: str, *, doing: str, state: str) -> None:
-        """Name the transaction as `tc:sequence`, what was asked, and the state found."""
         super().__init__(f"txn {txn}: {doing}: expected state OPEN, found {state}")
         self.txn = txn
         self._doing, self._state = doing, state
 
     def again(self) -> "TransactionNotOpen":
-        """The same for another caller: threads that raise one instance would write over each other's traceback."""
+        """Return a new instance. Threads that raise the same instance would overwrite each other's traceback."""
         return TransactionNotOpen(self.txn, doing=self._doing, state=self._state)
 
 
 class TransactionEnded(PreconditionFailed):
-    """The transaction was decided otherwise, or its timeout came first; nothing changed."""
+    """The transaction was decided otherwise, or its timeout came first. Nothing changed."""
 
     def __init__(self, txn: str, *, verb: str, state: str) -> None:
-        """Name the transaction as `tc:sequence`, the verb, and the state found."""
         super().__init__(f"txn {txn}: {verb}: expected a transaction that can {verb}, found {state}")
 
 
 class TransactionNotDecided(PreconditionFailed):
-    """The transaction is open: there is nothing to tell its participants yet."""
+    """The transaction is open, so there is nothing to tell its participants yet."""
 
     def __init__(self, txn: str) -> None:
-        """Name the transaction as `tc:sequence`."""
         super().__init__(f"txn {txn}: expected one that is decided, found state OPEN; commit or abort it")
 
 
 class AcknowledgementHeld(PreconditionFailed):
-    """Another transaction holds an acknowledgement of the entry, or it is acknowledged already."""
+    """Another transaction holds an acknowledgement of the entry, or the entry is acknowledged already."""
 
     def __init__(self, subscription: str, *, position: str, found: str) -> None:
-        """Name the subscription, the first such entry, and the transaction that holds it."""
         super().__init__(f"subscription {subscription}: expected entry {position} to be free, found {found}")
 
 
 class AcknowledgementStale(PreconditionFailed):
-    """Messages were given back since the entry of a cumulative acknowledgement was read, so it would skip them."""
+    """Messages were given back after the entry of a cumulative acknowledgement was read. It would skip them."""
 
     def __init__(self, subscription: str, *, up_to: str, expected: str, found: str, advice: str) -> None:
-        """Name the subscription and the entry; say what was expected, what was found and what to do, as phrases."""
         about = f"subscription {subscription}: acknowledging everything up to {up_to}"
         super().__init__(f"{about}: expected {expected}, found {found}. {advice}")
 
@@ -279,7 +267,6 @@ class ServiceFailed(SextonError):
     """A service could not be started, stopped or reached, or refuses us."""
 
     def __init__(self, service: str, problem: str, *, advice: str) -> None:
-        """Name the service, what is wrong and what to try, in one sentence."""
         super().__init__(f"{service}: {problem}; {advice}")
         self.service = service
         self.problem = problem
@@ -290,21 +277,20 @@ class ProgramMissing(ServiceFailed):
 
 
 class ServiceRefused(ServiceFailed):
-    """A service answers, and refuses us whatever we ask: credentials, permissions, bucket, region or clock.
+    """A service answers and refuses every request: credentials, permissions, bucket, region or clock.
 
-    It is neither a guard of ours nor a fault of the request: an operator can mend it, and then the same request works.
+    An operator can mend it, and then the same request succeeds. It is neither a guard of Sexton nor a fault of the
+    request.
+
+    Args:
+        service: Name of the service.
+        problem: Request, and the service's own words.
+        advice: What to try, as a phrase.
+        code: The service's own code of the refusal.
+        may_pass: Whether the next attempt may succeed, as after a token was renewed.
     """
 
     def __init__(self, service: str, problem: str, *, advice: str, code: str = "", may_pass: bool = False) -> None:
-        """Name the service, what it said and what to try.
-
-        Args:
-            service: Which.
-            problem: What was asked, and the service's own words.
-            advice: What to try, as a phrase.
-            code: The service's own code of the refusal.
-            may_pass: Whether the very next try may succeed, as after a token was renewed.
-        """
         super().__init__(service, problem, advice=advice)
         self.code = code
         self.may_pass = may_pass

@@ -1,12 +1,11 @@
-"""Named failpoints before and after every effect, so that tests can die between any two of them.
+"""Named failpoints before and after every effect, so that a test can end the process between any two effects.
 
-An effect is written `with effect("detach.commit"):` and so has three points: `detach.commit.before`
-(nothing has happened), `detach.commit.after` (it has happened, the process dies) and
-`detach.commit.reported_failed` (it has happened and the caller is told that it failed).
+`with effect("detach.commit"):` has three points: `detach.commit.before` (nothing has happened), `detach.commit.after`
+(it has happened, and the process dies) and `detach.commit.reported_failed` (it has happened, and the caller gets an
+error).
 
-With nothing armed the cost is one truth test. `SEXTON_FAILPOINTS=name=action[@nth],…` arms a process;
-actions are `kill` (SIGKILL of this process), `crash` (raises `SimulatedCrash`) and `fail` (raises
-`StoreUnavailable`).
+`SEXTON_FAILPOINTS=name=action[@nth],…` arms a process. Actions are `kill` (SIGKILL of this process), `crash` (raises
+`SimulatedCrash`) and `fail` (raises `StoreUnavailable`). A point that is not armed costs one truth test.
 """
 
 import os
@@ -18,51 +17,51 @@ from dataclasses import dataclass
 
 from logstore.errors import InvalidInput, StoreUnavailable
 
-VARIABLE = "SEXTON_FAILPOINTS"
+ENVIRONMENT_VARIABLE = "SEXTON_FAILPOINTS"
 
 
 class SimulatedCrash(BaseException):
-    """The process is to be taken for dead: nothing may handle this but the test that armed it."""
+    """Simulated death of the process. Only the test that armed it may catch it."""
 
 
 @dataclass(slots=True)
-class _Armed:
+class _ArmedPoint:
     action: str
     nth: int  # acts at this hit, counted from 1, and only then
     hits: int = 0
 
 
-_armed: dict[str, _Armed] = {}
-_seen: set[str] = set()
+_armed_by_point: dict[str, _ArmedPoint] = {}
+_hit_points: set[str] = set()
 _lock = threading.Lock()
 
 
 def arm(name: str, action: str, *, nth: int = 1) -> None:
-    """Let the named point act at its nth hit.
+    """Let the point act at its nth hit.
 
     Raises:
-        InvalidInput: An action that does not exist, or an nth below 1.
+        InvalidInput: Unknown action, or `nth` below 1.
     """
     if action not in {"kill", "crash", "fail"} or nth < 1:
-        raise InvalidInput(VARIABLE, expected="name=kill|crash|fail[@nth]", found=f"{name}={action}@{nth}")
+        raise InvalidInput(ENVIRONMENT_VARIABLE, expected="name=kill|crash|fail[@nth]", found=f"{name}={action}@{nth}")
     with _lock:
-        _armed[name] = _Armed(action, nth)
+        _armed_by_point[name] = _ArmedPoint(action, nth)
 
 
 def disarm() -> set[str]:
-    """Forget every armed point and return the names hit since the last call."""
+    """Disarm every point. Return the names of the points hit since the last call."""
     with _lock:
-        _armed.clear()
-        seen = set(_seen)
-        _seen.clear()
-    return seen
+        _armed_by_point.clear()
+        hit_points = set(_hit_points)
+        _hit_points.clear()
+    return hit_points
 
 
 def arm_from_environment(value: str | None) -> None:
-    """Arm what `SEXTON_FAILPOINTS` names; absent or empty arms nothing.
+    """Arm the points of `SEXTON_FAILPOINTS`. No value or an empty one arms nothing.
 
     Raises:
-        InvalidInput: The text is not of the form above.
+        InvalidInput: The value has another form.
     """
     for part in filter(None, (value or "").split(",")):
         name, _, rest = part.partition("=")
@@ -72,19 +71,19 @@ def arm_from_environment(value: str | None) -> None:
 
 @contextmanager
 def effect(name: str) -> Iterator[None]:
-    """Mark one effect; see the module's text."""
-    if _armed:
+    """Mark one effect, with a failpoint before it and two after it."""
+    if _armed_by_point:
         _hit(f"{name}.before")
     yield
-    if _armed:
+    if _armed_by_point:
         _hit(f"{name}.after")
         _hit(f"{name}.reported_failed")
 
 
 def _hit(point: str) -> None:
     with _lock:
-        _seen.add(point)
-        armed = _armed.get(point)
+        _hit_points.add(point)
+        armed = _armed_by_point.get(point)
         if armed is None:
             return
         armed.hits += 1

@@ -1,7 +1,4 @@
-"""Where an entry is: a ledger and an entry in it.
-
-Source: Pulsar's `Position`; entry -1 stands before a ledger's first entry.
-"""
+"""Position of an entry: a ledger and the entry's number in it, as Pulsar's `Position`."""
 
 import re
 from dataclasses import dataclass
@@ -18,22 +15,25 @@ _MAX_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """One entry. Ids grow along a ledger list, so positions of a topic order by (ledger, entry)."""
+    """Position of one entry.
+
+    Ids ascend along a ledger list, so positions of a topic are ordered by ledger and entry.
+    """
 
     ledger_id: LedgerId
     entry_id: int  # -1: before the ledger's first entry
 
     @staticmethod
     def parse(text: str, *, field: str = "position") -> "Position":
-        """Read `ledger:entry`.
+        """Parse `ledger:entry`.
 
         Raises:
-            InvalidInput: Not two canonical decimals, or beyond 2**63 - 1.
+            InvalidInput: The text is not two canonical decimals, or one exceeds 2**63 - 1.
         """
-        found = _FORM.fullmatch(text)
-        if not found or max(int(found["ledger"]), int(found["entry"])) > _MAX_ID:
+        match = _FORM.fullmatch(text)
+        if not match or max(int(match["ledger"]), int(match["entry"])) > _MAX_ID:
             raise InvalidInput(field, expected="ledger:entry, as 12:0", found=text)
-        return Position(LedgerId(int(found["ledger"])), int(found["entry"]))
+        return Position(LedgerId(int(match["ledger"])), int(match["entry"]))
 
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"

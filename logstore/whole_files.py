@@ -1,7 +1,7 @@
-"""Files that are there as a whole or not at all, whenever a process dies and however many write them.
+"""Files that exist completely or not at all, whenever a process dies and however many processes write them.
 
-A process that dies beside a file leaves one whose name begins with a dot, which nothing reads. Files that an operator
-names are read within bounds, and only if they are regular files.
+A process that dies leaves at most a file whose name begins with a dot. Nothing reads it. Files that an operator names
+are read within bounds, and only if they are regular files.
 """
 
 import errno
@@ -15,16 +15,13 @@ from uuid import uuid4
 
 
 def temporary_path(path: Path) -> Path:
-    """A new path at which to write this file's content: each call has its own, because several may write at once."""
+    """Return a new path in the same folder, unique for each call, because several processes may write one file."""
     return path.with_name(f".{path.name}.{uuid4().hex[:12]}")
 
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """A path to write to, which becomes the file when the block ends, in the place of one that was there before.
-
-    A block that raises leaves everything as it was.
-    """
+    """Yield a path to write to. It replaces the file when the block ends, and is removed if the block raises."""
     new = temporary_path(path)
     try:
         yield new
@@ -34,10 +31,10 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def create_or_read(path: Path, text: str) -> str:
-    """Write the file unless it is there; the text that stands in it, which is that of the first of all that write it.
+    """Write the file if it does not exist. Return its text, which is that of its first writer.
 
-    It is on the disk before it has its name, and the name before this returns: what others act upon must outlive the
-    machine too.
+    File and folder are synchronized to disk before the call returns: what others act upon survives a crash of the
+    machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = temporary_path(path)
@@ -65,9 +62,9 @@ def _sync(folder: Path) -> None:
 
 @contextmanager
 def open_regular_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading; a symbolic link to one is followed.
+    """Open a regular file for reading. A symbolic link to one is followed.
 
-    A FIFO or a device is refused without being read: to open it may block for ever, and to read it may never end.
+    A FIFO or a device is refused without being opened: opening it may block for ever, and reading it may never end.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
@@ -80,10 +77,10 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
-    """Return the content of a regular file of at most `max_bytes`, inclusive; see `open_regular_file`.
+    """Return the content of a regular file of at most `max_bytes`, inclusive.
 
     Raises:
-        OSError: As `open_regular_file`, or the file is longer.
+        OSError: The file cannot be opened, is not a regular file, or is longer.
     """
     with open_regular_file(path) as file:
         content = file.read(max_bytes + 1)
@@ -92,6 +89,6 @@ def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
     return content
 
 
-def _require_regular(found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _require_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")

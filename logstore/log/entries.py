@@ -1,10 +1,10 @@
-"""Entries, the Parquet segment they travel in, and the footer that is compared before it is parsed.
+"""Entries, the Parquet format of their segments, and the verified footer of a segment.
 
-It has no checksum of its own, and Arrow trusts what it says: with one flipped bit a column is read at another's place,
-or the whole process ends.
+Entry ids are not stored: an entry's id is the segment row's `first_entry` plus its offset. So a segment can be uploaded
+before its place is known.
 
-A segment holds its entries in order, zstd-compressed. Entry ids are not stored: an entry's id is the
-segment row's `first_entry` plus its offset, so a segment can be uploaded before its place is known.
+A Parquet footer has no checksum, and Arrow trusts it. With one flipped bit, Arrow reads a column at a wrong place or
+ends the process. So a footer is compared with its digest before it is parsed.
 """
 
 import hashlib
@@ -24,53 +24,52 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 FOOTER_FIELD: Final = "footer"
-"""Name under which a segment's own metadata holds the mark of its footer."""
+"""Name of the digest of the footer in the metadata of a segment."""
 
-_TAIL: Final = 8  # the length of what comes before, and the magic number
-_MARK: Final = re.compile(r"(?P<size>[1-9][0-9]{0,8})-(?P<sha256>[0-9a-f]{64})")
+_TAIL_BYTES: Final = 8  # the length of what comes before, and the magic number
+_DIGEST_FORM: Final = re.compile(r"(?P<size>[1-9][0-9]{0,8})-(?P<sha256>[0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
 class FooterDigest:
-    """The length and the digest of a footer."""
+    """Length and SHA-256 of a Parquet footer."""
 
-    size_bytes: int  # with its own length and the magic number: the last bytes of the file
+    size_bytes: int  # the last bytes of the file, with the length field and the magic number
     sha256: str  # hexadecimal
 
     def __str__(self) -> str:
-        """As metadata holds it."""
         return f"{self.size_bytes}-{self.sha256}"
 
     @staticmethod
     def parse(text: str | None, *, name: str) -> "FooterDigest":
-        """Read back `str(mark)`; `name` is what to call the object in an error.
+        """Parse `str(digest)`. `name` is the object's name in an error.
 
         Raises:
-            CorruptData: It is none.
+            CorruptData: The text has another form.
         """
-        found = _MARK.fullmatch(text or "")
-        if not found:
+        match = _DIGEST_FORM.fullmatch(text or "")
+        if not match:
             raise CorruptData(f"{name}: expected length and digest of its footer, found {text!r}")
-        return FooterDigest(int(found["size"]), found["sha256"])
+        return FooterDigest(int(match["size"]), match["sha256"])
 
     def check(self, footer: bytes, *, name: str) -> "pq.FileMetaData":
-        """The footer, parsed.
+        """Compare a footer with its digest and return it parsed.
 
         Raises:
-            CorruptData: It is another one.
+            CorruptData: The digest differs.
         """
-        found = hashlib.sha256(footer).hexdigest()
-        if found != self.sha256:
-            raise CorruptData(f"{name}: expected a footer of digest {self.sha256}, found {found}")
+        digest = hashlib.sha256(footer).hexdigest()
+        if digest != self.sha256:
+            raise CorruptData(f"{name}: expected a footer of digest {self.sha256}, found {digest}")
         import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
         return pq.read_metadata(io.BytesIO(footer))
 
 
 def digest_footer(file: BinaryIO) -> FooterDigest:
-    """The mark of a whole file that was just written; the file is left at its end."""
-    file.seek(-_TAIL, io.SEEK_END)
-    size_bytes = int.from_bytes(file.read(_TAIL)[:4], "little") + _TAIL
+    """Return the digest of the footer of a complete file. The file's position is then at its end."""
+    file.seek(-_TAIL_BYTES, io.SEEK_END)
+    size_bytes = int.from_bytes(file.read(_TAIL_BYTES)[:4], "little") + _TAIL_BYTES
     file.seek(-size_bytes, io.SEEK_END)
     return FooterDigest(size_bytes, hashlib.sha256(file.read(size_bytes)).hexdigest())
 
@@ -87,12 +86,12 @@ COLUMNS = (
     "payload",
     "properties",
 )
-"""Columns of a segment, in file order. Readers name those they need; payloads are read by choice."""
+"""Columns of a segment, in file order."""
 
 
 @cache
 def entry_schema() -> "pa.Schema":
-    """The columns with their types. Arrow is imported here: that takes as long as a command that only asks SQL."""
+    """Return the Arrow schema of the columns."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     integer, text = pa.int64(), pa.string()
@@ -114,21 +113,21 @@ def entry_schema() -> "pa.Schema":
 
 COMPRESSION = "zstd"
 DICTIONARY_COLUMNS = ["producer", "key", "properties.key_value.key", "properties.key_value.value"]
-"""Columns worth a dictionary in the file; looking for repetition in payloads doubles the time of a small segment."""
+"""Columns with a dictionary. A dictionary of payloads would double the time to write a small segment."""
 
 STATISTICS_COLUMNS = ["publish_ms", "deliver_at_ms", "sequence_id", "txn_tc", "txn_seq"]
-"""Columns whose least and greatest value the file states; of a payload they would be whole payloads, repeated."""
+"""Columns with minimum and maximum in the file. Those of a payload would repeat whole payloads."""
 
 PARQUET_OPTIONS: Final[Mapping[str, Any]] = {
     "compression": COMPRESSION,
     "use_dictionary": DICTIONARY_COLUMNS,
     "write_statistics": STATISTICS_COLUMNS,
-    "write_page_checksum": True,  # for readers of single columns, which cannot compare the digest of the whole
+    "write_page_checksum": True,  # readers of single columns cannot compare the digest of the whole object
 }
 
 
 def parquet_errors() -> tuple[type[Exception], ...]:
-    """The errors that Arrow raises at a damaged file: invalid, not implemented, out of memory and others."""
+    """Return the errors that Arrow raises for a damaged file."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     return (pa.ArrowException, OSError, ValueError, OverflowError)
@@ -136,7 +135,7 @@ def parquet_errors() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """An entry not yet appended. Times are milliseconds since 1970, UTC."""
+    """Entry to append. Times are milliseconds since 1970, UTC."""
 
     payload: bytes
     key: str | None = None
@@ -146,14 +145,14 @@ class NewEntry:
 
     @property
     def size_bytes(self) -> int:
-        """What it weighs in memory, about: its payload, key and properties."""
+        """Approximate size in memory of payload, key and properties."""
         texts = len(self.key or "") + sum(len(f"{name}{value}") for name, value in self.properties.items())
         return len(self.payload) + texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An entry as read. Columns that the reader did not ask for are None."""
+    """Stored entry. Columns that the reader did not request are `None`."""
 
     position: Position
     publish_ms: int
@@ -167,7 +166,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class EntryMark:
-    """What makes an entry a marker: the transaction that it speaks of, and how that ended."""
+    """Transaction and verb of an entry that marks the end of a transaction."""
 
     txn: TransactionId
     verb: str
@@ -175,20 +174,20 @@ class EntryMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducedEntries:
-    """One producer's entries of one append, in order."""
+    """Entries of one producer in one append, in order."""
 
     entries: Sequence[NewEntry]
     producer: str | None = None
-    txn: TransactionId | None = None  # they are part of this open transaction
-    marks: Sequence[EntryMark] = ()  # of each entry, if they are markers
+    txn: TransactionId | None = None  # open transaction of the entries
+    marks: Sequence[EntryMark] = ()  # one for each entry, if the entries are transaction markers
 
 
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
-    """Write the parts one after the other as one segment.
+    """Encode the parts, in their order, as one segment.
 
     Args:
-        parts: At least one entry in all; the order is the order of entry ids.
-        publish_ms: The appender's clock, stored for every entry.
+        parts: Appends whose order is the order of entry ids.
+        publish_ms: Clock of the appender, stored for every entry.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
@@ -199,28 +198,27 @@ def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> byte
         "deliver_at_ms": [entry.deliver_at_ms for _, entry in rows],
         "producer": pa.array([producer for producer, _ in rows], pa.string()).dictionary_encode(),
         "sequence_id": [entry.sequence_id for _, entry in rows],
-        **_transactional(parts, len(rows)),
+        **_transaction_columns(parts, len(rows)),
         "key": [entry.key for _, entry in rows],
         "payload": [entry.payload for _, entry in rows],
         "properties": [list(entry.properties.items()) for _, entry in rows],
     }
-    named = [(columns[field.name], field.type) for field in entry_schema()]
-    arrays = [values if isinstance(values, pa.Array) else pa.array(values, kind) for values, kind in named]
+    values_by_column = [(columns[field.name], field.type) for field in entry_schema()]
+    arrays = [values if isinstance(values, pa.Array) else pa.array(values, kind) for values, kind in values_by_column]
     sink = io.BytesIO()
-    one_group = max(1, len(rows))  # its metadata has digests of the columns of one row group
+    rows_per_group = max(1, len(rows))  # one row group, because the metadata has digests of its columns
     pq.write_table(
-        pa.Table.from_arrays(arrays, schema=entry_schema()), sink, row_group_size=one_group, **PARQUET_OPTIONS
+        pa.Table.from_arrays(arrays, schema=entry_schema()), sink, row_group_size=rows_per_group, **PARQUET_OPTIONS
     )
     return sink.getvalue()
 
 
-def _transactional(parts: Sequence[ProducedEntries], rows: int) -> dict[str, object]:
-    """The columns that say which transaction an entry is of, or speaks of."""
+def _transaction_columns(parts: Sequence[ProducedEntries], rows: int) -> dict[str, object]:
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     if not any(part.txn or part.marks for part in parts):
-        nothing = pa.nulls(rows)
-        return {name: nothing.cast(entry_schema().field(name).type) for name in ("txn_tc", "txn_seq", "marker")}
+        nulls = pa.nulls(rows)
+        return {name: nulls.cast(entry_schema().field(name).type) for name in ("txn_tc", "txn_seq", "marker")}
     txns: list[TransactionId | None] = []
     verbs: list[str | None] = []
     for part in parts:
@@ -245,15 +243,15 @@ def decode_segment(
     """Read the named columns of a segment, in entry order.
 
     Args:
-        source: A seekable binary file; only the parts that hold the columns are read.
-        columns: Names out of `COLUMNS`.
-        name: What to call the object in an error.
-        footer: Where it is known already; otherwise it is read first.
-        prefetch: Whether to read neighbouring columns by one request; needless where they were fetched before.
-        check_pages: Whether to compare the checksum of each page; needless where the whole was compared.
+        source: A seekable binary file. Only the parts that hold the columns are read.
+        columns: Names from `COLUMNS`.
+        name: Name of the object in an error.
+        footer: Parsed footer. By default it is read first.
+        check_pages: Whether to compare the checksum of each page. Not needed after the whole object was compared.
+        prefetch: Whether to read neighbouring columns with one request. Not needed for fetched parts.
 
     Raises:
-        CorruptData: The bytes are no Parquet file, it lacks a column, or a page has another checksum than it says.
+        CorruptData: The object is no Parquet file, lacks a column, or has a page with a wrong checksum.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time

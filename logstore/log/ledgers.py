@@ -1,12 +1,10 @@
-"""Ledgers: whose they are, where their objects stand, how one LIST tells both, and what a segment says of its upload.
+"""Ledgers: their owners, the keys of their objects, and the metadata by which storage identifies an upload.
 
-Everything stored is a ledger, owned by one component, so that one deletion protocol and one reconciliation cover
-everything.
+Everything stored is a ledger of one component, so one deletion protocol and one reconciliation cover everything.
 
-A writer that loses a race uploads the same entries again under a later number. From the object alone nothing would tell
-the upload that was registered from those that were not; so each names its append, and what its writer saw registered,
-for the day on which no row of a catalog speaks of it. A *confirmation* is an upload without entries, which is never
-registered: it is there for what it says was registered.
+A writer that loses a race uploads the same entries again with a higher number. If the catalog is lost, storage must
+tell the registered upload from the others. So each upload names its append and what its writer saw as registered. A
+*confirmation* is an upload without entries, which states what was registered and is never registered itself.
 
 Source: PIP-186 (components and ledger types).
 """
@@ -24,7 +22,7 @@ from logstore.positions import LedgerId, TopicId
 
 
 class Component(StrEnum):
-    """The parts of the system that own ledgers. Stored by name."""
+    """Parts of the system that own ledgers. Stored by name."""
 
     MANAGED_LEDGER = "MANAGED_LEDGER"  # messages
     MANAGED_CURSOR = "MANAGED_CURSOR"  # acknowledgement state
@@ -34,14 +32,14 @@ class Component(StrEnum):
 
 
 class CopyKind(StrEnum):
-    """Which copy of a ledger: PIP-186's ledger type."""
+    """Copies of a ledger: PIP-186's ledger types."""
 
     LEDGER = "LEDGER"  # primary bucket
     OFFLOADED_LEDGER = "OFFLOADED_LEDGER"  # tiered bucket
 
 
 class LedgerState(StrEnum):
-    """CREATING (row exists) → OPEN (`meta.json` confirmed; takes segments) → CLOSED."""
+    """CREATING (row exists) → OPEN (`meta.json` confirmed; accepts segments) → CLOSED."""
 
     CREATING = "CREATING"
     OPEN = "OPEN"
@@ -49,7 +47,7 @@ class LedgerState(StrEnum):
 
 
 class CopyState(StrEnum):
-    """A copy is WRITING until its evidence was checked, then LIVE."""
+    """WRITING until the evidence of the copy was checked, then LIVE."""
 
     WRITING = "WRITING"
     LIVE = "LIVE"
@@ -57,13 +55,13 @@ class CopyState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOwner:
-    """Whose ledger it is: application, component, and every key that makes the component unique."""
+    """Owner of a ledger: application, component, and every key that makes the component unique."""
 
     application: str
     component: Component
     topic_id: TopicId
     topic: str  # encoded
-    keys: Mapping[str, str]  # of the component beyond its topic, e.g. {"cursor": "billing"}
+    keys: Mapping[str, str]  # identity within the topic, e.g. {"cursor": "billing"}
 
     @property
     def digest(self) -> str:
@@ -81,19 +79,19 @@ class LedgerOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatement:
-    """What storage itself says of a ledger: content of `meta.json`, and metadata of every object."""
+    """Identity of a ledger in storage: content of `meta.json`, and metadata of every object."""
 
     owner: LedgerOwner
     ledger_id: LedgerId
     created_us: int  # microseconds since 1970, catalog's clock
-    epoch: int  # of the catalog that created it
+    epoch: int  # of the catalog that created the ledger
 
     def to_json(self) -> bytes:
-        """The content of `meta.json`: one flat JSON object, keys sorted."""
+        """Return the content of `meta.json`: one flat JSON object, keys sorted."""
         return json.dumps(self.to_metadata(), sort_keys=True, indent=1).encode()
 
     def to_metadata(self) -> dict[str, str]:
-        """The same facts as S3 user metadata: ASCII names and values."""
+        """Return S3 user metadata. Names and values are ASCII."""
         fixed = {
             "application": self.owner.application,
             "component": self.owner.component.value,
@@ -107,10 +105,10 @@ class LedgerStatement:
 
     @staticmethod
     def from_metadata(fields: Mapping[str, str]) -> "LedgerStatement":
-        """Read back `to_metadata`.
+        """Parse the result of `to_metadata`.
 
         Raises:
-            CorruptData: A field is absent or not of its kind.
+            CorruptData: A field is absent or invalid.
         """
         try:
             owner = LedgerOwner(
@@ -131,16 +129,16 @@ class LedgerStatement:
 
 
 DIGEST_FIELD: Final = "sha256"
-"""Name under which a segment's own metadata holds the digest that its row has."""
+"""Name of the content's digest in the metadata of a segment."""
 
 
 def sha256_hex(content: bytes) -> str:
-    """SHA-256 of an object, hexadecimal, as its segment's row and its own metadata have it."""
+    """Return the SHA-256 of an object, hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def parse_meta_fields(content: bytes) -> dict[str, str]:
-    """The fields of any `meta.json`; what is no flat JSON object is shown as it begins."""
+    """Return the fields of a `meta.json`. Content that is no JSON object is returned, cut, as `unreadable`."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError):
@@ -151,118 +149,113 @@ def parse_meta_fields(content: bytes) -> dict[str, str]:
 
 
 SHARDS = 256
-"""Of the primary bucket; see `shard_prefix`."""
+"""Number of shards of the primary bucket."""
 
-_LEDGER = re.compile(r"ledgers/[0-9a-f]{2}/(?P<ledger>[0-7][0-9a-f]{15})/")
-_SEGMENT = re.compile(r"(?P<number>[0-9]{8})\.parquet")
-_META = re.compile(r"(?P<digest>[0-9a-f]{16})\.meta\.json")
+_LEDGER_FORM = re.compile(r"ledgers/[0-9a-f]{2}/(?P<ledger>[0-7][0-9a-f]{15})/")
+_SEGMENT_FORM = re.compile(r"(?P<number>[0-9]{8})\.parquet")
+_META_FORM = re.compile(r"(?P<digest>[0-9a-f]{16})\.meta\.json")
 
 
 def shard_prefix(shard: int) -> str:
-    """Prefix of every ledger whose id modulo 256 is `shard` (0 to 255 inclusive)."""
+    """Return the prefix of every ledger whose id modulo 256 is `shard`."""
     return f"ledgers/{shard:02x}/"
 
 
 def ledger_prefix(ledger_id: LedgerId) -> str:
-    """Prefix of every object of the ledger's primary copy; no other ledger's keys begin with it."""
+    """Return the prefix of every object of the ledger's primary copy, and of no other ledger's objects."""
     return f"{shard_prefix(ledger_id % SHARDS)}{ledger_id:016x}/"
 
 
 def meta_key(ledger_id: LedgerId, owner: LedgerOwner) -> str:
-    """Key of the ledger's own statement; its name carries the owner's digest, so LIST verifies it."""
+    """Return the key of the ledger's statement. It contains the owner's digest, so that a LIST verifies the owner."""
     return f"{ledger_prefix(ledger_id)}{owner.digest}.meta.json"
 
 
 def segment_key(ledger_id: LedgerId, number: int) -> str:
-    """Key of one segment; `number` is 0 to 99,999,999 inclusive."""
+    """Return the key of a segment. `number` is 0 to 99,999,999 inclusive."""
     return f"{ledger_prefix(ledger_id)}{number:08d}.parquet"
 
 
 def ledger_id_from_key(key: str) -> LedgerId | None:
-    """The ledger in whose prefix a key stands, or None when it is in none."""
-    found = _LEDGER.match(key)
-    ledger_id = LedgerId(int(found["ledger"], 16)) if found else None
+    """Return the ledger whose prefix a key has, or `None`."""
+    match = _LEDGER_FORM.match(key)
+    ledger_id = LedgerId(int(match["ledger"], 16)) if match else None
     return ledger_id if ledger_id is not None and key.startswith(ledger_prefix(ledger_id)) else None
 
 
 def owner_digest_from_key(key: str) -> str | None:
-    """The owner's digest in the name of a `meta.json`, or None when the key is something else."""
-    found = _META.fullmatch(key.rpartition("/")[2])
-    return found["digest"] if found else None
+    """Return the owner's digest in the key of a `meta.json`, or `None` for any other key."""
+    match = _META_FORM.fullmatch(key.rpartition("/")[2])
+    return match["digest"] if match else None
 
 
 def segment_number_from_key(key: str) -> int | None:
-    """The number of a segment's key, or None when the key is something else."""
-    found = _SEGMENT.fullmatch(key.rpartition("/")[2])
-    return int(found["number"]) if found else None
+    """Return the number in the key of a segment, or `None` for any other key."""
+    match = _SEGMENT_FORM.fullmatch(key.rpartition("/")[2])
+    return int(match["number"]) if match else None
 
 
 def require_named_topic(ledger_id: LedgerId, topic: str, named: str | None) -> None:
-    """Refuse a ledger that is of another topic than was named beside its id; None names any.
+    """Refuse a ledger whose topic is not the one that the caller named. `None` accepts any topic.
 
     Raises:
-        InvalidInput: They differ.
+        InvalidInput: The topics differ.
     """
     if named not in {None, topic}:
         raise InvalidInput("topic", expected=f"the topic of ledger {ledger_id}, {topic}", found=named)
 
 
 UPLOAD_ID_FIELD: Final = "append"
-"""Name under which the metadata holds the `SegmentUploadId`."""
+"""Name of the `SegmentUploadId` in the metadata."""
 
 EXTENT_FIELD: Final = "behind"
-"""Name under which the metadata holds the `RegisteredExtent`."""
+"""Name of the `RegisteredExtent` in the metadata."""
 
-_MARK: Final = re.compile(r"(?P<append>[0-9a-f]{32})-(?P<nth>[1-9][0-9]{0,8})")
-_BEHIND: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{1,18})")
+_UPLOAD_ID_FORM: Final = re.compile(r"(?P<append>[0-9a-f]{32})-(?P<nth>[1-9][0-9]{0,8})")
+_EXTENT_FORM: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{1,18})")
 
 
 class SegmentUploadId(NamedTuple):
-    """Which upload of which append; no other one bears it. Of an append only the last upload can be registered."""
+    """Unique id of an upload: its append and its number. Only the last upload of an append can be registered."""
 
     append_id: str  # 32 hexadecimal digits
-    number: int  # from 1, in the order in which they were made
+    number: int  # from 1, in order of upload
 
     def __str__(self) -> str:
-        """As metadata holds it."""
         return f"{self.append_id}-{self.number}"
 
     @staticmethod
     def parse(text: str | None) -> "SegmentUploadId | None":
-        """Read back `str(mark)`; None of anything else, as of an object from before there were marks."""
-        found = _MARK.fullmatch(text or "")
-        return SegmentUploadId(found["append"], int(found["nth"])) if found else None
+        """Parse `str(upload_id)`. Return `None` for any other text, as older objects have no upload id."""
+        match = _UPLOAD_ID_FORM.fullmatch(text or "")
+        return SegmentUploadId(match["append"], int(match["nth"])) if match else None
 
 
 class RegisteredExtent(NamedTuple):
-    """What was registered of the ledger when the upload was made: a later registration only adds to it."""
+    """Registered part of the ledger when the upload was made. Later registrations only add to it."""
 
-    last_segment: int  # no later registration is of this number or a lower one; -1: there is none
+    last_segment: int  # later registrations have higher numbers; -1 if nothing was registered
     entries: int  # of all registered segments
 
     def __str__(self) -> str:
-        """As metadata holds it."""
         return f"{self.last_segment}:{self.entries}"
 
     @staticmethod
     def parse(text: str | None) -> "RegisteredExtent | None":
-        """Read back `str(behind)`; None of anything else."""
-        found = _BEHIND.fullmatch(text or "")
-        return RegisteredExtent(int(found["segment"]), int(found["entries"])) if found else None
+        """Parse `str(extent)`. Return `None` for any other text."""
+        match = _EXTENT_FORM.fullmatch(text or "")
+        return RegisteredExtent(int(match["segment"]), int(match["entries"])) if match else None
 
 
 MIN_CONFIRMATION_GAP: Final = (1 << 16) + 1
 MAX_CONFIRMATION_GAP: Final = 2 << 16
-"""How far above the segment that it confirms a confirmation stands, both inclusive: more numbers than a ledger has
-segments, so that it takes no segment's number."""
+"""Distance from a segment's number to that of its confirmation, both bounds inclusive.
+
+It exceeds the number of segments of a ledger, so a confirmation takes no segment's number.
+"""
 
 
 def is_confirmation(number: int, metadata: Mapping[str, str]) -> bool:
-    """Whether an upload of that number is a confirmation by its own metadata, which name a segment far below it.
-
-    Args:
-        number: Of the object's key.
-        metadata: Of the object.
-    """
-    said = RegisteredExtent.parse(metadata.get(EXTENT_FIELD))
-    return said is not None and MIN_CONFIRMATION_GAP <= number - said.last_segment <= MAX_CONFIRMATION_GAP
+    """Return whether an upload is a confirmation: its metadata name a segment far below its own number."""
+    extent = RegisteredExtent.parse(metadata.get(EXTENT_FIELD))
+    return extent is not None and MIN_CONFIRMATION_GAP <= number - extent.last_segment <= MAX_CONFIRMATION_GAP

@@ -1,7 +1,7 @@
-"""What a topic knows of a producer's sequence ids, by which duplicates are told.
+"""Highest sequence ids of producers in a topic, which identify duplicates.
 
-Entries in an open transaction are stored for that transaction alone: whether they will ever be there is not known
-yet. So meanwhile nothing else is taken from their producer; and if the transaction aborts, they were never stored.
+Entries of an open transaction count for that transaction only, because it may still abort. Meanwhile the producer
+cannot append outside of it. If the transaction aborts, its entries were never stored.
 
 Source: Pulsar's message deduplication (highest sequence id persisted per producer); Kafka, where a transactional
 producer has one transaction at a time.
@@ -13,23 +13,23 @@ from logstore.transactions.transactions import TransactionId
 
 
 class ProducerSequence(NamedTuple):
-    """How far a producer's ids have come in a topic. Bounds are inclusive; -1: none."""
+    """Highest sequence ids of a producer in a topic, inclusive. -1 means none."""
 
-    committed: int = -1  # stored for good
-    last: int = -1  # the same, or stored in `txn`
-    txn: TransactionId | None = None  # open
+    committed: int = -1
+    last: int = -1  # `committed`, or stored in `txn`
+    txn: TransactionId | None = None  # open transaction
 
     @staticmethod
     def without_transaction(last: int) -> "ProducerSequence":
-        """Stored for good."""
+        """Return a sequence whose ids are all committed."""
         return ProducerSequence(last, last)
 
     def refuses(self, txn: TransactionId | None) -> bool:
-        """Whether new entries in this transaction, or in none, are not taken, because another one is open."""
+        """Return whether new entries of `txn`, or of none, are refused because another transaction is open."""
         return self.txn is not None and self.txn != txn
 
     def advance(self, last: int, txn: TransactionId | None) -> "ProducerSequence":
-        """Once entries up to `last` are stored in this transaction, or in none; they were not refused."""
+        """Return the sequence after entries up to `last` are stored in `txn`, or in none. They were not refused."""
         return (
             ProducerSequence.without_transaction(last) if txn is None else ProducerSequence(self.committed, last, txn)
         )

@@ -48,7 +48,7 @@ def hits(run: Callable[[], object]) -> dict[str, int]:
         for moment in ("before", "after", "reported_failed"):
             failpoints.arm(f"{effect}.{moment}", "fail", nth=_FAR)
     run()
-    found = {name: armed.hits for name, armed in failpoints._armed.items() if armed.hits}
+    found = {name: armed.hits for name, armed in failpoints._armed_by_point.items() if armed.hits}
     assert failpoints.disarm() == found.keys(), "a point was hit whose name is not in the source"
     return found
 
@@ -68,7 +68,7 @@ class Interruption:
     @property
     def happened(self) -> bool:
         """Whether it did, since it was armed."""
-        armed = failpoints._armed.get(self.point)
+        armed = failpoints._armed_by_point.get(self.point)
         return armed is not None and armed.hits >= self.nth
 
     def __str__(self) -> str:

@@ -163,7 +163,7 @@ class Worker:
     def __init__(self, world: RealWorld, name: str, *armed: str) -> None:
         """Start it, with failpoints armed, and wait until it polls."""
         self._process = ServiceProcess(name, StackHome.at(world.settings.home))
-        extra = world.settings.environment() | {failpoints.VARIABLE: ",".join(armed)}
+        extra = world.settings.environment() | {failpoints.ENVIRONMENT_VARIABLE: ",".join(armed)}
         self.pid = start_worker(world.settings, name=name, extra_env=extra)
 
     @property
@@ -257,7 +257,7 @@ def write_in_a_process(world: RealWorld, *armed: str) -> int:
     """
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.writer", str(world.settings.home / "writer.pickle")],
-        env={**os.environ, **world.settings.environment(), failpoints.VARIABLE: ",".join(armed)},
+        env={**os.environ, **world.settings.environment(), failpoints.ENVIRONMENT_VARIABLE: ",".join(armed)},
         capture_output=True,
         text=True,
         timeout=ENDS_WITHIN_S,

@@ -28,6 +28,6 @@ class Remembering(Programs[RealWorld]):
 
 
 if __name__ == "__main__":
-    failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
+    failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     programs = Remembering(RealWorld(load_settings({}, os.environ, Path.cwd()).settings), Path(sys.argv[1]))
     programs.drive(programs.write)

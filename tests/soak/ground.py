@@ -134,7 +134,7 @@ class Ground:
             with self._lock:
                 armed = self.plan.failpoints[self.lives % len(self.plan.failpoints)] if self.arming else ""
                 self.lives += 1
-            environment[failpoints.VARIABLE] = armed
+            environment[failpoints.ENVIRONMENT_VARIABLE] = armed
             identity = f"worker-{member.number}-{time.time_ns():x}"
             argv = ["workers", "--home", str(self.home), "worker", "run", "--worker-id", identity]
         elif member.role == REPLICA:

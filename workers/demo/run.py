@@ -127,7 +127,7 @@ def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoR
         # The worker kills itself half way, or at the first chunk if there is only one.
         chunks = sum(ceil(count / settings.deletion_chunk) for count in count_deletable_ledgers(topics, ledgers))
         death_chunk = max(1, min(_MAX_CHUNKS_BEFORE_DEATH, chunks // 2))
-        fatal_env = {failpoints.VARIABLE: f"storage.delete_data.after=kill@{death_chunk}", **_WORKER_ENV}
+        fatal_env = {failpoints.ENVIRONMENT_VARIABLE: f"storage.delete_data.after=kill@{death_chunk}", **_WORKER_ENV}
         first = pool.submit(start_worker, settings, name=_FIRST, extra_env=fatal_env, isolated=True, on_progress=say)
         written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
         first.result()
@@ -188,7 +188,7 @@ def _show_transactions_and_delays(settings: Settings, auditor: Auditor, say: Say
     with DelayedTopic(settings) as delayed_topic:
         asyncio.run(delayed_topic.seal_until_death(lambda: second.find_process() is None))
         say(f"{_SECOND} was killed by SIGKILL in the middle of the merge")
-        fatal_env = {failpoints.VARIABLE: DEATH_IN_BROADCAST, **_WORKER_ENV}
+        fatal_env = {failpoints.ENVIRONMENT_VARIABLE: DEATH_IN_BROADCAST, **_WORKER_ENV}
         start_worker(settings, name=_THIRD, extra_env=fatal_env, isolated=True, on_progress=say)
         delayed_topic.replace_consumer()
         say("committing one transaction and aborting another over three topics and a subscription")
@@ -231,7 +231,7 @@ async def _trim_through_a_crash(
     states = [state for state, _ in auditor.read_intents().values()]
     death = _WorkerDeath(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
     say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
-    fatal_env = {failpoints.VARIABLE: DEATH_IN_MERGE, **_WORKER_ENV}
+    fatal_env = {failpoints.ENVIRONMENT_VARIABLE: DEATH_IN_MERGE, **_WORKER_ENV}
     await asyncio.to_thread(start_worker, settings, name=_SECOND, extra_env=fatal_env, isolated=True, on_progress=say)
     say("waiting for the trims")
     return [await handle.result() for handle in handles], death

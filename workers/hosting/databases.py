@@ -130,7 +130,7 @@ def rebuild_catalog(
         WorkflowFailureError: The job failed, or a guard refused.
         ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
     """
-    failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
+    failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     require_stopped = None if take_over else partial(_require_no_workers_in_thread, settings)
     with open_rebuild(settings, list_buckets(settings), require_no_workers=require_stopped) as parts:
         request = RebuildCatalogInput(
@@ -343,7 +343,7 @@ def follow_records(
         WorkflowFailureError: The job failed, or a guard refused.
         ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer or refuse.
     """
-    failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
+    failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     with open_following(settings, bucket) as parts:
         return asyncio.run(_follow(settings, parts, seed=seed, watch=watch, say=say, on_progress=on_progress))
 

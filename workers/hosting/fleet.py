@@ -75,7 +75,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         CatalogMismatch: A bucket, the namespace or ZooKeeper's path belongs to another catalog.
         CatalogOutdated: The database is older than its record log, or another one has been rebuilt from the log.
     """
-    failpoints.arm_from_environment(os.environ.get(failpoints.VARIABLE))
+    failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     start_logs(level=settings.log_level)
     name = check_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
     if not queues or not all(queues):

@@ -1,13 +1,13 @@
-"""`offload-ledger`: a ledger has a tiered copy that was read back, or is gone.
+"""`offload-ledger`: the ledger has a tiered copy that was read back, or the ledger is gone.
 
-Destroys nothing a reader could miss: of attempts that lose, the objects that no reader was ever shown are left to
-deletion. Invariant: a copy is shown to readers only after storage was seen to hold all of it, and a ledger that is
-being offloaded is not deleted. To stop it, cancel or terminate it: what it has uploaded is deleted by the topic's next
-trims, a terminated one's once its time is over.
+It destroys nothing that a reader could miss: deletion removes the objects of lost attempts, which were never published.
+Invariant: a copy is published only after storage has proved all of it, and a ledger that is being offloaded is not
+deleted. To stop it, cancel or terminate it. The topic's next trims delete what it has uploaded; after a termination
+once the time of the attempt is over.
 
-1. Under a new uuid, upload the copy and check what storage holds; every retry is a new attempt.
-2. Publish it, unless another attempt or a delete came first.
-3. Where this attempt lost and the ledger is still listed, begin again.
+1. Under a new uuid, upload the copy and prove it. Every retry is a new attempt.
+2. Publish it, unless another attempt or a deletion came first.
+3. If this attempt lost and the ledger is still listed, begin again.
 
 Source: Pulsar's tiered storage; apache/pulsar#13219, #22839.
 """
@@ -30,7 +30,7 @@ with workflow.unsafe.imports_passed_through():
         OffloadPolicy,
     )
 
-_TURNS = 3  # uploads that were proved and lost to another attempt: it is at work, let it be
+_MAX_TURNS = 3  # uploads that were proved and lost to another attempt: it is at work, let it be
 
 
 def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
@@ -44,18 +44,17 @@ def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
 
 @workflow.defn(name="offload-ledger", versioning_behavior=VersioningBehavior.PINNED)
 class OffloadLedger:
-    """See the module's text."""
+    """Workflow `offload-ledger`."""
 
     def __init__(self) -> None:
-        """Begin at the first step."""
         self._progress = OffloadLedgerProgress(step="uploading")
 
     @workflow.run
     async def run(self, request: OffloadLedgerInput) -> OffloadLedgerResult:
-        """Do the numbered steps."""
+        """Upload and publish until a copy is LIVE or the ledger is gone."""
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Offloading ledger **{request.ledger_id}**")
-        for turn in range(1, _TURNS + 1):
+        for turn in range(1, _MAX_TURNS + 1):
             self._progress = OffloadLedgerProgress(step="uploading", turn=turn)
             upload = UploadInput(ledger_id=request.ledger_id, timeout_s=request.policy.timeout_s, topic=request.topic)
             done = await workflow.execute_activity_method(LedgerOffload.upload, upload, **_upload(request.policy))
@@ -63,12 +62,12 @@ class OffloadLedger:
             outcome = await self._publish(request.ledger_id, done)
             if outcome:
                 return self._ended(outcome, done)
-        message = f"ledger {request.ledger_id}: {_TURNS} uploads lost to other attempts"
+        message = f"ledger {request.ledger_id}: {_MAX_TURNS} uploads lost to other attempts"
         raise ApplicationError(message, type="OffloadOvertaken", non_retryable=True)
 
     @workflow.query
     def progress(self) -> OffloadLedgerProgress:
-        """Which step it is at."""
+        """Return the current step."""
         return self._progress
 
     async def _publish(self, ledger_id: int, done: UploadResult) -> OffloadOutcome | None:

@@ -1,16 +1,17 @@
-"""`offload-topic`: every closed ledger of a topic has a tiered copy; if asked, that is its only one.
+"""`offload-topic`: every closed ledger of a topic has a tiered copy, and on request no other.
 
-Destroys, only if asked, primary copies of ledgers whose tiered copy was proved; the ledgers stay listed and readable.
-Invariant: a ledger's only copy is never removed. To stop it, cancel it: uploads under way are given up, ledgers that
-are done stay done; a started `delete-ledgers` goes on by itself.
+It destroys, on request only, primary copies of ledgers whose tiered copy was proved. The ledgers stay listed and
+readable. Invariant: a ledger's only copy is never removed. To stop it, cancel it: running uploads are abandoned,
+offloaded ledgers stay offloaded, and a started `delete-ledgers` continues.
 
-For each thing that was asked, in turn:
+For each ask, in turn:
+
 1. Page by page, find closed ledgers without a tiered copy.
-2. Give each an `offload-ledger` of its own, `parallelism` at a time; one that fails keeps no other from going on.
-3. If asked, page by page: see that storage holds the tiered copies now, take the primary copies of these out of the
-   catalog (phase one), and run `delete-ledgers` on that batch (phase two).
+2. Run an `offload-ledger` for each, `parallelism` at a time. One that fails does not block the others.
+3. On request, page by page: prove the tiered copies, detach the primary copies (phase one), and run `delete-ledgers` on
+that batch (phase two).
 
-An ask that cannot be done is told in the result, and keeps no other from being done.
+The result contains asks that cannot be done. They do not block others.
 
 Source: Pulsar's tiered storage; PIP-186.
 """
@@ -51,13 +52,17 @@ with workflow.unsafe.imports_passed_through():
         OffloadTopicResult,
     )
 
-_PAGE = 50  # ledgers: some 400 events of history, then continue as new if the server suggests it
-_REMOVAL_PAGE = 500  # ledgers: two requests to storage each, well within the timeout even of one that hardly answers
-_MOST_WAITING = 100_000  # bytes of asks: with samples they are carried on in one payload, well under the 256 KB from
+_LEDGERS_PER_PAGE = 50  # ledgers: some 400 events of history, then continue as new if the server suggests it
+_LEDGERS_PER_REMOVAL = (
+    500  # ledgers: two requests to storage each, well within the timeout even of one that hardly answers
+)
+_MAX_WAITING_BYTES = (
+    100_000  # bytes of asks: with samples they are carried on in one payload, well under the 256 KB from
+)
 # which servers warn (temporalio/sdk-python#1285)
-_ID_BYTES = 20  # of one id in JSON, with its comma
-_ASK_BYTES = 100  # of one ask without its texts and ids
-_SAMPLE = 20  # of what went wrong, of each kind: told by name, and small however much did
+_BYTES_PER_ID = 20  # of one id in JSON, with its comma
+_BYTES_PER_ASK = 100  # of one ask without its texts and ids
+_MAX_NAMED_PROBLEMS = 20  # of what went wrong, of each kind: told by name, and small however much did
 _REMOVAL: workflow.ActivityConfig = {
     **options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # a page of copies proved, by a store that is slow to answer
@@ -66,11 +71,10 @@ _REMOVAL: workflow.ActivityConfig = {
 
 @workflow.defn(name="offload-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class OffloadTopic:
-    """See the module's text."""
+    """Workflow `offload-topic`."""
 
     @workflow.init
     def __init__(self, request: OffloadTopicInput) -> None:
-        """Start from what an earlier run carried over."""
         self._request = request
         self._asks = list(request.asks)
         self._after = request.after
@@ -80,7 +84,7 @@ class OffloadTopic:
 
     @workflow.run
     async def run(self, request: OffloadTopicInput) -> OffloadTopicResult:
-        """Do the numbered steps for everything that was asked."""
+        """Serve the asks in turn."""
         search_attributes.ensure_topic(request.topic)
         while self._asks:
             try:
@@ -88,33 +92,35 @@ class OffloadTopic:
             except (ActivityError, ChildWorkflowError) as error:
                 if workflow.cancellation_reason() is not None:
                     raise
-                self._refuse(_sentence(error))
+                self._refuse(_describe_error(error))
             self._asks.pop(0)
             self._after = self._removed_after = -1
         return self._result
 
     @workflow.signal
     def ask(self, ask: OffloadAsk) -> None:
-        """Ask for more of the same topic; done after what was asked before. Refused where too much is waiting."""
-        waiting = sum(map(_weight, self._asks))
-        if waiting + _weight(ask) > _MOST_WAITING:
-            reason = f"{waiting:,} bytes of asks are waiting, expected at most {_MOST_WAITING:,} with this one"
+        """Add an ask for the same topic. It is refused if too many bytes of asks are waiting."""
+        waiting = sum(map(_size_of_ask, self._asks))
+        if waiting + _size_of_ask(ask) > _MAX_WAITING_BYTES:
+            reason = f"{waiting:,} bytes of asks are waiting, expected at most {_MAX_WAITING_BYTES:,} with this one"
             self._refuse(f"asked by {ask.actor[:100]}: {reason}; ask again later")
         else:
             self._asks.append(ask)
 
     @workflow.query
     def progress(self) -> OffloadTopicResult:
-        """What was done so far."""
+        """Return the result so far."""
         return self._result
 
     def _refuse(self, reason: str) -> None:
-        """Tell of an ask that was not done, or not to its end."""
+        """Record an ask that was not done, or not completely."""
         before = self._result
-        self._result = replace(before, refused=before.refused + 1, refusals=[*before.refusals, reason[:500]][:_SAMPLE])
+        self._result = replace(
+            before, refused=before.refused + 1, refusals=[*before.refusals, reason[:500]][:_MAX_NAMED_PROBLEMS]
+        )
 
     async def _serve(self, ask: OffloadAsk) -> None:
-        while (ids := _page(ask.ledger_ids, self._after, _PAGE)) != []:
+        while (ids := _next_ids(ask.ledger_ids, self._after, _LEDGERS_PER_PAGE)) != []:
             page = await self._next_page(ids)
             self._result = replace(self._result, gone=self._result.gone + page.gone)
             await asyncio.gather(*(self._offload(ledger_id) for ledger_id in page.ledger_ids))
@@ -141,7 +147,7 @@ class OffloadTopic:
         page = CandidatesInput(
             topic_id=self._request.topic_id,
             after=self._after,
-            limit=_PAGE,
+            limit=_LEDGERS_PER_PAGE,
             ledger_ids=ids,
             check=ids is not None,
             topic=self._request.topic,
@@ -159,19 +165,21 @@ class OffloadTopic:
                 if workflow.cancellation_reason() is not None:  # ours, not that of the child alone
                     raise
                 before = self._result
-                told = (
-                    before.errors if len(before.errors) >= _SAMPLE else {**before.errors, ledger_id: _sentence(error)}
+                errors = (
+                    before.errors
+                    if len(before.errors) >= _MAX_NAMED_PROBLEMS
+                    else {**before.errors, ledger_id: _describe_error(error)}
                 )
-                self._result = replace(before, failed=before.failed + 1, errors=told)
+                self._result = replace(before, failed=before.failed + 1, errors=errors)
 
-    def _add(self, done: OffloadLedgerResult) -> None:
-        before, uploaded = self._result, done.outcome is OffloadOutcome.OFFLOADED
+    def _add(self, result: OffloadLedgerResult) -> None:
+        before, is_uploaded = self._result, result.outcome is OffloadOutcome.OFFLOADED
         self._result = replace(
             before,
-            offloaded=before.offloaded + uploaded,
-            already=before.already + (done.outcome is OffloadOutcome.ALREADY),
-            gone=before.gone + (done.outcome is OffloadOutcome.GONE),
-            size_bytes=before.size_bytes + done.size_bytes * uploaded,
+            offloaded=before.offloaded + is_uploaded,
+            already=before.already + (result.outcome is OffloadOutcome.ALREADY),
+            gone=before.gone + (result.outcome is OffloadOutcome.GONE),
+            size_bytes=before.size_bytes + result.size_bytes * is_uploaded,
         )
 
     async def _child(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
@@ -191,10 +199,10 @@ class OffloadTopic:
         )
 
     async def _remove_primaries(self, ask: OffloadAsk) -> None:
-        while (ids := _page(ask.ledger_ids, self._removed_after, _REMOVAL_PAGE)) != []:
-            found = await self._remove_page(ask, ids)
-            if found.next_after is not None:
-                self._removed_after = found.next_after
+        while (ids := _next_ids(ask.ledger_ids, self._removed_after, _LEDGERS_PER_REMOVAL)) != []:
+            page_result = await self._remove_page(ask, ids)
+            if page_result.next_after is not None:
+                self._removed_after = page_result.next_after
             elif ids is None:
                 return
             else:
@@ -204,7 +212,7 @@ class OffloadTopic:
 
     async def _remove_page(self, ask: OffloadAsk, ids: list[int] | None) -> RemovePrimariesResult:
         batch_id = f"{self._request.topic_id}-{workflow.uuid4().hex[:12]}"
-        found = await workflow.execute_activity_method(
+        page_result = await workflow.execute_activity_method(
             LedgerOffload.remove_primaries,
             RemovePrimariesInput(
                 topic_id=self._request.topic_id,
@@ -214,22 +222,22 @@ class OffloadTopic:
                 reason=ask.reason,
                 ledger_ids=ids,
                 after=self._removed_after,
-                limit=_REMOVAL_PAGE,
+                limit=_LEDGERS_PER_REMOVAL,
             ),
             **_REMOVAL,
         )
-        if found.intents:
-            progress = DeleteLedgersProgress(intents=found.intents, detached=found.ledgers)
-            await self._phase_two(ask, batch_id, found.catalog_epoch, progress)
+        if page_result.intents:
+            progress = DeleteLedgersProgress(intents=page_result.intents, detached=page_result.ledgers)
+            await self._phase_two(ask, batch_id, page_result.catalog_epoch, progress)
         before = self._result
         self._result = replace(
             before,
-            removed=before.removed + found.ledgers,
-            unproved=before.unproved + found.unproved,
-            doubts=dict([*before.doubts.items(), *found.doubts.items()][:_SAMPLE]),
+            removed=before.removed + page_result.ledgers,
+            unproved=before.unproved + page_result.unproved,
+            doubts=dict([*before.doubts.items(), *page_result.doubts.items()][:_MAX_NAMED_PROBLEMS]),
         )
         self._show()
-        return found
+        return page_result
 
     async def _phase_two(self, ask: OffloadAsk, batch_id: str, epoch: int, progress: DeleteLedgersProgress) -> None:
         batch = DeleteLedgersInput(
@@ -243,30 +251,30 @@ class OffloadTopic:
             carried=progress,
         )
         summary = f"{progress.intents} primary copies of {self._request.topic}"
-        done = await (await batches.start_batch(batch, summary=summary))
-        self._result = replace(self._result, outcomes=batches.add_counts(self._result.outcomes, done.outcomes))
+        deleted = await (await batches.start_batch(batch, summary=summary))
+        self._result = replace(self._result, outcomes=batches.add_counts(self._result.outcomes, deleted.outcomes))
 
     def _show(self) -> None:
-        done = self._result
+        result = self._result
         workflow.set_current_details(
-            f"{done.offloaded:,} ledgers offloaded, {done.size_bytes:,} bytes; {done.failed:,} failed; "
-            f"{done.removed:,} primary copies removed, {done.unproved:,} kept: their tiered copy was not proved"
+            f"{result.offloaded:,} ledgers offloaded, {result.size_bytes:,} bytes; {result.failed:,} failed; "
+            f"{result.removed:,} primary copies removed, {result.unproved:,} kept: their tiered copy was not proved"
         )
 
 
-def _page(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | None:
-    """The next of the ids asked for; None: of all there are."""
-    return None if ledger_ids is None else sorted({one for one in ledger_ids if one > after})[:limit]
+def _next_ids(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | None:
+    """Return the next requested ids, or `None` for all ledgers."""
+    return None if ledger_ids is None else sorted({ledger_id for ledger_id in ledger_ids if ledger_id > after})[:limit]
 
 
-def _weight(ask: OffloadAsk) -> int:
-    """Bytes, about, that the ask takes where it is carried on."""
+def _size_of_ask(ask: OffloadAsk) -> int:
+    """Return the approximate size in bytes of the ask in a payload."""
     texts = len(ask.actor.encode()) + len(ask.reason.encode())
-    return _ASK_BYTES + texts + _ID_BYTES * len(ask.ledger_ids or ())
+    return _BYTES_PER_ASK + texts + _BYTES_PER_ID * len(ask.ledger_ids or ())
 
 
-def _sentence(error: BaseException) -> str:
-    """The innermost cause that says something."""
+def _describe_error(error: BaseException) -> str:
+    """Return type and message of the innermost cause."""
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

@@ -1,4 +1,4 @@
-"""What travels to and from the offload workflows, and by which names and ids programs know them."""
+"""Inputs, results, names and ids of the offload workflows."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -9,7 +9,7 @@ from workflows.jobs import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadPolicy:
-    """How offload works; set from the settings of its starter."""
+    """Limits of offload, from the settings of the starter."""
 
     timeout_s: int = 45 * 60  # of one attempt
     attempts: int = 5  # of one upload, before the workflow fails
@@ -18,7 +18,7 @@ class OffloadPolicy:
 
 
 class OffloadOutcome(StrEnum):
-    """How the offload of one ledger ended."""
+    """Outcome of offloading one ledger."""
 
     OFFLOADED = "OFFLOADED"  # by this run
     ALREADY = "ALREADY"  # by an earlier one; its objects were looked at again
@@ -27,14 +27,14 @@ class OffloadOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadLedgerInput:
-    """Which ledger."""
+    """Input of `offload-ledger`."""
 
     ledger_id: int
     topic: str  # encoded; the ledger's topic must bear it
     policy: OffloadPolicy = field(default_factory=OffloadPolicy)
 
     def details(self) -> str:
-        """What the job will do, and the command that shows how far it is; its *static details*."""
+        """Return the *static details*: what the job does, and the command that shows its progress."""
         return (
             f"Copies ledger {self.ledger_id} to the tiered bucket, and `sexton ledger explain {self.ledger_id}` "
             "shows its copies."
@@ -43,7 +43,7 @@ class OffloadLedgerInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadLedgerResult:
-    """How it ended, and what storage was seen to hold."""
+    """Outcome, and the proven content of storage."""
 
     outcome: OffloadOutcome
     uuid: str = ""
@@ -54,7 +54,7 @@ class OffloadLedgerResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadLedgerProgress:
-    """Where the offload of one ledger is."""
+    """Progress of offloading one ledger."""
 
     step: str  # uploading, publishing, ended
     turn: int = 1
@@ -63,7 +63,7 @@ class OffloadLedgerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadAsk:
-    """What a request asks for: which ledgers of the topic, and whether primary copies go."""
+    """Request: ledgers of the topic, and whether their primary copies are removed."""
 
     actor: str
     reason: str
@@ -73,7 +73,7 @@ class OffloadAsk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadTopicResult:
-    """What was done for all that was asked; counts of ledgers."""
+    """Result of all asks, in numbers of ledgers."""
 
     offloaded: int = 0
     already: int = 0  # by another run, meanwhile
@@ -92,7 +92,7 @@ class OffloadTopicResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadTopicInput:
-    """Which topic. What is asked comes here or by the signal `ask`."""
+    """Input of `offload-topic`. Asks are in it or come by the signal `ask`."""
 
     topic_id: int
     topic: str  # encoded; for filters and people
@@ -104,7 +104,7 @@ class OffloadTopicInput:
     carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
 
     def details(self) -> str:
-        """What the job will do, and the command that shows how far it is; its *static details*."""
+        """Return the *static details*: what the job does, and the command that shows its progress."""
         return (
             f"Copies closed ledgers of `{self.topic}` to the tiered bucket, and `sexton ledger list {self.topic}` "
             "shows which copies each has."

@@ -1,8 +1,8 @@
 """Group commit in SQL: many small writes in one transaction of set-based statements.
 
-Every row that a write depends on is locked first, in the order topic, ledger, sequence, transaction, cursor and by key
-within each; then each write is decided under those locks, and then all are written. So a batch either registers a
-segment because all of its conditions hold, or answers why not.
+All rows that the writes depend on are locked first, in the order topic, ledger, sequence, transaction, cursor, and by
+key within each. Then each write is decided under those locks, and all are written. So a batch either registers a
+segment because all conditions hold, or returns the error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import BIG, Statement, bulk_parameter, dataclass_from_row
 from infra.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
 from infra.catalog.log.ledgers import epoch
-from infra.catalog.log.producer_rows import Key, lock_sequences, put_sequences
+from infra.catalog.log.producer_rows import ProducerKey, lock_sequences, put_sequences
 from infra.catalog.log.topic_rows import add_share_lock
 from infra.catalog.transactions.buffer_rows import hide_entries, insert_ranges
 from infra.catalog.transactions.deciding import begin_transactions, end_transactions
@@ -56,25 +56,25 @@ class SqlCommits(CatalogAdapter):
 
     @writes("catalog.group_commit")
     def commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
-        registrations, ends = _of(writes, RegisterSegment), _of(writes, EndTransaction)
-        locked = _lock(connection, registrations) if registrations else None
+        registrations, ends = _writes_of_kind(writes, RegisterSegment), _writes_of_kind(writes, EndTransaction)
+        locked = _lock_rows(connection, registrations) if registrations else None
         transactions = lock_transactions(connection, _find_transactions(writes))
         states = {txn: TransactionState(row.state) for txn, row in transactions.items()}
-        begins, acknowledgements = _of(writes, BeginTransaction), _of(writes, Acknowledge)
-        cursors = {(one.topic_id, one.subscription) for one in acknowledgements}
-        now = self._db.now_us(connection) if begins or ends else 0  # asked under the locks; appends need no clock
-        answers: dict[type[Write], Iterator[WriteResult]] = {
+        begins, acknowledgements = _writes_of_kind(writes, BeginTransaction), _writes_of_kind(writes, Acknowledge)
+        cursors = {(acknowledgement.topic_id, acknowledgement.subscription) for acknowledgement in acknowledgements}
+        now_us = self._db.now_us(connection) if begins or ends else 0  # asked under the locks; appends need no clock
+        results_by_kind: dict[type[Write], Iterator[WriteResult]] = {
             RegisterSegment: iter(_register_all(connection, locked, registrations, states) if locked else ()),
-            BeginTransaction: iter(begin_transactions(connection, begins, now_us=now)),
+            BeginTransaction: iter(begin_transactions(connection, begins, now_us=now_us)),
             EndTransaction: iter(
-                end_transactions(connection, ends, transactions, states, next_cursors=cursors, now_us=now)
+                end_transactions(connection, ends, transactions, states, next_cursors=cursors, now_us=now_us)
             ),
             Acknowledge: iter(acknowledge_all(connection, acknowledgements, states)),
         }
-        return [next(answers[type(write)]) for write in writes]
+        return [next(results_by_kind[type(write)]) for write in writes]
 
 
-def _of(writes: Sequence[Write], kind: type[W]) -> list[W]:
+def _writes_of_kind(writes: Sequence[Write], kind: type[W]) -> list[W]:
     return [write for write in writes if isinstance(write, kind)]
 
 
@@ -91,8 +91,8 @@ def _find_transactions(writes: Sequence[Write]) -> set[TransactionId]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Ledger:
-    """A locked ledger row, as this batch changes it."""
+class _LockedLedger:
+    """Locked row of a ledger, with the changes of this batch."""
 
     topic_id: int
     state: str
@@ -103,141 +103,160 @@ class _Ledger:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Locked:
+class _LockedRows:
     """Locked rows that the registrations of a batch depend on. Only ACTIVE topics are locked."""
 
     epoch: int
     topics: dict[int, str]
     names: dict[int, str]
-    ledgers: dict[int, _Ledger]
-    sequences: dict[Key, ProducerSequence]
+    ledgers: dict[int, _LockedLedger]
+    sequences: dict[ProducerKey, ProducerSequence]
     segments: list[tuple[int, int, int, int, int, str | None, int]] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
     delayed: dict[int, int] = field(default_factory=dict)  # topic -> entries with a delivery time
-    advanced: dict[Key, ProducerSequence] = field(default_factory=dict)
+    advanced: dict[ProducerKey, ProducerSequence] = field(default_factory=dict)
 
 
 def _register_all(
     connection: Connection,
-    locked: _Locked,
+    locked: _LockedRows,
     writes: Sequence[RegisterSegment],
     transactions: Mapping[TransactionId, TransactionState],
 ) -> list[WriteResult]:
-    """Decide registrations in order; a refused one leaves its ledger and its producers as they were."""
-    results = [_decide(locked, write, transactions) for write in writes]
+    """Decide registrations in order. A refused one does not change its ledger and its producers."""
+    results = [_decide_registration(locked, write, transactions) for write in writes]
     if locked.segments:
-        grown = [(one, *(getattr(locked.ledgers[one], name) for name in GROWING_COLUMNS)) for one in locked.touched]
-        insert_segments(connection, locked.segments, grown)
-    buffer = [
+        rows = [
+            (ledger_id, *(getattr(locked.ledgers[ledger_id], name) for name in GROWING_COLUMNS))
+            for ledger_id in locked.touched
+        ]
+        insert_segments(connection, locked.segments, rows)
+    registered = [
         (write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, RegisterSegmentResult)
     ]
-    _buffer(
-        connection, locked, [(write, one.first_entry) for write, one in buffer if write.transactions or write.markers]
+    _add_to_buffers(
+        connection,
+        locked,
+        [(write, result.first_entry) for write, result in registered if write.transactions or write.markers],
     )
     put_sequences(connection, locked.advanced)
     if locked.delayed:
         count_delayed(connection, locked.delayed)
-    # of one that is OPEN the primary copy stands for certain: no deletion can have looked for the last time
-    standing = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
-    late = {write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in standing}
-    if late:
-        reopen_late(connection, late, epoch=locked.epoch)
+    # an OPEN ledger has its primary copy, so no deletion can have searched storage for the last time
+    open_ledgers = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
+    late_ledgers = {
+        write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in open_ledgers
+    }
+    if late_ledgers:
+        reopen_late(connection, late_ledgers, epoch=locked.epoch)
     return results
 
 
-def _lock(connection: Connection, writes: Sequence[RegisterSegment]) -> _Locked:
-    """Lock topics, then ledgers, then sequences, each by key: two batches that do the same cannot deadlock."""
-    locks = _locks(connection.dialect.name)
-    asked = {write.topic_id for write in writes}
-    topics = locks.topics.execute(connection, {(topic_id,) for topic_id in asked}).all()
+def _lock_rows(connection: Connection, writes: Sequence[RegisterSegment]) -> _LockedRows:
+    """Lock topics, then ledgers, then sequences, each by key, so that two batches cannot deadlock."""
+    locks = _lock_statements(connection.dialect.name)
+    topic_ids = {write.topic_id for write in writes}
+    topics = locks.topics.execute(connection, {(topic_id,) for topic_id in topic_ids}).all()
     states = {row.topic_id: row.state for row in topics}
     ledgers = locks.ledgers.execute(connection, {(write.ledger_id,) for write in writes}).all()
     pairs = {(write.topic_id, part.producer) for write in writes for part in write.producers}
     sequences = lock_sequences(connection, pairs)
-    t_, inactive = t.topic.c, asked - states.keys()
+    topic_columns, inactive = t.topic.c, topic_ids - states.keys()
     if inactive:
-        found = connection.execute(select(t_.topic_id, t_.state).where(t_.topic_id.in_(inactive)))
-        states |= {row.topic_id: row.state for row in found}
-    return _Locked(
+        rows = connection.execute(
+            select(topic_columns.topic_id, topic_columns.state).where(topic_columns.topic_id.in_(inactive))
+        )
+        states |= {row.topic_id: row.state for row in rows}
+    return _LockedRows(
         epoch=(topics and topics[0].epoch) or epoch(connection),  # topics without one: the row is lost
         topics=states,
         names={row.topic_id: row.name for row in topics},
-        ledgers={row.ledger_id: dataclass_from_row(_Ledger, row) for row in ledgers},
+        ledgers={row.ledger_id: dataclass_from_row(_LockedLedger, row) for row in ledgers},
         sequences=sequences,
     )
 
 
-def _buffer(connection: Connection, locked: _Locked, writes: Sequence[tuple[RegisterSegment, int]]) -> None:
-    """Add what is transactional in registered segments, each with its first entry, to the buffers of their topics."""
+def _add_to_buffers(connection: Connection, locked: _LockedRows, writes: Sequence[tuple[RegisterSegment, int]]) -> None:
+    """Add transactional entries and markers of registered segments to the buffers of their topics."""
     if not writes:
         return
-    ranges, hidden, joined = [], dict[LedgerId, BitMap](), set()
-    for write, first in writes:
-        for one in write.transactions:
-            row = (write.ledger_id, first + one.offset, one.entries, write.topic_id, one.txn.tc_id, one.txn.sequence)
+    ranges, hidden, participants = [], dict[LedgerId, BitMap](), set()
+    for write, first_entry in writes:
+        for part in write.transactions:
+            row = (
+                write.ledger_id,
+                first_entry + part.offset,
+                part.entries,
+                write.topic_id,
+                part.txn.tc_id,
+                part.txn.sequence,
+            )
             ranges.append(row)
-            joined.add((one.txn, Participant(write.topic_id), locked.names[write.topic_id]))
+            participants.add((part.txn, Participant(write.topic_id), locked.names[write.topic_id]))
         if write.markers:
-            bits = BitMap(first + offset for offset in write.markers)
+            bits = BitMap(first_entry + offset for offset in write.markers)
             hidden[write.ledger_id] = hidden.get(write.ledger_id, BitMap()) | bits
-    insert_participants(connection, joined)
+    insert_participants(connection, participants)
     insert_ranges(connection, ranges)
     hide_entries(connection, {write.ledger_id: write.topic_id for write, _ in writes}, hidden)
 
 
-def _decide(
-    locked: _Locked, write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
+def _decide_registration(
+    locked: _LockedRows, write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
 ) -> WriteResult:
-    ledger, keys = locked.ledgers.get(write.ledger_id), {(write.topic_id, one.producer) for one in write.producers}
-    refused = write.refusal(
+    ledger = locked.ledgers.get(write.ledger_id)
+    keys = {(write.topic_id, advance.producer) for advance in write.producers}
+    refusal = write.refusal(
         epoch=locked.epoch,
         topic=locked.topics.get(write.topic_id),
         ledger=LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
         sequences={key[1]: locked.sequences[key] for key in keys & locked.sequences.keys()},
     ) or _transaction_refusal(write, transactions)
-    if refused or ledger is None:  # what no list has is refused
-        return refused or LedgerFenced(f"ledger {write.ledger_id}: expected one in a list")
-    first = ledger.entries
+    if refusal or ledger is None:  # an unlisted ledger is refused
+        return refusal or LedgerFenced(f"ledger {write.ledger_id}: expected one in a list")
+    first_entry = ledger.entries
     ledger.entries += write.entries
     ledger.size_bytes += write.size_bytes
     ledger.segments += 1
     ledger.last_segment = write.number
     locked.touched.add(write.ledger_id)
     locked.segments.append(
-        (write.ledger_id, write.number, first, write.entries, write.size_bytes, write.sha256, write.delayed)
+        (write.ledger_id, write.number, first_entry, write.entries, write.size_bytes, write.sha256, write.delayed)
     )
     if write.delayed:
         locked.delayed[write.topic_id] = locked.delayed.get(write.topic_id, 0) + write.delayed
     for part in write.producers:
         key = (write.topic_id, part.producer)
-        known = locked.sequences.get(key, ProducerSequence())
-        locked.sequences[key] = locked.advanced[key] = known.advance(part.last, part.txn)
-    return RegisterSegmentResult(first_entry=first, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes)
+        sequence = locked.sequences.get(key, ProducerSequence())
+        locked.sequences[key] = locked.advanced[key] = sequence.advance(part.last, part.txn)
+    return RegisterSegmentResult(
+        first_entry=first_entry, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes
+    )
 
 
 def _transaction_refusal(
     write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
 ) -> SextonError | None:
-    """The last condition: a writer that meets it takes those entries out and stores the others."""
-    for one in write.transactions:
-        state = transactions.get(one.txn)
+    """Return an error if a transaction is not open. The writer then removes its entries and appends the others."""
+    for part in write.transactions:
+        state = transactions.get(part.txn)
         if state is None:
-            return TransactionNotOpen(str(one.txn), doing="append", state="no such transaction")
+            return TransactionNotOpen(str(part.txn), doing="append", state="no such transaction")
         if state is not TransactionState.OPEN:
-            return TransactionNotOpen(str(one.txn), doing="append", state=state.value)
+            return TransactionNotOpen(str(part.txn), doing="append", state=state.value)
     return None
 
 
-class _Locks(NamedTuple):
-    """The locks of an append, in this order."""
+class _LockStatements(NamedTuple):
+    """Locks of an append, in this order."""
 
     topics: Statement  # those that are ACTIVE, share-locked, with the catalog's epoch
     ledgers: Statement  # locked, listed ones only, with the topic of their list
 
 
 @cache
-def _locks(dialect: str) -> _Locks:
-    """Built once for `sqlite` or `postgresql`."""
+def _lock_statements(dialect: str) -> _LockStatements:
+    """Return the statements for `sqlite` or `postgresql`."""
     topics, ledgers = (
         bulk_parameter(dialect, "asked", {"topic_id": BIG}),
         bulk_parameter(dialect, "asked", {"ledger_id": BIG}),
@@ -253,7 +272,7 @@ def _locks(dialect: str) -> _Locks:
         t.ledger_list.c.topic_id,
     )
     of_ledgers = select(*columns).join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).where(*listed)
-    return _Locks(
+    return _LockStatements(
         topics=Statement(sql=add_share_lock(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),
         ledgers=Statement(sql=of_ledgers.order_by(t.ledger.c.ledger_id).with_for_update(of=t.ledger), rows=ledgers),
     )

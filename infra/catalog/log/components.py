@@ -1,4 +1,4 @@
-"""Ledgers of components in SQL: their lists, made on demand, and how a ledger joins and leaves one."""
+"""Ledgers of components in SQL: their lists, creation, publication and retirement."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
     Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
 }
-"""Components whose ledgers are in use where a row names them, a place in the list or not; and that row's column."""
+"""Column that refers to a used ledger, for components whose ledgers are used by reference and not by place."""
 
 
 _LEDGERS_PER_PAGE: Final = 1_000  # a megabyte of rows, and a hundredth of a second of the database
@@ -59,13 +59,14 @@ class SqlComponents(CatalogAdapter):
     def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
         lists = self._db.read(lambda connection: _lists(connection, topic_id, component))
         data = Component.MANAGED_LEDGER
-        alone = [[found] for found in lists if found.component is data]  # its ledgers have no bound, others have few
-        rest = [found for found in lists if found.component is not data]
-        together = [rest[at : at + _LISTS_PER_READ] for at in range(0, len(rest), _LISTS_PER_READ)]
-        for chunk in (*alone, *together):
+        # The data list has any number of ledgers, and other lists have few.
+        single_chunks = [[owned_list] for owned_list in lists if owned_list.component is data]
+        other_lists = [owned_list for owned_list in lists if owned_list.component is not data]
+        other_chunks = [other_lists[at : at + _LISTS_PER_READ] for at in range(0, len(other_lists), _LISTS_PER_READ)]
+        for chunk in (*single_chunks, *other_chunks):
             yield from self._pages_of(topic_id, chunk)
 
-    def _pages_of(self, topic_id: TopicId, chunk: "Sequence[_List]") -> Iterator[Sequence[Ledger]]:
+    def _pages_of(self, topic_id: TopicId, chunk: "Sequence[_OwnedList]") -> Iterator[Sequence[Ledger]]:
         limit = _LEDGERS_PER_PAGE if chunk[0].component is Component.MANAGED_LEDGER else None
 
         def read(after: int) -> list[Ledger]:
@@ -78,7 +79,10 @@ class SqlComponents(CatalogAdapter):
 
 
 def share_lock_newborn_topic(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
-    """The topic under a share lock; None when it was deleted, and what the creator stored since is looked at again."""
+    """Return the topic under a share lock, or `None` if it was deleted.
+
+    Then storage is searched again for what the creator stored since.
+    """
     try:
         return read_topic(connection, topic_id, share=True)
     except UnknownObject:
@@ -87,26 +91,26 @@ def share_lock_newborn_topic(connection: Connection, topic_id: TopicId, ledger_i
 
 
 def read_newborn(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
-    """The row of a ledger that its creator wants to publish, or None when it was taken for abandoned.
+    """Return the row of a ledger that its creator wants to publish, or `None` if it was abandoned.
 
-    What the creator has put into storage since is then looked at again.
+    Then storage is searched again for what the creator stored since.
 
     Args:
-        connection: In a writing transaction that holds the lock of the list.
-        ledger_id: The newborn, or a ledger that was published already.
-        list_id: Its list.
+        connection: Connection in a writing transaction that holds the lock of the list.
+        ledger_id: Newborn, or a ledger that was published already.
+        list_id: List of the ledger.
     """
     query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
-    found = connection.execute(query).first()
-    if found is None:
+    row = connection.execute(query).first()
+    if row is None:
         reopen_intent(connection, ledger_id)
-    return found
+    return row
 
 
 def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
-    """Replace a component's ledger by an intent that no workflow works on yet, and say so in the audit log.
+    """Replace a component's ledger by an audited intent without a workflow.
 
-    A trim of the topic or a sweep takes the intent up, whatever became of that process (apache/pulsar#982).
+    A trim of the topic or a sweep processes the intent, even if this process dies (apache/pulsar#982).
     """
     durable = is_durable(Ending.UPKEEP, topic=topic.durable_delete)
     file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us, durable=durable)
@@ -123,44 +127,57 @@ def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, 
 
 
 @dataclass(frozen=True, slots=True)
-class _List:
-    """A list of ledgers of one component's owner."""
+class _OwnedList:
+    """List of the ledgers of one component's owner."""
 
     list_id: int
     component: Component
     keys: Mapping[str, str]
 
 
-def _lists(connection: Connection, topic_id: TopicId, component: Component | None) -> list[_List]:
-    """The topic's lists, that of the data first. Ordered here: a database sorts text by its own locale."""
+def _lists(connection: Connection, topic_id: TopicId, component: Component | None) -> list[_OwnedList]:
+    """Return the topic's lists, data first. They are sorted here, because a database sorts text by its locale."""
     lists = t.ledger_list.c
     query = select(lists.list_id, lists.component, lists.owner).where(lists.topic_id == topic_id)
     if component is not None:
         query = query.where(lists.component == component.value)
-    found = [_List(row.list_id, Component(row.component), keys_of(row.owner)) for row in connection.execute(query)]
+    owned_lists = [
+        _OwnedList(row.list_id, Component(row.component), keys_of(row.owner)) for row in connection.execute(query)
+    ]
     data = Component.MANAGED_LEDGER
-    return sorted(found, key=lambda one: (one.component is not data, one.component, canonical_json(one.keys)))
+    return sorted(
+        owned_lists,
+        key=lambda owned_list: (
+            owned_list.component is not data,
+            owned_list.component,
+            canonical_json(owned_list.keys),
+        ),
+    )
 
 
 def _page(
-    connection: Connection, topic_id: TopicId, chunk: Sequence[_List], *, after: int, limit: int | None
+    connection: Connection, topic_id: TopicId, chunk: Sequence[_OwnedList], *, after: int, limit: int | None
 ) -> list[Ledger]:
-    """The ledgers of these lists behind an id, in the order of the lists, at most so many."""
-    place = {found.list_id: at for at, found in enumerate(chunk)}
-    mine = (among(connection, t.ledger.c.list_id, place), t.ledger.c.place.is_not(None), t.ledger.c.ledger_id > after)
-    rows = connection.execute(select(t.ledger).where(*mine).order_by(t.ledger.c.ledger_id).limit(limit)).all()
+    """Return at most `limit` ledgers of these lists with ids above `after`, in the order of the lists."""
+    index_by_list = {owned_list.list_id: index for index, owned_list in enumerate(chunk)}
+    conditions = (
+        among(connection, t.ledger.c.list_id, index_by_list),
+        t.ledger.c.place.is_not(None),
+        t.ledger.c.ledger_id > after,
+    )
+    rows = connection.execute(select(t.ledger).where(*conditions).order_by(t.ledger.c.ledger_id).limit(limit)).all()
     copy = t.ledger_copy.c
-    live = (among(connection, copy.ledger_id, [row.ledger_id for row in rows]), copy.state == CopyState.LIVE.value)
-    kinds: dict[int, set[CopyKind]] = {}
-    for row in connection.execute(select(copy.ledger_id, copy.kind).where(*live)):
-        kinds.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
+    is_live = (among(connection, copy.ledger_id, [row.ledger_id for row in rows]), copy.state == CopyState.LIVE.value)
+    kinds_by_ledger: dict[int, set[CopyKind]] = {}
+    for row in connection.execute(select(copy.ledger_id, copy.kind).where(*is_live)):
+        kinds_by_ledger.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
     return [
         to_ledger(
             row,
             topic_id,
-            component=chunk[place[row.list_id]].component,
-            copies=tuple(sorted(kinds.get(row.ledger_id, ()))),
-            keys=chunk[place[row.list_id]].keys,
+            component=chunk[index_by_list[row.list_id]].component,
+            copies=tuple(sorted(kinds_by_ledger.get(row.ledger_id, ()))),
+            keys=chunk[index_by_list[row.list_id]].keys,
         )
-        for row in sorted(rows, key=lambda row: (place[row.list_id], row.ledger_id))
+        for row in sorted(rows, key=lambda row: (index_by_list[row.list_id], row.ledger_id))
     ]

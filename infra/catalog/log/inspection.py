@@ -1,4 +1,4 @@
-"""Everything that the catalog knows of one ledger, in one transaction that only reads."""
+"""Records of the catalog about one ledger, read in one transaction."""
 
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
@@ -41,21 +41,21 @@ class SqlInspection(CatalogAdapter):
             expected = f"an id that was given to a ledger, below {ceiling}"
             raise UnknownObject("ledger", expected=expected, found=ledger_id)
         row = read_live_ledger(connection, ledger_id)
-        filed = _filed(connection, ledger_id, now_us=self._db.now_us(connection))
+        filed = _read_intents(connection, ledger_id, now_us=self._db.now_us(connection))
         live = list(read_live_copies(connection, row)) if row else []
         topics = {one.intent.topic_id for one in filed} | ({row.topic_id} if row else set())
         # of a ledger whose topic is not known any more the whole log is read: nothing else is left to go by
         of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
-        named = _names(ledger_id, of_topics, filed, live=row is not None)
+        named = _concerns_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
             ledger_id=ledger_id,
             live=dataclass_from_row(LiveLedger, row, state=LedgerState(row.state), listed=row.place is not None)
             if row
             else None,
             references=list(_references(connection, row)) if row else [],
-            copies=[*live, *_detached(filed, live)],
+            copies=[*live, *_detached_copies(filed, live)],
             intents=filed,
-            decisions=list(islice(_concerning(connection, ledger_id, filed, named), decisions)),
+            decisions=list(islice(_iterate_concerning(connection, ledger_id, filed, named), decisions)),
             tombstone=find_tombstone(connection, ledger_id),
         )
 
@@ -65,13 +65,16 @@ class SqlInspection(CatalogAdapter):
     ) -> list[AuditEntry]:
         of_topic = true() if topic is None else _A.topic == topic
         if ledger_id is None:
-            return list(islice(_drawn(connection, of_topic), limit))
-        filed, live = _filed(connection, ledger_id, now_us=0), read_live_ledger(connection, ledger_id) is not None
-        named = and_(of_topic, _names(ledger_id, of_topic, filed, live=live))
-        return list(islice(_concerning(connection, ledger_id, filed, named), limit))
+            return list(islice(_iterate_entries(connection, of_topic), limit))
+        filed, live = (
+            _read_intents(connection, ledger_id, now_us=0),
+            read_live_ledger(connection, ledger_id) is not None,
+        )
+        named = and_(of_topic, _concerns_ledger(ledger_id, of_topic, filed, live=live))
+        return list(islice(_iterate_concerning(connection, ledger_id, filed, named), limit))
 
 
-def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[InspectedIntent]:
+def _read_intents(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[InspectedIntent]:
     p = t.pending_deletion.c
     query = select(*INTENT).add_columns(is_stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
     return [
@@ -80,57 +83,60 @@ def _filed(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[
     ]
 
 
-def _detached(filed: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
-    """Copies that only intents know: of several generations of one copy, the newest."""
-    seen = {(one.intent.copy, one.intent.context.get("uuid")) for one in live}
-    for found in filed:
-        key = (found.intent.copy, found.intent.context.get("uuid"))
-        if key not in seen:
-            seen.add(key)
-            yield InspectedCopy(state=found.intent.state.value, intent=found.intent)
+def _detached_copies(intents: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
+    """Yield copies that only intents describe: the newest generation of each copy."""
+    known_copies = {(copy.intent.copy, copy.intent.context.get("uuid")) for copy in live}
+    for intent in intents:
+        key = (intent.intent.copy, intent.intent.context.get("uuid"))
+        if key not in known_copies:
+            known_copies.add(key)
+            yield InspectedCopy(state=intent.intent.state.value, intent=intent.intent)
 
 
-def _names(
-    ledger_id: LedgerId, of_topics: ColumnElement[bool], filed: list[InspectedIntent], *, live: bool
+def _concerns_ledger(
+    ledger_id: LedgerId, of_topics: ColumnElement[bool], intents: list[InspectedIntent], *, live: bool
 ) -> ColumnElement[bool]:
-    """Rows on this ledger, on its batches and, of one that is gone, on a range of ledgers that it may be in."""
-    within = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
+    """Select rows about this ledger or its batches. If it is gone, ranges that may contain it count, too."""
+    is_in_range = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
     if live:
-        within = and_(within, _A.first_ledger == _A.last_ledger)
-    return or_(within, _A.run_id.in_(sorted(_batches(filed))))
+        is_in_range = and_(is_in_range, _A.first_ledger == _A.last_ledger)
+    return or_(is_in_range, _A.run_id.in_(sorted(_batch_ids(intents))))
 
 
-def _batches(filed: list[InspectedIntent]) -> set[str]:
-    return {one.intent.batch_id for one in filed} - {""}
+def _batch_ids(intents: list[InspectedIntent]) -> set[str]:
+    return {intent.intent.batch_id for intent in intents} - {""}
 
 
-def _concerning(
-    connection: Connection, ledger_id: LedgerId, filed: list[InspectedIntent], named: ColumnElement[bool]
+def _iterate_concerning(
+    connection: Connection, ledger_id: LedgerId, intents: list[InspectedIntent], condition: ColumnElement[bool]
 ) -> Iterator[AuditEntry]:
-    own = _batches(filed)
-    return (one for one in _drawn(connection, named) if not _left_out(one, ledger_id, own))
+    batch_ids = _batch_ids(intents)
+    return (
+        entry for entry in _iterate_entries(connection, condition) if not _is_unrelated(entry, ledger_id, batch_ids)
+    )
 
 
-def _left_out(found: AuditEntry, ledger_id: LedgerId, own: Container[str | None]) -> bool:
-    """Whether a range does not mean this ledger: where the sample is all of it, it tells.
+def _is_unrelated(entry: AuditEntry, ledger_id: LedgerId, batch_ids: Container[str | None]) -> bool:
+    """Return whether a range does not mean this ledger. A complete sample decides.
 
-    Where it is not, the ledgers of one topic go in a row; those of several topics have nothing in common.
+    If the sample is incomplete, ledgers of one topic are contiguous, and ledgers of several topics have nothing in
+    common.
     """
-    sample, count = found.detail.get("sample"), found.detail.get("ledgers")
+    sample, count = entry.detail.get("sample"), entry.detail.get("ledgers")
     if isinstance(sample, list) and count == len(sample):
         return ledger_id not in sample
-    return isinstance(sample, list) and found.topic is None and found.run_id not in own
+    return isinstance(sample, list) and entry.topic is None and entry.run_id not in batch_ids
 
 
-def _drawn(connection: Connection, where: ColumnElement[bool]) -> Iterator[AuditEntry]:
-    """Newest first, drawn from the database no further than asked."""
+def _iterate_entries(connection: Connection, where: ColumnElement[bool]) -> Iterator[AuditEntry]:
+    """Yield rows of the audit log, newest first, read as they are drawn."""
     newest = select(t.audit).where(where).order_by(_A.audit_id.desc())
     with connection.execute(newest, execution_options={"yield_per": 100}) as result:
         yield from (dataclass_from_row(AuditEntry, row) for row in result)
 
 
 def read_live_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """The ledger's row with its list's owner and its topic's name, or None."""
+    """Return the ledger's row with its list's owner and its topic's name, or `None`."""
     lists, topics = t.ledger_list, t.topic
     source = t.ledger.join(lists, lists.c.list_id == t.ledger.c.list_id).join(
         topics, topics.c.topic_id == lists.c.topic_id
@@ -140,14 +146,14 @@ def read_live_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | 
 
 
 def read_live_copies(connection: Connection, row: Row[Any]) -> Iterator[InspectedCopy]:
-    """Its copies, each with the intent that a detach would file: what storage can be asked with."""
+    """Yield the ledger's copies, each with the intent that a detach would file."""
     c = t.ledger_copy.c
     query = select(c.kind, c.state, as_text(c.context)).where(c.ledger_id == row.ledger_id)
     for copy in connection.execute(query.order_by(c.kind)):
-        yield InspectedCopy(state=copy.state, intent=_intent(row, copy))
+        yield InspectedCopy(state=copy.state, intent=_intent_of_detach(row, copy))
 
 
-def _intent(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
+def _intent_of_detach(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
     return DeletionIntent(
         row_id=0,
         batch_id="",
@@ -170,13 +176,13 @@ def _intent(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
 
 
 def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
-    """All of them; a ledger that is in no list is named by none."""
+    """Yield the references to the ledger. An unlisted ledger has none."""
     if row.place is None:
         return
     last = last_ledger_id(connection, row.list_id) == row.ledger_id
     where = {"component": row.component, "keys": keys_of(row.owner), "place": row.place, "last": last}
     yield Reference(kind=ReferenceKind.LIST, facts=where)
-    yield from _cursors(connection, row)
+    yield from _cursor_references(connection, row)
     v, c = t.schema_version.c, t.ledger_copy.c
     versions = select(v.version).where(v.topic_id == row.topic_id, v.ledger_id == row.ledger_id).order_by(v.version)
     for version in connection.execute(versions).scalars():
@@ -197,14 +203,14 @@ def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
         yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": parse_context_or_empty(context).get("uuid")})
 
 
-def _cursors(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
-    """Subscriptions that have not acknowledged all of it, and one whose state it holds; by name."""
+def _cursor_references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
+    """Yield subscriptions that have not acknowledged the whole ledger, or whose state it holds, by name."""
     c = t.cursor.c
     inside = and_(c.mark_ledger == row.ledger_id, c.mark_entry < row.entries - 1)
     holds_data = row.component == Component.MANAGED_LEDGER.value and row.entries > 0
     needs = or_(c.mark_ledger < row.ledger_id, inside) if holds_data else c.snapshot_ledger == row.ledger_id
     query = select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == row.topic_id, needs)
     kind = ReferenceKind.CURSOR if holds_data else ReferenceKind.CURSOR_SNAPSHOT
-    for found in sorted(connection.execute(query).all()):
-        facts = {"subscription": found.name, "mark_delete": f"{found.mark_ledger}:{found.mark_entry}"}
+    for cursor in sorted(connection.execute(query).all()):
+        facts = {"subscription": cursor.name, "mark_delete": f"{cursor.mark_ledger}:{cursor.mark_entry}"}
         yield Reference(kind=kind, facts=facts)

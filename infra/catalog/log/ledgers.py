@@ -1,4 +1,4 @@
-"""Data ledgers in SQL: created, attached, closed; their segments."""
+"""Data ledgers in SQL: creation, attachment, lists and segments."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -28,8 +28,8 @@ from logstore.positions import LedgerId, TopicId
 class SqlLedgers(CatalogAdapter):
     """The `Ledgers` port."""
 
-    def epoch(self) -> int:
-        return self._db.read(epoch)
+    def read_epoch(self) -> int:
+        return self._db.read(read_epoch)
 
     def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
@@ -73,8 +73,8 @@ class SqlLedgers(CatalogAdapter):
 
     @writes("catalog.attach")
     def attach(self, connection: Connection, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
-        of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
-        query = select(t.ledger, t.ledger_list.c.topic_id).select_from(of_list)
+        source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+        query = select(t.ledger, t.ledger_list.c.topic_id).select_from(source)
         newborn = connection.execute(query.where(t.ledger.c.ledger_id == ledger_id)).first()
         try:
             topic = newborn and lock_active_topic(connection, newborn.topic_id)
@@ -98,8 +98,8 @@ class SqlLedgers(CatalogAdapter):
         return True
 
     @writes("catalog.give_up")
-    def abandon_upload(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
-        reopen_late(connection, [ledger_id], epoch=epoch)
+    def abandon_upload(self, connection: Connection, ledger_id: LedgerId, *, read_epoch: int) -> None:
+        reopen_late(connection, [ledger_id], epoch=read_epoch)
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         s = t.segment.c
@@ -116,44 +116,48 @@ class SqlLedgers(CatalogAdapter):
         self, connection: Connection, topic_id: TopicId, wanted: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
         ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
-        found: dict[LedgerId, list[Segment]] = defaultdict(list)
+        segments_by_ledger: dict[LedgerId, list[Segment]] = defaultdict(list)
         listed = filter_listed(connection, topic_id, wanted)
-        for row in _within(connection.dialect.name).execute(connection, ranges):
-            found[row.ledger_id].append(dataclass_from_row(Segment, row))
-        return [(ledger, found[ledger.ledger_id]) for ledger in listed]
+        for row in _segments_in_ranges(connection.dialect.name).execute(connection, ranges):
+            segments_by_ledger[row.ledger_id].append(dataclass_from_row(Segment, row))
+        return [(ledger, segments_by_ledger[ledger.ledger_id]) for ledger in listed]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
         return self._db.read(lambda connection: read_sequences(connection, topic_id, producers))
 
 
-def epoch(connection: Connection) -> int:
-    """The catalog's epoch."""
+def read_epoch(connection: Connection) -> int:
+    """Return the catalog's epoch."""
     return int(read_catalog_row(connection).epoch)
 
 
 def require_epoch(connection: Connection, expected: int | None) -> None:
-    """Refuse a request that speaks of another catalog; None says nothing of it.
+    """Refuse a request for another catalog. `None` accepts any.
 
     Raises:
         StaleCatalog: The catalog has another epoch.
     """
-    found = epoch(connection) if expected is not None else None
-    if found != expected:
-        raise StaleCatalog(f"catalog epoch: expected {found}, found {expected} in the request")
+    epoch = read_epoch(connection) if expected is not None else None
+    if epoch != expected:
+        raise StaleCatalog(f"catalog epoch: expected {epoch}, found {expected} in the request")
 
 
 @cache
-def _within(dialect: str) -> Statement:
-    """Segments that hold entries of ranges of ledgers, in the order of both."""
+def _segments_in_ranges(dialect: str) -> Statement:
+    """Return the statement that selects segments with entries in ranges of ledgers, in order."""
     rows, s = bulk_parameter(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
-    of = rows.source.c
-    some = and_(s.ledger_id == of.ledger_id, s.first_entry < of.stop, s.first_entry + s.entries > of.start)
-    query = select(t.segment).join(rows.source, some)
+    range_columns = rows.source.c
+    overlaps = and_(
+        s.ledger_id == range_columns.ledger_id,
+        s.first_entry < range_columns.stop,
+        s.first_entry + s.entries > range_columns.start,
+    )
+    query = select(t.segment).join(rows.source, overlaps)
     return Statement(sql=query.order_by(s.ledger_id, s.first_entry), rows=rows)
 
 
 def filter_listed(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
-    """Those of the ledgers that are in the topic's list of messages, ascending."""
+    """Return the ledgers that are in the topic's list of messages, ascending."""
     page = _listed_query(topic_id).where(among(connection, t.ledger.c.ledger_id, ledger_ids))
     return _listed(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
 

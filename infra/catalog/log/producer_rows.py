@@ -1,9 +1,9 @@
-"""Rows of producers' sequence ids: nothing else writes them.
+"""Rows of producers' sequence ids. No other module writes them.
 
-The last ids of a row may be in a transaction; what became of that says whether they count. It is asked each time, and
-written into the row before the transaction is forgotten: to end one costs no statement here.
+The last ids of a row may be in a transaction, whose outcome decides whether they count. The outcome is read each time.
+It is written into the row before the transaction is forgotten, so ending a transaction costs no statement here.
 
-Locks: behind topics and ledgers, before transactions, by topic and producer.
+Locks: after topics and ledgers, before transactions, by topic and producer.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,8 +20,8 @@ from logstore.log.producers import ProducerSequence
 from logstore.positions import TopicId
 from logstore.transactions.transactions import TransactionId, TransactionState
 
-Key = tuple[int, str]
-"""A topic's id, and a producer's name."""
+ProducerKey = tuple[int, str]
+"""Id of a topic, and name of a producer."""
 
 _P: Final = t.producer_sequence.c
 _COLUMNS: Final = (_P.topic_id, _P.producer, _P.sequence_id, _P.kept_id, _P.txn_tc, _P.txn_seq)
@@ -29,29 +29,29 @@ _OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 
 
 def read_sequences(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
-    """How far these producers are that have a row."""
+    """Return the sequences of those producers that have a row."""
     query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
-    found = _read_sequences(connection, connection.execute(query).all())
-    return {producer: known for (_, producer), known in found.items()}
+    sequences = _to_sequences(connection, connection.execute(query).all())
+    return {producer: sequence for (_, producer), sequence in sequences.items()}
 
 
-def lock_sequences(connection: Connection, keys: Collection[Key]) -> dict[Key, ProducerSequence]:
-    """Lock those that have a row; for one that has none the lock of the topic's open ledger stands."""
+def lock_sequences(connection: Connection, keys: Collection[ProducerKey]) -> dict[ProducerKey, ProducerSequence]:
+    """Lock the rows of producers. The lock of the topic's open ledger stands for a row that does not exist."""
     rows = _locking(connection.dialect.name).execute(connection, keys).all() if keys else []
-    return _read_sequences(connection, rows)
+    return _to_sequences(connection, rows)
 
 
 @cache
 def _locking(dialect: str) -> Statement:
-    asked = bulk_parameter(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
-    c = asked.source.c
-    query = select(*_COLUMNS).join(asked.source, and_(_P.topic_id == c.topic_id, _P.producer == c.producer))
+    requested = bulk_parameter(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
+    c = requested.source.c
+    query = select(*_COLUMNS).join(requested.source, and_(_P.topic_id == c.topic_id, _P.producer == c.producer))
     in_order = query.order_by(_P.topic_id, _P.producer).with_for_update(of=t.producer_sequence)
-    return Statement(sql=in_order, rows=asked)
+    return Statement(sql=in_order, rows=requested)
 
 
-def _read_sequences(connection: Connection, rows: Collection[Any]) -> dict[Key, ProducerSequence]:
-    """Return the last sequence ids of producers.
+def _to_sequences(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, ProducerSequence]:
+    """Return the sequences of rows.
 
     A transaction that is decided meanwhile counts as open, so that its producer asks again.
     """
@@ -74,39 +74,41 @@ def _sequence_in_transaction(
     return ProducerSequence.without_transaction(last if state is None or state.is_commit else kept)
 
 
-def put_sequences(connection: Connection, moved: Mapping[Key, ProducerSequence]) -> None:
-    """Write how far producers are, whose rows are locked."""
-    plain = [(*key, one.last) for key, one in moved.items() if one.txn is None]
-    inside = [
-        (*key, one.last, one.committed, txn.tc_id, txn.sequence) for key, one in moved.items() if (txn := one.txn)
+def put_sequences(connection: Connection, sequences: Mapping[ProducerKey, ProducerSequence]) -> None:
+    """Write sequences of producers whose rows are locked."""
+    rows_without_txn = [(*key, sequence.last) for key, sequence in sequences.items() if sequence.txn is None]
+    rows_in_txn = [
+        (*key, sequence.last, sequence.committed, txn.tc_id, txn.sequence)
+        for key, sequence in sequences.items()
+        if (txn := sequence.txn)
     ]
-    for rows, columns in ((plain, ()), (inside, _OF_TRANSACTION)):
+    for rows, columns in ((rows_without_txn, ()), (rows_in_txn, _OF_TRANSACTION)):
         if rows:
             _putting(connection.dialect.name, columns).execute(connection, rows)
 
 
 @cache
 def _putting(dialect: str, more: tuple[str, ...]) -> Statement:
-    """With `more` columns; those that are not among them become null."""
-    kinds: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
-    moved = bulk_parameter(dialect, "moved", {**kinds, **dict.fromkeys(more, BIG)})
-    picked = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite reads ON as a join's
-    put = dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, picked)
-    new = {name: put.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # what is not given, is null
-    return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved)
+    """Return the statement that writes the columns and `more`. Other columns become null."""
+    type_by_column: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
+    moved = bulk_parameter(dialect, "moved", {**type_by_column, **dict.fromkeys(more, BIG)})
+    source = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite reads ON as a join's
+    statement = dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, source)
+    new = {name: statement.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # what is not given, is null
+    return Statement(sql=statement.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved)
 
 
-def conclude_sequences(connection: Connection, ended: Mapping[TransactionId, TransactionState]) -> None:
-    """Write into the rows what became of transactions that are forgotten next: aborted ids were never stored."""
-    if not ended:
+def conclude_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
+    """Write the outcomes of transactions that are forgotten next. Aborted ids were never stored."""
+    if not state_by_txn:
         return
-    of = tuple_(_P.txn_tc, _P.txn_seq)
-    aborted = [(txn.tc_id, txn.sequence) for txn, state in ended.items() if not state.is_commit]
-    kept = case((of.in_(aborted), _P.kept_id), else_=_P.sequence_id) if aborted else _P.sequence_id
-    mine = update(t.producer_sequence).where(of.in_([(txn.tc_id, txn.sequence) for txn in ended]))
-    connection.execute(mine.values(sequence_id=kept, kept_id=None, txn_tc=None, txn_seq=None))
+    row_txn = tuple_(_P.txn_tc, _P.txn_seq)
+    aborted = [(txn.tc_id, txn.sequence) for txn, state in state_by_txn.items() if not state.is_commit]
+    kept = case((row_txn.in_(aborted), _P.kept_id), else_=_P.sequence_id) if aborted else _P.sequence_id
+    change = update(t.producer_sequence).where(row_txn.in_([(txn.tc_id, txn.sequence) for txn in state_by_txn]))
+    connection.execute(change.values(sequence_id=kept, kept_id=None, txn_tc=None, txn_seq=None))
 
 
 def remove_producers(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the producers of a topic that is being deleted, and say how many."""
+    """Remove the producers of a topic that is being deleted. Return their number."""
     return connection.execute(delete(t.producer_sequence).where(_P.topic_id == topic_id)).rowcount

@@ -42,7 +42,7 @@ class SqlSchemas(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """A refusal is raised behind the commit, which files the newborn's intent."""
+        """Publish a newborn. A refusal is raised after the commit, which files the newborn's intent."""
 
         def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
             topic = share_lock_newborn_topic(connection, topic_id, ledger_id)
@@ -52,43 +52,43 @@ class SqlSchemas(CatalogAdapter):
             row = read_newborn(connection, ledger_id, list_id)
             if row is None or row.place is not None:
                 return _newest(connection, topic_id, _V.ledger_id == ledger_id)
-            newest, now = _newest(connection, topic_id), self._db.now_us(connection)
-            known = newest is not None and newest.digest == digest
-            if known or topic.state is not TopicState.ACTIVE:
-                file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now)
+            newest, now_us = _newest(connection, topic_id), self._db.now_us(connection)
+            is_known = newest is not None and newest.digest == digest
+            if is_known or topic.state is not TopicState.ACTIVE:
+                file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us)
                 expected = f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}"
-                return newest if known else PreconditionFailed(expected)
-            publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
+                return newest if is_known else PreconditionFailed(expected)
+            publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now_us)
             version = SchemaVersion(
                 version=0 if newest is None else newest.version + 1,
                 ledger_id=ledger_id,
                 digest=digest,
                 size_bytes=content_bytes,
-                created_us=now,
+                created_us=now_us,
             )
             connection.execute(insert(t.schema_version).values(topic_id=topic_id, **asdict(version)))
             return version
 
         with effect("catalog.publish_schema"):
-            answer = self._db.write(work)
-        if isinstance(answer, PreconditionFailed):
-            raise answer
-        return answer
+            result = self._db.write(work)
+        if isinstance(result, PreconditionFailed):
+            raise result
+        return result
 
 
 def remove_versions(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the versions of a topic that is being deleted, under the lock of its row, and return how many."""
+    """Remove the versions of a topic that is being deleted, under the lock of its row. Return their number."""
     return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
 
 
-def remove_versions_where(connection: Connection, gone: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
+def remove_versions_where(connection: Connection, condition: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
     """Remove versions, and return their ledgers, each with its topic."""
-    rows = connection.execute(delete(t.schema_version).where(gone).returning(_V.ledger_id, _V.topic_id))
+    rows = connection.execute(delete(t.schema_version).where(condition).returning(_V.ledger_id, _V.topic_id))
     return {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
 
 
-def _newest(connection: Connection, topic_id: TopicId, *which: ColumnElement[bool]) -> SchemaVersion | None:
-    """The newest version of the topic, or of those that are asked for."""
-    query = select(t.schema_version).where(_V.topic_id == topic_id, *which).order_by(_V.version.desc()).limit(1)
+def _newest(connection: Connection, topic_id: TopicId, *conditions: ColumnElement[bool]) -> SchemaVersion | None:
+    """Return the newest version of the topic that meets the conditions."""
+    query = select(t.schema_version).where(_V.topic_id == topic_id, *conditions).order_by(_V.version.desc()).limit(1)
     row = connection.execute(query).first()
     return None if row is None else dataclass_from_row(SchemaVersion, row)

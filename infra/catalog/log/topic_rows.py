@@ -1,4 +1,4 @@
-"""Rows of topics: nothing else writes them."""
+"""Rows of topics. No other module writes them."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -14,23 +14,23 @@ from logstore.log.ledgers import Component
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
 
-TOPIC: Final = select(t.topic)
-"""The query whose rows `to_topic` reads."""
+TOPIC_QUERY: Final = select(t.topic)
+"""Query whose rows `to_topic` reads."""
 
 
 def create_topic(
     connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None, now_us: int
 ) -> Topic:
-    """Insert an ACTIVE topic with its empty list; the name's unique key decides between racing creators.
+    """Insert an ACTIVE topic with its empty list. The unique key of the name decides between concurrent creators.
 
     Raises:
         AlreadyExists: The name is taken.
         IdsExhausted: The next id is not below the ceiling.
     """
-    found = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
-    if found:
-        raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {found}")
-    made = connection.execute(
+    existing_state = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
+    if existing_state:
+        raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {existing_state}")
+    inserted = connection.execute(
         insert_if_absent(connection, t.topic)
         .values(
             name=name,
@@ -42,9 +42,9 @@ def create_topic(
         )
         .returning(t.topic.c.topic_id, select(t.record_log.c.topic_ceiling).scalar_subquery())
     ).one_or_none()
-    if made is None:
+    if inserted is None:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that was just created")
-    topic_id, ceiling = made
+    topic_id, ceiling = inserted
     if topic_id >= ceiling:
         raise IdsExhausted(f"topic ids: expected one below {ceiling}, found {topic_id}; flush the record log")
     ensure_list(connection, topic_id, Component.MANAGED_LEDGER, {})
@@ -59,9 +59,9 @@ def create_topic(
 
 
 def recreate_topic(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
-    """Insert a topic that only storage knew, ACTIVE; its name is free.
+    """Insert an ACTIVE topic that only storage knew. Its name is free.
 
-    Its limits are not known, so it keeps what it has until an operator sets some.
+    Its limits are unknown, so it keeps all entries until an operator sets limits.
     """
     policy = RetentionPolicy(retention_s=MAX_RETENTION_S)
     values = {"retention_s": policy.retention_s, "retention_bytes": policy.retention_bytes, "created_us": now_us}
@@ -70,64 +70,64 @@ def recreate_topic(connection: Connection, topic_id: TopicId, name: str, *, now_
 
 
 def add_share_lock(topics: Select[Any]) -> Select[Any]:
-    """The share lock of work on topics: their deletion may begin meanwhile, but takes nothing away before we end.
+    """Add the share lock of work on topics. A deletion may begin meanwhile, but removes nothing before the work ends.
 
-    PostgreSQL lets further share locks pass one that waits for an exclusive lock, so the deletion of a busy topic
-    would never begin if it had to wait for them. Source: PostgreSQL's README.tuplock.
+    PostgreSQL lets further share locks overtake a waiting exclusive lock. So the deletion of a busy topic would never
+    begin if it had to wait for them. Source: PostgreSQL's README.tuplock.
     """
     return topics.with_for_update(read=True, key_share=True)
 
 
 def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
-    """Share-lock topics, ascending: a deletion of their rows waits for us, or we for it. Which of them are ACTIVE."""
+    """Share-lock topics, ascending, so that a deletion of their rows waits. Return the ACTIVE ones."""
     c = t.topic.c
     locked = add_share_lock(select(c.topic_id, c.state).where(among(connection, c.topic_id, ids)).order_by(c.topic_id))
     return {row.topic_id for row in connection.execute(locked) if row.state == TopicState.ACTIVE.value}
 
 
 def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
-    """Read a topic, under a share lock if asked: a deletion of its rows waits for us or we for it.
+    """Read a topic, with `share` under a share lock, so that a deletion of its rows waits.
 
     Raises:
-        UnknownObject: There is none.
+        UnknownObject: The topic does not exist.
     """
-    query = TOPIC.where(t.topic.c.topic_id == topic_id)
-    found = connection.execute(add_share_lock(query) if share else query).first()
-    if found is None:
+    query = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id)
+    row = connection.execute(add_share_lock(query) if share else query).first()
+    if row is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
-    return to_topic(found)
+    return to_topic(row)
 
 
 def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     """Lock a topic and require it ACTIVE.
 
-    A topic that is not ACTIVE is not locked, because its deletion waits for every lock of its row.
+    Another topic is not locked, because its deletion waits for every lock of its row.
 
     Raises:
-        UnknownObject: There is none.
-        PreconditionFailed: It is being deleted.
+        UnknownObject: The topic does not exist.
+        PreconditionFailed: The topic is being deleted.
     """
-    active = TOPIC.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
+    active = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     row = connection.execute(add_share_lock(active)).first()
     if row is not None:
         return to_topic(row)
-    found = read_topic(connection, topic_id)
-    raise PreconditionFailed(f"topic {found.name}: expected state ACTIVE, found {found.state.value}")
+    topic = read_topic(connection, topic_id)
+    raise PreconditionFailed(f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}")
 
 
 def begin_deletion(connection: Connection, topic_id: TopicId) -> None:
-    """ACTIVE → DELETING, for good, under a key-share lock of the row."""
-    mine = update(t.topic).where(t.topic.c.topic_id == topic_id)
-    connection.execute(mine.values(state=TopicState.DELETING.value))
+    """Set the topic DELETING, for good, under a key-share lock of the row."""
+    change = update(t.topic).where(t.topic.c.topic_id == topic_id)
+    connection.execute(change.values(state=TopicState.DELETING.value))
 
 
 def remove_topic(connection: Connection, topic_id: TopicId) -> None:
-    """Remove the row of a topic that is DELETING, locked against all holders, with nothing attached to it."""
+    """Remove the row of a DELETING topic, which is locked against all holders and has nothing attached."""
     connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
 
 
 def to_topic(row: Row[Any]) -> Topic:
-    """A row of `topic` as a value."""
+    """Return the topic of a row."""
     policy = RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes)
     durable = None if row.durable_delete is None else bool(row.durable_delete)
     return dataclass_from_row(Topic, row, state=TopicState(row.state), policy=policy, durable_delete=durable)

@@ -1,4 +1,4 @@
-"""Topics in SQL, one by one and by pages with what is told of each."""
+"""Topics in SQL, single ones and pages of summaries."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -10,7 +10,7 @@ from infra.catalog.cursors.cursor_rows import to_stored_cursor
 from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.sums import count_topic_backlogs, read_totals
-from infra.catalog.log.topic_rows import TOPIC, create_topic, read_topic, to_topic
+from infra.catalog.log.topic_rows import TOPIC_QUERY, create_topic, read_topic, to_topic
 from infra.catalog.transactions.buffer_rows import read_buffers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UnknownObject
@@ -25,11 +25,10 @@ class SqlTopics(CatalogAdapter):
     def create(
         self, connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None
     ) -> Topic:
-        """The name's unique key decides between racing creators."""
         return create_topic(connection, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(connection))
 
     def get(self, name: str) -> Topic:
-        found = self._db.read(lambda connection: connection.execute(TOPIC.where(t.topic.c.name == name)).first())
+        found = self._db.read(lambda connection: connection.execute(TOPIC_QUERY.where(t.topic.c.name == name)).first())
         if found is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
         return to_topic(found)
@@ -39,7 +38,9 @@ class SqlTopics(CatalogAdapter):
 
     def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
         c = t.topic.c
-        page = TOPIC.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
+        page = (
+            TOPIC_QUERY.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
+        )
         return [to_topic(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
 
     def page(
@@ -59,11 +60,11 @@ def _page_of(
 ) -> TopicSummaryPage:
     # as SQLite orders them; PostgreSQL has the order of its locale, unless told
     name = t.topic.c.name if connection.dialect.name == "sqlite" else t.topic.c.name.collate("C")
-    asked = [name > after, name >= prefix, name < prefix + _PAST_ASCII]
+    conditions = [name > after, name >= prefix, name < prefix + _PAST_ASCII]
     if state is not None:
-        asked.append(t.topic.c.state == state.value)
-    rows = connection.execute(select(t.topic).where(*asked).order_by(name).limit(limit)).all()
-    count = connection.execute(select(func.count()).select_from(t.topic).where(*asked)).scalar_one()
+        conditions.append(t.topic.c.state == state.value)
+    rows = connection.execute(select(t.topic).where(*conditions).order_by(name).limit(limit)).all()
+    count = connection.execute(select(func.count()).select_from(t.topic).where(*conditions)).scalar_one()
     return TopicSummaryPage(topics=_summaries(connection, [to_topic(row) for row in rows]), more=count - len(rows))
 
 

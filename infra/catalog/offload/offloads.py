@@ -1,4 +1,4 @@
-"""Tiered copies in SQL: begun, published, given up, and read from."""
+"""Tiered copies in SQL: begun, published, abandoned, and read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,48 +57,52 @@ class SqlOffloads(CatalogAdapter):
         timeout_s: float,
         topic: str | None = None,
     ) -> OffloadStart:
-        row = _listed(connection, ledger_id)
+        row = _read_listed_ledger(connection, ledger_id)
         if row is None:
             return _GONE
-        found = lock_active_topic(connection, row.topic_id)
-        require_named_topic(ledger_id, found.name, topic)
+        owner = lock_active_topic(connection, row.topic_id)
+        require_named_topic(ledger_id, owner.name, topic)
         if row.component != Component.MANAGED_LEDGER.value:
             raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {row.component}")
         list_id = data_list_id(connection, row.topic_id, lock=True)
-        row = _listed(connection, ledger_id)
+        row = _read_listed_ledger(connection, ledger_id)
         if row is None:
             return _GONE
         attempt = _Attempt(uuid=uuid, driver_metadata=driver_metadata, timeout_us=int(timeout_s * 1_000_000))
-        return self._begin(connection, found, row, list_id, attempt)
+        return self._begin(connection, owner, row, list_id, attempt)
 
     def _begin(
         self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt
     ) -> OffloadStart:
-        statement, now = build_statement(topic, row), self._db.now_us(connection)
+        statement, now_us = build_statement(topic, row), self._db.now_us(connection)
         copy = read_tiered_copy(connection, row.ledger_id)
         tiered = (copy.state, parse_context_or_empty(copy.context)) if copy else None
-        how = decide_upload_start(
-            row.ledger_id, attempt.uuid, tiered=tiered, state=row.state, primary=lambda: _primary_of(connection, row)
+        start = decide_upload_start(
+            row.ledger_id,
+            attempt.uuid,
+            tiered=tiered,
+            state=row.state,
+            primary=lambda: _read_primary_state(connection, row),
         )
         context = tiered[1] if tiered else {}
-        if how is UploadStart.ANEW:
-            context = {**attempt.driver_metadata, "uuid": attempt.uuid, "until_us": str(now + attempt.timeout_us)}
-            this = t.ledger.c.ledger_id == row.ledger_id
-            file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now)
+        if start is UploadStart.ANEW:
+            context = {**attempt.driver_metadata, "uuid": attempt.uuid, "until_us": str(now_us + attempt.timeout_us)}
+            is_ledger = t.ledger.c.ledger_id == row.ledger_id
+            file_copy_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
             begin_copy(connection, list_id, row.ledger_id, TIERED, context)
-        answer = OffloadAnswer.ALREADY if how is UploadStart.ALREADY else OffloadAnswer.BEGUN
+        answer = OffloadAnswer.ALREADY if start is UploadStart.ALREADY else OffloadAnswer.BEGUN
         return OffloadStart(answer=answer, statement=statement, entries=row.entries, context=context)
 
     @writes("catalog.publish_offload")
     def publish(
         self, connection: Connection, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None
     ) -> bool:
-        list_id, state = _locked(connection, ledger_id)
+        list_id, state = _lock_ledger(connection, ledger_id)
         copy = read_tiered_copy(connection, ledger_id)
-        mine = copy is not None and parse_context_or_empty(copy.context).get("uuid") == uuid
-        if copy is not None and mine and copy.state == _LIVE:
+        is_own = copy is not None and parse_context_or_empty(copy.context).get("uuid") == uuid
+        if copy is not None and is_own and copy.state == _LIVE:
             return True
-        if copy is not None and mine and list_id is not None and state is TopicState.ACTIVE:
+        if copy is not None and is_own and list_id is not None and state is TopicState.ACTIVE:
             context = context_after_upload(parse_context_or_empty(copy.context), None) | (
                 lengths.to_context() if lengths else {}
             )
@@ -109,7 +113,7 @@ class SqlOffloads(CatalogAdapter):
 
     @writes("catalog.abandon_offload")
     def abandon(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> None:
-        list_id, _ = _locked(connection, ledger_id)
+        list_id, _ = _lock_ledger(connection, ledger_id)
         now = self._db.now_us(connection)
         end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
 
@@ -117,7 +121,7 @@ class SqlOffloads(CatalogAdapter):
     def copies(self, connection: Connection, ledger_id: LedgerId) -> ReadableCopies | None:
         c = t.ledger_copy.c
         query = select(c.kind, as_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
-        if _listed(connection, ledger_id) is None:
+        if _read_listed_ledger(connection, ledger_id) is None:
             return None
         live = {row.kind: parse_context_or_empty(row.context) for row in connection.execute(query)}
         return ReadableCopies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
@@ -127,19 +131,24 @@ class SqlOffloads(CatalogAdapter):
             raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
 
     def find_missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
-        found = {row.ledger_id: row.state for row in self._rows(topic_id, ledger_ids, [])}
-        for ledger_id, state in sorted(found.items()):
+        state_by_ledger = {row.ledger_id: row.state for row in self._rows(topic_id, ledger_ids, [])}
+        for ledger_id, state in sorted(state_by_ledger.items()):
             if state != LedgerState.CLOSED.value:
                 raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
-        return sorted(set(ledger_ids) - found.keys())
+        return sorted(set(ledger_ids) - state_by_ledger.keys())
 
     def list_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
         c, ledger = t.ledger_copy.c, t.ledger.c
-        tiered = exists().where(c.ledger_id == ledger.ledger_id, c.kind == TIERED.value, c.state == _LIVE)
-        wanted = [ledger.state == LedgerState.CLOSED.value, ledger.entries > 0, ledger.ledger_id > after, ~tiered]
-        return [LedgerId(row.ledger_id) for row in self._rows(topic_id, ledger_ids, wanted, limit=limit)]
+        has_tiered = exists().where(c.ledger_id == ledger.ledger_id, c.kind == TIERED.value, c.state == _LIVE)
+        conditions = [
+            ledger.state == LedgerState.CLOSED.value,
+            ledger.entries > 0,
+            ledger.ledger_id > after,
+            ~has_tiered,
+        ]
+        return [LedgerId(row.ledger_id) for row in self._rows(topic_id, ledger_ids, conditions, limit=limit)]
 
     @reads
     def _rows(
@@ -147,13 +156,13 @@ class SqlOffloads(CatalogAdapter):
         connection: Connection,
         topic_id: TopicId,
         ledger_ids: Sequence[LedgerId] | None,
-        wanted: Sequence[ColumnElement[bool]],
+        conditions: Sequence[ColumnElement[bool]],
         limit: int | None = None,
     ) -> Sequence[Any]:
         ledger = t.ledger.c
-        asked = [] if ledger_ids is None else [among(connection, ledger.ledger_id, ledger_ids)]
-        listed = (ledger.list_id == data_list_id(connection, topic_id), ledger.place.is_not(None))
-        query = select(ledger.ledger_id, ledger.state).where(*listed, *asked, *wanted)
+        is_requested = [] if ledger_ids is None else [among(connection, ledger.ledger_id, ledger_ids)]
+        is_listed = (ledger.list_id == data_list_id(connection, topic_id), ledger.place.is_not(None))
+        query = select(ledger.ledger_id, ledger.state).where(*is_listed, *is_requested, *conditions)
         return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
 
     @reads
@@ -167,8 +176,8 @@ class SqlOffloads(CatalogAdapter):
         limit: int,
     ) -> list[PublishedCopy]:
         topic = read_topic(connection, topic_id)
-        wanted = _removable(connection, data_list_id(connection, topic_id), ledger_ids)
-        rows = connection.execute(_query(wanted & (t.ledger.c.ledger_id > after)).limit(limit)).all()
+        condition = _is_removable(connection, data_list_id(connection, topic_id), ledger_ids)
+        rows = connection.execute(_removable_query(condition & (t.ledger.c.ledger_id > after)).limit(limit)).all()
         return [
             PublishedCopy(
                 statement=build_statement(topic, row),
@@ -195,91 +204,93 @@ class SqlOffloads(CatalogAdapter):
         def lock() -> tuple[Topic, int]:
             return read_topic(connection, topic_id, share=True), data_list_id(connection, topic_id, lock=True)
 
-        found = run_once_per_batch(connection, batch_id, request, lock)
-        if isinstance(found, DetachedBatch):
-            return found
-        topic, list_id = found
-        now = self._db.now_us(connection)
-        stalled = adopt_stalled(connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now, copy=CopyKind.LEDGER)
+        locked = run_once_per_batch(connection, batch_id, request, lock)
+        if isinstance(locked, DetachedBatch):
+            return locked
+        topic, list_id = locked
+        now_us = self._db.now_us(connection)
+        stalled = adopt_stalled(
+            connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now_us, copy=CopyKind.LEDGER
+        )
         ids = _proved_ids(connection, list_id, ledger_ids, proved)
         to_delete = among(connection, t.ledger.c.ledger_id, ids)
         filed = file_copy_intents(
-            connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now, cause=cause
+            connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now_us, cause=cause
         )
         result = DetachedBatch(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
         if result.intents:
-            open_run(connection, result, topic_id, claim, now, request=request)
+            open_run(connection, result, topic_id, claim, now_us, request=request)
         if ids:
             audit(
                 connection,
                 "remove-primaries",
                 cause,
-                at_us=now,
+                at_us=now_us,
                 topic_id=topic_id,
                 topic=topic.name,
                 run_id=batch_id,
                 detail={},
                 span=AuditedLedgers.from_ids(ids),
             )
-        return replace(result, filed_counts=count_filed(connection, batch_id, now) if ids else ())
+        return replace(result, filed_counts=count_filed(connection, batch_id, now_us) if ids else ())
 
     def now_us(self) -> int:
         return self._db.read(self._db.now_us)
 
 
-def _listed(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """The ledger with its list, if it is in one."""
+def _read_listed_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
+    """Return the ledger with its list, or `None` if it is not listed."""
     joined = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
     columns = (t.ledger, t.ledger_list.c.topic_id, t.ledger_list.c.component)
     query = select(*columns).select_from(joined).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.place.is_not(None))
     return connection.execute(query).first()
 
 
-def _locked(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, TopicState | None]:
-    """Lock topic and list of the ledger, in this order, as far as there are any; nothing where no list has it."""
-    row = _listed(connection, ledger_id)
+def _lock_ledger(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, TopicState | None]:
+    """Lock topic and list of a listed ledger, in this order. Return list id and topic state, or `None` for both."""
+    row = _read_listed_ledger(connection, ledger_id)
     try:
         topic = read_topic(connection, row.topic_id, share=True) if row else None
         list_id = data_list_id(connection, topic.topic_id, lock=True) if topic else None
     except UnknownObject:
         return None, None
-    if topic is None or _listed(connection, ledger_id) is None:
+    if topic is None or _read_listed_ledger(connection, ledger_id) is None:
         return None, None
     return list_id, topic.state
 
 
-def _primary_of(connection: Connection, row: Row[Any]) -> str | None:
-    """The state of the ledger's primary copy; None: it has none."""
+def _read_primary_state(connection: Connection, row: Row[Any]) -> str | None:
+    """Return the state of the ledger's primary copy, or `None` without one."""
     c = t.ledger_copy.c
     primary = select(c.state).where(c.ledger_id == row.ledger_id, c.kind == CopyKind.LEDGER.value)
     return connection.execute(primary).scalar_one_or_none()
 
 
-def _removable(connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
-    """Ledgers of the list of which both copies are LIVE; for `_query`."""
+def _is_removable(connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
+    """Select ledgers of the list with two LIVE copies, for `_removable_query`."""
     c = _primary.c
-    primary = exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == CopyKind.LEDGER.value, c.state == _LIVE)
-    found = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None) & primary
-    found &= t.ledger.c.state == LedgerState.CLOSED.value
-    return found if ledger_ids is None else found & among(connection, t.ledger.c.ledger_id, ledger_ids)
+    has_primary = exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == CopyKind.LEDGER.value, c.state == _LIVE)
+    condition = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None) & has_primary
+    condition &= t.ledger.c.state == LedgerState.CLOSED.value
+    return condition if ledger_ids is None else condition & among(connection, t.ledger.c.ledger_id, ledger_ids)
 
 
-def _query(wanted: ColumnElement[bool]) -> Select[Any]:
-    """Ledgers with the context of their LIVE tiered copy, ascending."""
+def _removable_query(condition: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of ledgers with the context of their LIVE tiered copy, ascending."""
     c = _tiered.c
-    live = (c.ledger_id == t.ledger.c.ledger_id) & (c.kind == TIERED.value) & (c.state == _LIVE)
-    source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).join(_tiered, live)
+    is_live = (c.ledger_id == t.ledger.c.ledger_id) & (c.kind == TIERED.value) & (c.state == _LIVE)
+    source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).join(_tiered, is_live)
     columns = (t.ledger, t.ledger_list.c.component, as_text(c.context, "tiered_context"))
-    return select(*columns).select_from(source).where(wanted).order_by(t.ledger.c.ledger_id)
+    return select(*columns).select_from(source).where(condition).order_by(t.ledger.c.ledger_id)
 
 
 def _proved_ids(
     connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None, proved: Mapping[LedgerId, str]
 ) -> list[LedgerId]:
-    """Ledgers that are proved and removable; the tiered copy is still the one that was proved."""
-    wanted = _removable(connection, list_id, ledger_ids) & among(connection, t.ledger.c.ledger_id, proved)
-    found = {
+    """Return removable ledgers whose tiered copy is still the proved one."""
+    condition = _is_removable(connection, list_id, ledger_ids) & among(connection, t.ledger.c.ledger_id, proved)
+    uuid_by_ledger = {
         row.ledger_id: parse_context_or_empty(row.tiered_context).get("uuid")
-        for row in connection.execute(_query(wanted))
+        for row in connection.execute(_removable_query(condition))
     }
-    return [LedgerId(ledger_id) for ledger_id, uuid in found.items() if uuid == proved[LedgerId(ledger_id)]]
+    return [LedgerId(ledger_id) for ledger_id, uuid in uuid_by_ledger.items() if uuid == proved[LedgerId(ledger_id)]]

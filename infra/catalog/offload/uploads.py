@@ -1,4 +1,4 @@
-"""Tiered copies that are being written: which uploads are over, and how their copies leave the catalog."""
+"""Uploads of tiered copies: which have ended, and how their copies leave the catalog."""
 
 from typing import Any
 
@@ -20,20 +20,20 @@ _P = t.pending_deletion
 
 
 def is_abandoned_upload(now_us: int) -> ColumnElement[bool]:
-    """Tiered copies that will never be published: their upload can go on no longer.
+    """Select tiered copies whose upload has ended and that will never be published.
 
-    Without a time, or with something else in its place, that is not for us to judge: the copy stays, and the ledger.
+    If the context has no valid time, the copy and its ledger stay.
     """
     c = t.ledger_copy.c
-    said = cast(ReadableJson(c.context)["until_us"].as_string(), Text)
-    digits = func.length(said).between(1, 18) & (func.ltrim(said, "0123456789") == "")
-    until = case((digits, cast(said, t.Big)), else_=now_us)
-    over = until + UPLOAD_GRACE_S * 1_000_000 <= now_us
-    return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & over
+    stored_end = cast(ReadableJson(c.context)["until_us"].as_string(), Text)
+    is_number = func.length(stored_end).between(1, 18) & (func.ltrim(stored_end, "0123456789") == "")
+    end_us = case((is_number, cast(stored_end, t.Big)), else_=now_us)
+    has_ended = end_us + UPLOAD_GRACE_S * 1_000_000 <= now_us
+    return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & has_ended
 
 
 def build_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
-    """The statement of a ledger of messages, as storage should have it; `row` has `component` of its list as well."""
+    """Return the expected statement of a ledger of messages. `row` has the `component` of its list."""
     owner = LedgerOwner(
         application=row.application,
         component=Component(row.component),
@@ -45,7 +45,7 @@ def build_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
 
 
 def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """The row of the ledger's tiered copy, its context as text."""
+    """Return the row of the ledger's tiered copy, with its context as text."""
     c = t.ledger_copy.c
     query = select(c.ledger_id, c.kind, c.state, as_text(c.context))
     return connection.execute(query.where(c.ledger_id == ledger_id, c.kind == TIERED.value)).first()
@@ -54,43 +54,45 @@ def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | 
 def end_upload(
     connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
 ) -> None:
-    """See `Offloads.abandon`; the caller holds the lock of the list, if there still is one.
+    """End an attempt as `Offloads.abandon`. The caller holds the lock of the list, if it still exists.
 
     Args:
-        connection: In a writing transaction.
-        list_id: The list that has the ledger, or None.
-        ledger_id: Whose copy.
-        uuid: The attempt.
-        until_us: When its last request was sent; None: all of them were answered.
-        now_us: The database's clock.
+        connection: Connection in a writing transaction.
+        list_id: List of the ledger, or `None`.
+        ledger_id: Ledger of the copy.
+        uuid: Uuid of the attempt.
+        until_us: Time of its last request, or `None` if all requests were answered.
+        now_us: The database's time.
     """
     copy = read_tiered_copy(connection, ledger_id)
     if copy is None or parse_context_or_empty(copy.context).get("uuid") != uuid:
-        _end_intents(connection, ledger_id, uuid, until_us, now_us)
+        _end_upload_of_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
         set_copy_context(
             connection, ledger_id, TIERED, context_after_upload(parse_context_or_empty(copy.context), until_us)
         )
-        this = t.ledger.c.ledger_id == ledger_id
-        file_copy_intents(connection, list_id, TIERED, this, batch_id="", now_us=now_us)
+        is_ledger = t.ledger.c.ledger_id == ledger_id
+        file_copy_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
 
 
-def _end_intents(connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int) -> None:
-    """Let phase two go to work, and see what it may have missed.
+def _end_upload_of_intents(
+    connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int
+) -> None:
+    """Shorten the wait of the attempt's last intent, or file one more intent.
 
-    It deletes nothing before the upload's end. So an intent that still waits for that meets every object later; of
-    one that has waited in vain it is not known what it saw, and one more is filed. One that waits for nothing was told
-    so by an earlier call of this attempt.
+    Phase two deletes nothing before the upload's end. An intent that still waits sees every object later. An intent
+    that stopped waiting may have missed objects, so one more is filed. An intent without a wait was handled by an
+    earlier call.
     """
-    of_copy = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
-    rows = connection.execute(select(*INTENT).where(*of_copy).order_by(_P.c.generation).with_for_update()).all()
-    ours = [row for row in rows if parse_context_or_empty(row.context).get("uuid") == uuid]
-    said = parse_context_or_empty(ours[-1].context) if ours else {}
-    ends_us = upload_ends_us(said)
-    if ends_us is None:
+    conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
+    rows = connection.execute(select(*INTENT).where(*conditions).order_by(_P.c.generation).with_for_update()).all()
+    attempt_rows = [row for row in rows if parse_context_or_empty(row.context).get("uuid") == uuid]
+    last_context = parse_context_or_empty(attempt_rows[-1].context) if attempt_rows else {}
+    end_us = upload_ends_us(last_context)
+    if end_us is None:
         return
-    last, context = ours[-1], context_after_upload(said, until_us)
-    if last.state == DeletionState.PENDING.value and ends_us > now_us:
-        set_intent_context(connection, last.row_id, context)
+    last_intent, context = attempt_rows[-1], context_after_upload(last_context, until_us)
+    if last_intent.state == DeletionState.PENDING.value and end_us > now_us:
+        set_intent_context(connection, last_intent.row_id, context)
     else:
-        refile_intent(connection, last, context, now_us)
+        refile_intent(connection, last_intent, context, now_us)

@@ -56,7 +56,7 @@ class BucketSnapshots:
     ) -> None:
         self._ledgers, self._contents, self._objects = ledgers, contents, objects
         self._footers = ReadCache[LedgerId, _CachedFooter](
-            cache_bytes, lambda cached: cached.metadata.serialized_size, least=1
+            cache_bytes, lambda cached: cached.metadata.serialized_size, min_values=1
         )
 
     @property

@@ -1,6 +1,6 @@
-"""A topic's log: append, roll, read.
+"""Log of a topic: append, roll, read.
 
-Any process may append and read at any time; SQL makes it safe. What a process remembers between calls (the last
+Any process may append and read at any time, because SQL makes it safe. What a process remembers between calls (the last
 ledger of a topic, sequence ids of producers) is a hint that a refused registration corrects.
 """
 

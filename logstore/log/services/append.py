@@ -1,11 +1,11 @@
-"""Appending: the object first, then the registration that makes its entries exist; concurrent appends share a segment.
+"""Append: upload an object, then register it, which makes its entries exist. Concurrent appends share a segment.
 
-What a crash leaves before the registration is an object that no row names: invisible, and found by
-reconciliation. Nothing is answered as stored before its registration is known.
+A crash before the registration leaves an object without a row. It is invisible, and reconciliation finds it. No append
+is answered before its registration is known.
 
-The first thread that finds a lane idle leads: it stores what has queued, its own append among it, and then
-wakes the thread at the head of what queued meanwhile to lead next. No append waits for company: like group
-commit, a batch is what came while the one before was being stored.
+The first thread that finds a queue idle becomes its leader. It stores all queued appends and its own, then makes the
+thread at the head of the queue the next leader. No append waits for others: a batch is what came while the previous
+batch was stored.
 """
 
 import threading
@@ -25,8 +25,8 @@ from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
 from logstore.positions import Position
 
 
-def _refusals() -> tuple[type[Exception], ...]:
-    """The errors that Arrow raises at values that no segment can hold."""
+def _encoding_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that Arrow raises for values that a segment cannot hold."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     return (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
@@ -34,16 +34,16 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendResult:
-    """Where an append went: `first` to `last` inclusive, one after the other in one ledger."""
+    """Result of an append. Its entries are contiguous in one ledger, `first` to `last` inclusive."""
 
     count: int  # entries stored
-    first: Position | None  # None: all of them were duplicates
+    first: Position | None  # None if all entries were duplicates
     last: Position | None
-    duplicates: int = 0  # acknowledged, and not stored again
+    duplicates: int = 0  # acknowledged and not stored again
 
 
-class _Target(NamedTuple):
-    """Where an append goes, and its uploads so far."""
+class _AppendTarget(NamedTuple):
+    """Destination of an append, and its uploads so far."""
 
     topic: Topic
     hints: TopicHints
@@ -51,17 +51,16 @@ class _Target(NamedTuple):
 
 
 class Appender:
-    """Stores batches of appends, each as one segment."""
+    """Stores batches of appends, each as one segment.
+
+    Args:
+        ledgers: The catalog, for sequence ids.
+        placer: Uploads and registers segments.
+        clock: Clock for publish times and deadlines.
+        registration_timeout_s: Time after its start at which an unregistered batch gives up.
+    """
 
     def __init__(self, *, ledgers: Ledgers, placer: Placer, clock: Clock, registration_timeout_s: float) -> None:
-        """Read sequence ids from `ledgers`, place segments with `placer`.
-
-        Args:
-            ledgers: The catalog.
-            placer: Uploads and registers.
-            clock: Publish times and deadlines.
-            registration_timeout_s: A batch that is not registered this long after it began gives up.
-        """
         self._ledgers = ledgers
         self._placer = placer
         self._clock = clock
@@ -70,137 +69,138 @@ class Appender:
     def append(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
-        """Store the parts as one segment and answer each in its place.
+        """Store the parts as one segment. Return a result or an error for each part.
 
-        A part that cannot be encoded is answered with `InvalidInput` alone, before anything is written.
+        A part that cannot be encoded gets `InvalidInput`, before anything is written.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not stored; bounded retries were not enough.
-            OutcomeUnknown: Perhaps stored; only a producer with sequence ids can repeat it safely.
+            StoreUnavailable, CatalogBusy: Not stored after bounded retries.
+            OutcomeUnknown: Perhaps stored. Only a producer with sequence ids can safely repeat it.
         """
-        return self._append(_Target(topic, hints, AppendUploads()), parts)
+        return self._append(_AppendTarget(topic, hints, AppendUploads()), parts)
 
-    def _append(self, to: _Target, parts: Sequence[ProducedEntries]) -> Sequence[AppendResult | SextonError]:
+    def _append(self, target: _AppendTarget, parts: Sequence[ProducedEntries]) -> Sequence[AppendResult | SextonError]:
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
-            judged = self._without_duplicates(to.topic, to.hints, parts, deadline_s)
-            kept = [one for one in judged if not isinstance(one, SequenceHeld)]
-            if len(kept) < len(judged):
-                return self._append_others(to, parts, judged)
-            if not _entries(kept):
-                return _results(parts, kept, None)
+            checked_parts = self._without_duplicates(target.topic, target.hints, parts, deadline_s)
+            accepted_parts = [part for part in checked_parts if not isinstance(part, SequenceHeld)]
+            if len(accepted_parts) < len(checked_parts):
+                return self._append_others(target, parts, checked_parts)
+            if not _count_entries(accepted_parts):
+                return _to_results(parts, accepted_parts, None)
             try:
-                body = self._encode(kept)
-            except _refusals():
-                # the rest is judged anew, as entries taken out make no duplicates
-                return self._append_others(to, parts, [_unfit(part) for part in parts])
+                body = self._encode(accepted_parts)
+            except _encoding_errors():
+                # check the other parts again, because removed entries make no duplicates
+                return self._append_others(target, parts, [_find_encoding_error(part) for part in parts])
             try:
-                placed = self._placer.place(to.topic, to.hints, body, to.uploads, deadline_s=deadline_s)
+                placed = self._placer.place(target.topic, target.hints, body, target.uploads, deadline_s=deadline_s)
             except TransactionNotOpen as refused:
-                return self._append_open(to, parts, refused)
-            except ProducerFenced:  # another process stored entries of a producer: what is a duplicate has changed
-                to.hints.sequences.clear()
+                return self._append_open(target, parts, refused)
+            except ProducerFenced:  # another process stored entries of a producer
+                target.hints.sequences.clear()
             else:
                 for moved in body.producers:
-                    known = to.hints.sequences.get(moved.producer, ProducerSequence())
-                    to.hints.sequences[moved.producer] = known.advance(moved.last, moved.txn)
-                return _results(parts, kept, placed)
+                    known = target.hints.sequences.get(moved.producer, ProducerSequence())
+                    target.hints.sequences[moved.producer] = known.advance(moved.last, moved.txn)
+                return _to_results(parts, accepted_parts, placed)
 
     def _append_others(
-        self, to: _Target, parts: Sequence[ProducedEntries], judged: Sequence[object]
+        self, target: _AppendTarget, parts: Sequence[ProducedEntries], verdicts: Sequence[object]
     ) -> Sequence[AppendResult | SextonError]:
-        """Store the parts that are not judged by an error, and answer the others with theirs."""
-        wanted = [part for part, one in zip(parts, judged, strict=True) if not isinstance(one, SextonError)]
-        answers = iter(self._append(to, wanted) if wanted else ())
-        return [one if isinstance(one, SextonError) else next(answers) for one in judged]
+        """Store the parts whose verdict is no error. Return results and errors in the order of the parts."""
+        accepted_parts = [
+            part for part, verdict in zip(parts, verdicts, strict=True) if not isinstance(verdict, SextonError)
+        ]
+        answers = iter(self._append(target, accepted_parts) if accepted_parts else ())
+        return [verdict if isinstance(verdict, SextonError) else next(answers) for verdict in verdicts]
 
     def _append_open(
-        self, to: _Target, parts: Sequence[ProducedEntries], refused: TransactionNotOpen
+        self, target: _AppendTarget, parts: Sequence[ProducedEntries], error: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
-        """Take out the parts of a transaction that is decided; nothing of any part was stored."""
-        judged = [refused.again() if str(part.txn) == refused.txn else None for part in parts]
-        return self._append_others(to, parts, judged)
+        """Append without the parts of a decided transaction. Nothing of any part was stored before."""
+        verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
+        return self._append_others(target, parts, verdicts)
 
     def _without_duplicates(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
-        """Drop duplicates; only if the catalog has them, as what is dropped is acknowledged without being stored.
+        """Drop duplicates that the catalog confirms, because a dropped entry is acknowledged and not stored.
 
-        What this process remembers is enough to keep an entry: the registration checks it again.
+        Hints suffice to keep an entry, because the registration checks it again.
         """
-        wanted = duplicates.numbered_producers(parts)
-        if wanted <= hints.sequences.keys():
-            kept = duplicates.drop(parts, hints.sequences)
-            if all(one is part for one, part in zip(kept, parts, strict=True)):
-                return kept
-        found = self._clock.retry(
-            lambda: self._ledgers.producer_sequences(topic.topic_id, wanted), deadline_s=deadline_s
+        producers = duplicates.numbered_producers(parts)
+        if producers <= hints.sequences.keys():
+            unique_parts = duplicates.drop(parts, hints.sequences)
+            if all(unique_part is part for unique_part, part in zip(unique_parts, parts, strict=True)):
+                return unique_parts
+        sequences = self._clock.retry(
+            lambda: self._ledgers.producer_sequences(topic.topic_id, producers), deadline_s=deadline_s
         )
-        hints.remember({name: found.get(name, ProducerSequence()) for name in wanted})
-        return duplicates.drop(parts, found)
+        hints.remember({name: sequences.get(name, ProducerSequence()) for name in producers})
+        return duplicates.drop(parts, sequences)
 
-    def _encode(self, kept: Sequence[ProducedEntries]) -> SegmentBody:
-        content = encode_segment(kept, publish_ms=self._clock.now_us() // 1000)
+    def _encode(self, unique_parts: Sequence[ProducedEntries]) -> SegmentBody:
+        content = encode_segment(unique_parts, publish_ms=self._clock.now_us() // 1000)
         return SegmentBody(
             content=content,
             sha256=sha256_hex(content),
-            entries=_entries(kept),
-            producers=duplicates.advances(kept),
-            **_transactional(kept),
-            delayed=sum(entry.deliver_at_ms is not None for part in kept for entry in part.entries),
+            entries=_count_entries(unique_parts),
+            producers=duplicates.advances(unique_parts),
+            **_collect_transactions(unique_parts),
+            delayed=sum(entry.deliver_at_ms is not None for part in unique_parts for entry in part.entries),
         )
 
 
-def _transactional(parts: Sequence[ProducedEntries]) -> dict[str, Any]:
-    """Which entries of the segment are of transactions, and which are markers."""
-    transactions, markers, at = list[TransactionEntries](), list[int](), 0
+def _collect_transactions(parts: Sequence[ProducedEntries]) -> dict[str, Any]:
+    transactions, markers, offset = list[TransactionEntries](), list[int](), 0
     for part in parts:
         count = len(part.entries)
         if part.txn and count:
-            transactions.append(TransactionEntries(part.txn, at, count))
-        markers += range(at, at + len(part.marks))
-        at += count
+            transactions.append(TransactionEntries(part.txn, offset, count))
+        markers += range(offset, offset + len(part.marks))
+        offset += count
     return {"transactions": tuple(transactions), "markers": tuple(markers)}
 
 
-def _entries(parts: Sequence[ProducedEntries]) -> int:
+def _count_entries(parts: Sequence[ProducedEntries]) -> int:
     return sum(len(part.entries) for part in parts)
 
 
-def _unfit(part: ProducedEntries) -> InvalidInput | None:
+def _find_encoding_error(part: ProducedEntries) -> InvalidInput | None:
     try:
         encode_segment([part], publish_ms=0)
-    except _refusals() as error:
-        refused = InvalidInput("entries", expected="values that a segment can hold", found=str(error))
-        refused.__cause__ = error
-        return refused
+    except _encoding_errors() as error:
+        invalid = InvalidInput("entries", expected="values that a segment can hold", found=str(error))
+        invalid.__cause__ = error
+        return invalid
     return None
 
 
-def _results(
-    parts: Sequence[ProducedEntries], kept: Sequence[ProducedEntries], placed: PlacedSegment | None
+def _to_results(
+    parts: Sequence[ProducedEntries], unique_parts: Sequence[ProducedEntries], placed: PlacedSegment | None
 ) -> list[AppendResult]:
     results = []
-    at = placed.first_entry if placed else 0
-    for part, stored in zip(parts, kept, strict=True):
-        count, dropped = len(stored.entries), len(part.entries) - len(stored.entries)
-        first = Position(placed.ledger_id, at) if placed and count else None
-        last = Position(placed.ledger_id, at + count - 1) if placed and count else None
-        results.append(AppendResult(count=count, first=first, last=last, duplicates=dropped))
-        at += count
+    next_entry = placed.first_entry if placed else 0
+    for part, unique_part in zip(parts, unique_parts, strict=True):
+        count, duplicate_count = len(unique_part.entries), len(part.entries) - len(unique_part.entries)
+        first = Position(placed.ledger_id, next_entry) if placed and count else None
+        last = Position(placed.ledger_id, next_entry + count - 1) if placed and count else None
+        results.append(AppendResult(count=count, first=first, last=last, duplicates=duplicate_count))
+        next_entry += count
     return results
 
 
-_MAX_ENTRIES: Final = 50_000
-_MAX_BYTES: Final = 32 << 20
-"""A batch takes appends until it passes one of these; one append larger than that is a batch of its own."""
+_MAX_BATCH_ENTRIES: Final = 50_000
+_MAX_BATCH_BYTES: Final = 32 << 20
+"""Limits of a batch. A single larger append is a batch of its own."""
 
 Answer = AppendResult | BaseException
 
 
 class _Waiter:
-    """One thread's append while it waits."""
+    """Append of one waiting thread."""
 
     __slots__ = ("answer", "leads", "produced", "size_bytes", "woken")
 
@@ -213,15 +213,14 @@ class _Waiter:
 
 
 class AppendQueue:
-    """The appends of one topic in this process."""
+    """Queue of the appends of one topic in this process.
+
+    Args:
+        store: Stores appends as one segment and returns a result or an error for each. One thread calls it at a time.
+            An error that it raises goes to every append of the batch.
+    """
 
     def __init__(self, store: Callable[[Sequence[ProducedEntries]], Sequence[AppendResult | SextonError]]) -> None:
-        """Merge into calls of `store`.
-
-        Args:
-            store: Stores the appends as one segment and answers each in its place; called by one thread at a
-                time. What it raises is raised to every append of the batch.
-        """
         self._store = store
         self._lock = threading.Lock()
         self._queue: deque[_Waiter] = deque()
@@ -229,16 +228,16 @@ class AppendQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether no thread appends at this moment."""
+        """Return whether no thread appends now."""
         with self._lock:
             return not self._led
 
     def append(self, produced: ProducedEntries) -> AppendResult:
-        """Store the append with whatever else queued, and answer where it went.
+        """Store the append together with other queued ones.
 
         Raises:
-            SextonError: What `store` answered or raised.
-            OutcomeUnknown: The thread that led the batch was interrupted.
+            SextonError: Error that `store` returned or raised.
+            OutcomeUnknown: The leader of the batch was interrupted.
         """
         waiter = _Waiter(produced)
         with self._lock:
@@ -255,7 +254,7 @@ class AppendQueue:
     def _wait(self, waiter: _Waiter) -> None:
         try:
             waiter.woken.wait()
-        except BaseException:  # interrupted: it must neither be stored later nor be asked to lead
+        except BaseException:  # interrupted: it must neither be stored later nor become leader
             with self._lock:
                 if waiter in self._queue:
                     self._queue.remove(waiter)
@@ -281,13 +280,13 @@ class AppendQueue:
                 waiter.woken.set()
 
     def _take(self) -> list[_Waiter]:
-        """The head of the queue and what fits behind it. The leader's own append is the head."""
+        """Return the leader's own append, at the head of the queue, and what fits into its batch."""
         batch = [self._queue.popleft()]
-        entries, size = len(batch[0].produced.entries), batch[0].size_bytes
+        entries, size_bytes = len(batch[0].produced.entries), batch[0].size_bytes
         while self._queue:
             entries += len(self._queue[0].produced.entries)
-            size += self._queue[0].size_bytes
-            if entries > _MAX_ENTRIES or size > _MAX_BYTES:
+            size_bytes += self._queue[0].size_bytes
+            if entries > _MAX_BATCH_ENTRIES or size_bytes > _MAX_BATCH_BYTES:
                 break
             batch.append(self._queue.popleft())
         return batch

@@ -1,10 +1,9 @@
 """Ledgers of components, written whole: a statement, one segment, and the transaction that makes them exist.
 
-A component ledger is stored as a data ledger is: `meta.json` first, then its segments, here exactly one. That has one
-entry, or is a whole Parquet file of the component's own. It is created in two phases, as it is deleted in two: its row
-first, and its place in a list last. The component's own transaction lists it once a HEAD has shown each of its objects.
-A process that loses that race, or dies before it, leaves a newborn that the catalog files an intent for
-(apache/pulsar#350).
+A component ledger is stored like a data ledger: `meta.json` first, then exactly one segment. The segment has one entry,
+or is a Parquet file of the component. Its row is created first. The component's own transaction lists it last, after a
+HEAD has shown each object. A process that loses this race or dies leaves a newborn, for which the catalog files an
+intent (apache/pulsar#350).
 """
 
 import hashlib
@@ -30,15 +29,15 @@ from logstore.units import raise_if_stopped
 
 _Published = TypeVar("_Published")
 
-_TRIES: Final = 3
-"""Ids that storage may hold already: after the catalog went back, several in a row."""
+_MAX_ATTEMPTS: Final = 3
+"""Ids that storage may have already: several in a row after a restore of the catalog."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatedLedger:
-    """A ledger whose objects are stored and which is in no list yet."""
+    """Unlisted ledger whose objects are stored."""
 
     ledger_id: LedgerId
     epoch: int  # of the catalog
@@ -48,29 +47,29 @@ class CreatedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryDraft:
-    """A component ledger to be written."""
+    """Component ledger to write, with one entry."""
 
     topic_id: TopicId
     component: Component
     keys: Mapping[str, str]
     content: bytes
-    properties: Mapping[str, str]  # beside the content, for a reader without the catalog
+    properties: Mapping[str, str]  # for a reader without the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDraft:
-    """A component ledger to be written whose segment is a Parquet file of any size."""
+    """Component ledger to write, whose segment is a Parquet file of any size."""
 
     topic_id: TopicId
     component: Component
     keys: Mapping[str, str]
     file: BinaryIO  # seekable, and read from its beginning
-    facts: Mapping[str, str]  # in the object's metadata, for a reader without the catalog
+    facts: Mapping[str, str]  # object metadata, for a reader without the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    """The one segment as it is to be stored."""
+    """Segment to upload."""
 
     content: bytes | BinaryIO
     size_bytes: int
@@ -79,7 +78,16 @@ class _Segment:
 
 
 class ComponentLedgers:
-    """Writes component ledgers and reads them back. Threads share one; any number of processes may run."""
+    """Writes component ledgers and reads them back. It is thread-safe, and any number of processes may run one.
+
+    Args:
+        components: Creates rows.
+        ledgers: Finds segments.
+        objects: The primary bucket.
+        application: Application in the statements of new ledgers.
+        clock: Clock, for tests.
+        patience_s: Time after the start of a write within which it is retried.
+    """
 
     def __init__(
         self,
@@ -91,16 +99,6 @@ class ComponentLedgers:
         clock: Clock | None = None,
         patience_s: float = 600.0,
     ) -> None:
-        """Work on a catalog and the primary bucket.
-
-        Args:
-            components: Where rows are created.
-            ledgers: Where segments are looked up.
-            objects: The primary bucket.
-            application: Whose ledgers these are, in storage's own statement.
-            clock: For tests; the process's own by default.
-            patience_s: No retry later than this after a write began.
-        """
         self._components = components
         self._ledgers = ledgers
         self._objects = objects
@@ -109,38 +107,38 @@ class ComponentLedgers:
         self._patience_s = patience_s
 
     def write(self, draft: EntryDraft | FileDraft, publish: Callable[[CreatedLedger], _Published]) -> _Published:
-        """Store the content as a ledger and publish it.
+        """Store the draft as a ledger and publish it.
 
-        Idempotency: each call makes a ledger of its own. A crash leaves at most a row that is in no list, which
-        the topic's next trim detaches; `publish` is repeated when its outcome is not known.
+        Idempotency: each call makes a new ledger. A crash leaves at most an unlisted row, which the topic's next trim
+        detaches. `publish` is repeated if its outcome is unknown.
 
         Args:
-            draft: Whose ledger, and what it holds.
-            publish: The component's transaction, safe to repeat.
+            draft: Owner and content.
+            publish: Transaction of the component, safe to repeat.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven: Bounded retries were not enough.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven: Not done after bounded retries.
             OutcomeUnknown: Perhaps published.
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s
-        born = self._store(draft, deadline_s)
-        with report_abandoned_upload(self._ledgers, born.ledger_id, epoch=born.epoch, clock=self._clock):
-            return self._clock.retry(lambda: publish(born), deadline_s=deadline_s)
+        created = self._store(draft, deadline_s)
+        with report_abandoned_upload(self._ledgers, created.ledger_id, epoch=created.epoch, clock=self._clock):
+            return self._clock.retry(lambda: publish(created), deadline_s=deadline_s)
 
     def store(self, draft: EntryDraft | FileDraft) -> CreatedLedger:
-        """Store the content as a ledger that is in no list, for a transaction that publishes several of them.
+        """Store the draft as an unlisted ledger, for a transaction that publishes several.
 
-        One that is not published within the time that a writer has to register may be taken for abandoned. Raises as
-        `write`.
+        It raises the errors of `write`. If the ledger is not published within a writer's time to register, it counts as
+        abandoned.
         """
         return self._store(draft, self._clock.monotonic_s() + self._patience_s)
 
     def _store(self, draft: EntryDraft | FileDraft, deadline_s: float) -> CreatedLedger:
         segment = _segment_of(draft, publish_ms=self._clock.now_us() // 1000)
-        whose = (draft.topic_id, draft.component, draft.keys)
-        create = partial(self._components.create, *whose, application=self._application)
-        for _ in range(_TRIES):
+        owner = (draft.topic_id, draft.component, draft.keys)
+        create = partial(self._components.create, *owner, application=self._application)
+        for _ in range(_MAX_ATTEMPTS):
             statement = self._clock.retry(create, deadline_s=deadline_s)
             with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
                 if self._put(statement, segment, deadline_s):
@@ -150,14 +148,14 @@ class ComponentLedgers:
                         size_bytes=segment.size_bytes,
                         sha256=segment.sha256,
                     )
-        raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_TRIES} ledger ids in a row")
+        raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_MAX_ATTEMPTS} ledger ids in a row")
 
     def read(self, ledger_id: LedgerId) -> bytes | None:
-        """The content of a listed ledger, or None when its row or its object is gone.
+        """Return the content of a listed ledger, or `None` if its row or its object is gone.
 
         Raises:
-            CorruptData: The object is not what the row says.
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
+            CorruptData: The object differs from its row.
+            StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         rows = self._ledgers.segments(ledger_id)
         if not rows:
@@ -174,15 +172,15 @@ class ComponentLedgers:
         if stored is None:
             return None
         verify_segment(segment, stored)
-        found = decode_segment(io.BytesIO(stored.body), columns=["payload"], name=key).column("payload")
-        if len(found) != 1:
-            raise CorruptData(f"{key}: expected one entry, found {len(found)}")
-        return bytes(found[0].as_py())
+        payloads = decode_segment(io.BytesIO(stored.body), columns=["payload"], name=key).column("payload")
+        if len(payloads) != 1:
+            raise CorruptData(f"{key}: expected one entry, found {len(payloads)}")
+        return bytes(payloads[0].as_py())
 
     def _put(self, statement: LedgerStatement, segment: _Segment, deadline_s: float) -> bool:
-        """Whether both objects are stored; not when storage holds another ledger of that id.
+        """Store both objects. Return `False` if storage has another ledger of that id.
 
-        Each is read back after its PUT was answered. One that is not there is put again.
+        Each object is read back after its PUT, and put again if it is missing.
         """
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()

@@ -1,8 +1,7 @@
-"""Deduplication: which of a producer's entries are stored already.
+"""Deduplication: entries whose sequence id is at most the producer's registered one were stored before.
 
-An entry whose sequence id is at or behind the producer's registered one was stored before: it is acknowledged
-and not stored again. Entries without a sequence id are never duplicates. What is in an open transaction is stored for
-that one alone; see `ProducerSequence`.
+A duplicate is acknowledged and not stored again. Entries without a sequence id are never duplicates. Entries of an open
+transaction count for that transaction only (`ProducerSequence`).
 
 Source: Pulsar's message deduplication (highest sequence id persisted per producer).
 """
@@ -18,75 +17,79 @@ from logstore.ports.catalog import ProducerAdvance
 from logstore.transactions.transactions import TransactionId
 
 _MAX_SEQUENCE = 2**63 - 1
-_NOTHING = ProducerSequence()
+_NO_SEQUENCE = ProducerSequence()
 
 
 def check(produced: ProducedEntries) -> None:
-    """Refuse an append that deduplication could not judge.
+    """Refuse an append whose sequence ids are invalid.
 
     Raises:
-        InvalidInput: No entries, a sequence id without a producer, below 0 or above 2**63 - 1, or not
-            ascending within the append.
+        InvalidInput: No entries, or a sequence id without a producer, below 0, above 2**63 - 1, or not ascending.
     """
     if not produced.entries:
         raise InvalidInput("entries", expected="at least one", found=produced.entries)
     if produced.producer is not None and not (0 < len(produced.producer) <= 200 and produced.producer.isprintable()):
         raise InvalidInput("producer", expected="1 to 200 printable characters", found=produced.producer)
-    before = -1
-    for at, entry in enumerate(produced.entries):
+    previous_id = -1
+    for number, entry in enumerate(produced.entries):
         sequence_id = entry.sequence_id
         if sequence_id is None:
             continue
         if not produced.producer:
-            raise InvalidInput(f"entry {at}: sequence_id", expected="a producer beside it", found=produced.producer)
-        if not before < sequence_id <= _MAX_SEQUENCE:
-            raise InvalidInput(f"entry {at}: sequence_id", expected=f"an id above {before}", found=sequence_id)
-        before = sequence_id
+            raise InvalidInput(f"entry {number}: sequence_id", expected="a producer beside it", found=produced.producer)
+        if not previous_id < sequence_id <= _MAX_SEQUENCE:
+            raise InvalidInput(f"entry {number}: sequence_id", expected=f"an id above {previous_id}", found=sequence_id)
+        previous_id = sequence_id
 
 
 def numbered_producers(parts: Iterable[ProducedEntries]) -> set[str]:
-    """Producers whose registered sequence id decides about any of the entries."""
-    return {part.producer for part in parts if part.producer and any(_numbered(part))}
+    """Return the producers that have entries with a sequence id."""
+    return {part.producer for part in parts if part.producer and any(_has_sequence_id(part))}
 
 
 def drop(
     parts: Sequence[ProducedEntries], registered: Mapping[str, ProducerSequence]
 ) -> list[ProducedEntries | SequenceHeld]:
-    """The parts without duplicates, in their order; a part may end up empty, or is refused as a whole.
+    """Return the parts without duplicates, in order. A part may become empty, or is refused as a whole.
 
-    An entry counts for the parts behind it: of two appends of one producer the second is judged by the first.
+    Of two parts of one producer, the second is compared with the first.
     """
-    reached = dict(registered)
-    return [_drop(part, reached) for part in parts]
+    sequence_by_producer = dict(registered)
+    return [_drop(part, sequence_by_producer) for part in parts]
 
 
-def _drop(part: ProducedEntries, reached: dict[str, ProducerSequence]) -> ProducedEntries | SequenceHeld:
+def _drop(part: ProducedEntries, sequence_by_producer: dict[str, ProducerSequence]) -> ProducedEntries | SequenceHeld:
     if not part.producer:
         return part
-    known = reached.get(part.producer, _NOTHING)
-    stored = known.committed if known.refuses(part.txn) else known.last
-    kept = [entry for entry in part.entries if entry.sequence_id is None or entry.sequence_id > stored]
-    new = list(_numbers(kept))
-    if new and known.refuses(part.txn):
+    known = sequence_by_producer.get(part.producer, _NO_SEQUENCE)
+    last_stored_id = known.committed if known.refuses(part.txn) else known.last
+    unique_entries = [
+        entry for entry in part.entries if entry.sequence_id is None or entry.sequence_id > last_stored_id
+    ]
+    new_ids = list(_sequence_ids(unique_entries))
+    if new_ids and known.refuses(part.txn):
         return SequenceHeld(part.producer, txn=str(known.txn))
-    if new:
-        reached[part.producer] = known.advance(new[-1], part.txn)
-    return part if len(kept) == len(part.entries) else replace(part, entries=kept)
+    if new_ids:
+        sequence_by_producer[part.producer] = known.advance(new_ids[-1], part.txn)
+    return part if len(unique_entries) == len(part.entries) else replace(part, entries=unique_entries)
 
 
 def advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerAdvance, ...]:
-    """What a segment of these parts, duplicates dropped, moves each producer over; by producer, and then in order."""
-    ids: dict[tuple[str, TransactionId | None], list[int]] = {}
+    """Return the sequence ids that a segment of these parts registers, ascending by producer, then in order."""
+    ids_by_key: dict[tuple[str, TransactionId | None], list[int]] = {}
     for part in parts:
-        if part.producer and any(_numbered(part)):
-            ids.setdefault((part.producer, part.txn), []).extend(_numbers(part.entries))
-    moved = [ProducerAdvance(producer=key[0], first=of[0], last=of[-1], txn=key[1]) for key, of in ids.items()]
-    return tuple(sorted(moved, key=attrgetter("producer")))
+        if part.producer and any(_has_sequence_id(part)):
+            ids_by_key.setdefault((part.producer, part.txn), []).extend(_sequence_ids(part.entries))
+    producer_advances = [
+        ProducerAdvance(producer=key[0], first=sequence_ids[0], last=sequence_ids[-1], txn=key[1])
+        for key, sequence_ids in ids_by_key.items()
+    ]
+    return tuple(sorted(producer_advances, key=attrgetter("producer")))
 
 
-def _numbered(part: ProducedEntries) -> Iterable[bool]:
+def _has_sequence_id(part: ProducedEntries) -> Iterable[bool]:
     return (entry.sequence_id is not None for entry in part.entries)
 
 
-def _numbers(entries: Iterable[NewEntry]) -> list[int]:
+def _sequence_ids(entries: Iterable[NewEntry]) -> list[int]:
     return [entry.sequence_id for entry in entries if entry.sequence_id is not None]

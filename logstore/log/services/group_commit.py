@@ -1,14 +1,13 @@
-"""Group commit: one writer thread a process, everything that waits in one transaction.
+"""Group commit: one writer thread for each process commits all waiting writes in one transaction.
 
-There is no timer. An idle writer commits at once; a batch is whatever queued while the one before it was
-being committed, so a single writer never waits for others.
+There is no timer. An idle writer commits at once. A batch is what queued while the previous batch was committed.
 """
 
 import logging
 import threading
 from collections import deque
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as Late
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import Context, copy_context
 from typing import Any, Final, NamedTuple, overload
 
@@ -28,30 +27,28 @@ from logstore.ports.catalog import (
 
 _LOG = logging.getLogger(__name__)
 
-_DEAD_IN_A_ROW: Final = 2
-"""One item may fail for a reason of its own; after two in a row the catalog is away, and the rest is not tried."""
+_MAX_UNAVAILABLE_IN_A_ROW: Final = 2
+"""One write may fail for its own reason. After two in a row the catalog is unavailable."""
 
 
 class _Item(NamedTuple):
     write: Write
     future: "Future[Any]"
-    context: Context  # of the submitting thread: a commit is part of the first one's trace
+    context: Context  # of the submitting thread; a commit belongs to the trace of its first write
 
 
 class GroupCommitter:
     """Collects small writes of all threads and commits them together.
 
-    Close it; its thread is a daemon, so a process that forgets still ends.
+    Close it. Its thread is a daemon, so a process that forgets still ends.
+
+    Args:
+        commits: Destination of the writes, called by the writer thread only.
+        capacity: Maximum of waiting writes, at least 1, and of writes in one transaction.
+        patience_s: Time for which `submit` waits for room.
     """
 
     def __init__(self, commits: Commits, *, capacity: int = 4096, patience_s: float = 30.0) -> None:
-        """Start the writer.
-
-        Args:
-            commits: Where the writes go; called from the writer's thread only.
-            capacity: Writes that may wait, at least 1; also the most that one transaction holds.
-            patience_s: How long `submit` waits for room before it raises `CatalogBusy`.
-        """
         self._commits = commits
         self._capacity = capacity
         self._patience_s = patience_s
@@ -70,23 +67,23 @@ class GroupCommitter:
     @overload
     def submit(self, write: EndTransaction) -> "Future[EndTransactionResult]": ...
     def submit(self, write: Write) -> "Future[Any]":
-        """Queue a write; the future holds its result or the error that answers it, and it alone.
+        """Queue a write. The future gets its result or its own error.
 
         Raises:
-            CatalogBusy: No room within `patience_s`; the write was not queued.
-            StoreUnavailable: The committer is closed, or its thread died; the write was not queued.
+            CatalogBusy: No room within `patience_s`. The write was not queued.
+            StoreUnavailable: The committer is closed or its thread died. The write was not queued.
         """
         return self._queue(write)
 
     def _queue(self, write: Write) -> "Future[Any]":
         item = _Item(write, Future(), copy_context())
         with self._changed:
-            room = self._changed.wait_for(
+            has_room = self._changed.wait_for(
                 lambda: self._refusal is not None or len(self._waiting) < self._capacity, timeout=self._patience_s
             )
             if self._refusal:
                 raise StoreUnavailable(f"group commit: {self._refusal}")
-            if not room:
+            if not has_room:
                 raise CatalogBusy(f"group commit: {self._capacity} writes wait and none ended in {self._patience_s} s")
             self._waiting.append(item)
             self._changed.notify_all()
@@ -103,34 +100,26 @@ class GroupCommitter:
     def write(
         self, write: Write, *, timeout_s: float | None = None
     ) -> RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult:
-        """Commit one write and wait for its result.
-
-        Args:
-            write: What to commit.
-            timeout_s: How long to wait at most; None waits until it is answered.
+        """Commit one write and wait for its result, at most `timeout_s`.
 
         Raises:
-            CatalogBusy: Its turn did not come in time; it was taken out of the queue.
-            OutcomeUnknown: It was being committed when the time was up.
-            SextonError: What the catalog answered; see `Commits.commit`.
+            CatalogBusy: Not begun in time. The write was removed from the queue.
+            OutcomeUnknown: The time was over while it was being committed.
+            SextonError: Error of `Commits.commit`.
         """
         future: Future[Any] = self._queue(write)
         try:
             result: RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult = (
                 future.result(timeout_s)
             )
-        except Late:
+        except FutureTimeoutError:
             if future.cancel():
                 raise CatalogBusy(f"group commit: no turn within {timeout_s} s") from None
             raise OutcomeUnknown(f"group commit: no answer within {timeout_s} s") from None
         return result
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Refuse new writes, commit what waits, and end the thread; safe to repeat.
-
-        Args:
-            timeout_s: How long to wait for the last commit; None waits until it ends.
-        """
+        """Refuse new writes, commit waiting ones, and end the thread within `timeout_s`. Safe to repeat."""
         with self._changed:
             self._refusal = self._refusal or "this process's writer is closed"
             self._changed.notify_all()
@@ -145,7 +134,7 @@ class GroupCommitter:
             self._die(items, death)
 
     def _take(self) -> list[_Item]:
-        """All that waits, at least one; nothing when the committer is closed and drained."""
+        """Wait for writes and return all of them, or none when the committer is closed and drained."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._refusal)
@@ -163,7 +152,7 @@ class GroupCommitter:
                 raise OutcomeUnknown(f"group commit: {len(results)} answers to {len(items)} writes")  # noqa: TRY301
         except OutcomeUnknown as error:
             for item in items:
-                item.future.set_exception(_unknown(error))
+                item.future.set_exception(_to_outcome_unknown(error))
         except Exception as error:  # noqa: BLE001 - a faulty item may fail in any way; alone, it fails alone
             self._commit_alone(items, error)
         else:
@@ -184,11 +173,13 @@ class GroupCommitter:
                 item.future.set_exception(CatalogBusy(f"group commit: {error}"))
             return
         _LOG.warning("group commit: %d writes failed together, trying each alone: %s", len(items), error)
-        silent = 0
+        unavailable_in_a_row = 0
         for item in items:
-            if silent < _DEAD_IN_A_ROW:
+            if unavailable_in_a_row < _MAX_UNAVAILABLE_IN_A_ROW:
                 self._commit([item])
-                silent = silent + 1 if isinstance(item.future.exception(), StoreUnavailable) else 0
+                unavailable_in_a_row = (
+                    unavailable_in_a_row + 1 if isinstance(item.future.exception(), StoreUnavailable) else 0
+                )
             else:
                 item.future.set_exception(StoreUnavailable(f"group commit: not tried, the catalog is away: {error}"))
 
@@ -196,19 +187,19 @@ class GroupCommitter:
         _LOG.error("group commit: the writer died", exc_info=death)
         with self._changed:
             self._refusal = f"this process's writer died: {death!r}"
-            left = list(self._waiting)
+            waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
         for item in items:
             if not item.future.done():
-                item.future.set_exception(death if not isinstance(death, Exception) else _unknown(death))
-        for item in left:
+                item.future.set_exception(death if not isinstance(death, Exception) else _to_outcome_unknown(death))
+        for item in waiting:
             if item.future.set_running_or_notify_cancel():
                 item.future.set_exception(StoreUnavailable(f"group commit: not tried: {self._refusal}"))
 
 
-def _unknown(cause: BaseException) -> OutcomeUnknown:
-    """One instance an item: threads that raise the same one would write over each other's traceback."""
+def _to_outcome_unknown(cause: BaseException) -> OutcomeUnknown:
+    """Return a new error. Threads that raise the same instance would overwrite each other's traceback."""
     error = OutcomeUnknown(f"group commit: {cause}")
     error.__cause__ = cause
     return error

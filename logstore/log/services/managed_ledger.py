@@ -24,14 +24,25 @@ from logstore.ports.catalog import Frontier, Ledgers, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import Position, TopicId
 
-_LANES: Final = 10_000
-"""Topics remembered at most. A topic forgotten while it is used merely merges less for a moment."""
+_MAX_REMEMBERED_TOPICS: Final = 10_000
+"""A topic that is forgotten while in use merges fewer appends for a moment."""
 
 
 class ManagedLedger:
-    """Appends to, rolls and reads the data ledgers of topics. Threads share one; any number of processes may run.
+    """Log of topics: appends to, rolls and reads their data ledgers.
 
-    Close it; the committer stays its owner's.
+    It is thread-safe, and any number of processes may run it. `close` ends its threads and leaves the committer open.
+
+    Args:
+        ledgers: The catalog's ledgers.
+        transactions: The catalog's transactions, which limit what readers may see.
+        objects: The primary bucket.
+        committer: Writer of small changes, one for each process.
+        application: Application in the statements of new ledgers.
+        policy: Limits of a ledger.
+        clock: Clock, for tests.
+        registration_timeout_s: Time after the start of an append within which its segment is registered or never.
+        tiered: Reader of tiered copies, used if a primary copy is gone or damaged.
     """
 
     def __init__(
@@ -47,19 +58,6 @@ class ManagedLedger:
         registration_timeout_s: float = 600.0,
         tiered: TieredSegments | None = None,
     ) -> None:
-        """Work on a catalog and the primary bucket.
-
-        Args:
-            ledgers: The catalog's ledgers.
-            transactions: The catalog's transactions: what readers may see.
-            objects: The primary bucket.
-            committer: This process's one writer of small changes.
-            application: Whose ledgers these are, in storage's own statement.
-            policy: When ledgers are full.
-            clock: For tests; the process's own by default.
-            registration_timeout_s: A segment is registered within this time of its append's start or never.
-            tiered: Read where a primary copy is gone or damaged.
-        """
         self._ledgers = ledgers
         self._policy = policy or RollPolicy()
         self._clock = clock or Clock()
@@ -94,55 +92,48 @@ class ManagedLedger:
         )
 
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
-        """Store one producer's entries, all of them or none, one after the other in one ledger.
+        """Store all of one producer's entries, or none, contiguously in one ledger.
 
-        Appends of several threads to one topic travel as one segment. Entries at or behind the producer's
-        registered sequence id are duplicates: acknowledged and not stored again. In a transaction that aborts they were
-        never stored.
+        Appends of several threads to one topic share a segment. Entries up to the producer's registered sequence id are
+        duplicates: acknowledged and not stored again. Entries of a transaction are visible once it commits, and later
+        entries wait with them. If it aborts, they were never stored.
 
-        Idempotency: repeating is safe for a producer with sequence ids; without, entries may be stored twice.
-
-        Entries of a transaction are not seen until it commits, and entries behind them wait with them.
+        Idempotency: a producer with sequence ids may repeat the call. Without them entries may be stored twice.
 
         Raises:
-            InvalidInput: No entries, sequence ids without a producer or not ascending, a value that a segment
-                cannot hold. Nothing was written.
-            TransactionNotOpen: The transaction is decided, or there is none. Nothing was written.
-            SequenceHeld: Numbered entries of the producer are in another transaction that is open. Nothing was written.
-            UnknownObject: No such topic.
+            InvalidInput: No entries, sequence ids without a producer or not ascending, or a value that a segment cannot
+                hold. Nothing was written.
+            TransactionNotOpen: The transaction is decided or unknown. Nothing was written.
+            SequenceHeld: Another open transaction has numbered entries of the producer. Nothing was written.
+            UnknownObject: The topic does not exist.
             PreconditionFailed: The topic is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not stored; bounded retries were not enough.
+            StoreUnavailable, CatalogBusy: Not stored after bounded retries.
             OutcomeUnknown: Perhaps stored.
         """
         duplicates.check(produced)
-        return self._lane(topic).append(produced)
+        return self._append_queue(topic).append(produced)
 
     def roll(self, topic: Topic) -> RollResult:
-        """Close the last ledger and open the next; an empty open one is kept and nothing happens.
+        """Close the last ledger and open the next one. An empty open ledger is kept.
 
-        Idempotency: a crash leaves at most a row that is in no list, which the topic's next trim detaches.
+        Idempotency: a crash leaves at most an unlisted row, which the topic's next trim detaches.
 
         Raises:
-            UnknownObject: No such topic.
+            UnknownObject: The topic does not exist.
             PreconditionFailed: The topic is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Bounded retries were not enough.
+            StoreUnavailable, CatalogBusy: Not done after bounded retries.
         """
         rolled = self._roller.roll(topic.topic_id)
-        known = self._hints.get(topic.topic_id)
-        if known:  # the next append is to ask where to write rather than upload to the ledger just closed
-            known[1].ledger = None
+        known_hints = self._hints.get(topic.topic_id)
+        if known_hints:  # the next append must not upload to the closed ledger
+            known_hints[1].ledger = None
         return rolled
 
     def roll_if_due(self, topic: Topic) -> bool:
-        """Roll the last ledger if a limit of the policy is reached: otherwise that of an idle topic would never close.
+        """Roll the last ledger if it has reached a limit of the policy. Return whether this call closed a ledger.
 
-        A ledger that stays open is never deleted, however long all of it is consumed (apache/pulsar#9136).
-
-        Returns:
-            Whether this call closed a ledger.
-
-        Raises:
-            UnknownObject, PreconditionFailed, StoreUnavailable, CatalogBusy: As `roll`.
+        Without this the ledger of an idle topic stays open, and an open ledger is never deleted (apache/pulsar#9136).
+        Raises the errors of `roll`.
         """
         last = self._ledgers.last_ledger(topic.topic_id)
         if last is None or not self._policy.is_due(last, now_us=self._clock.now_us()):
@@ -150,14 +141,12 @@ class ManagedLedger:
         return self.roll(topic).closed is not None
 
     def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Those of the topics whose last ledger `roll_if_due` would roll now, found in one read.
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer.
-        """
+        """Return the topics whose last ledger `roll_if_due` would roll now. Needs one read."""
         now_us = self._clock.now_us()
         return frozenset(
-            one.topic_id for one in self._ledgers.last_ledgers(topic_ids) if self._policy.is_due(one, now_us=now_us)
+            last_ledger.topic_id
+            for last_ledger in self._ledgers.last_ledgers(topic_ids)
+            if self._policy.is_due(last_ledger, now_us=now_us)
         )
 
     def scan(
@@ -172,27 +161,24 @@ class ManagedLedger:
         without: ExcludedEntries | None = None,
         postponing: Postponer | None = None,
     ) -> Iterator[Entry]:
-        """Entries in order that consumers may see now, up to the first message of an open transaction.
+        """Yield visible entries in order, up to the first message of an open transaction.
 
         Args:
-            topic: Whose.
-            from_position: The first entry wanted, inclusive; one of a trimmed ledger stands for what comes
-                next. None: from the first one.
-            columns: Names out of `READABLE_COLUMNS`; what is not named is not fetched and is None in the entry
-                (`publish_ms` is always there). Leave out `payload` to read little.
-            cursor_state: Read for a subscription: leave out what it has acknowledged, and what is to be
-                delivered later than now.
-            upto: The last entry wanted, inclusive.
-            frontier: How far consumers may see, if the caller has just asked, from this position or before it.
-            without: Entries to leave out, by ledger, asked anew at each segment; one of which nothing is left is
-                not fetched.
-            postponing: Decides what is due, and is told of what is not; without it nothing is postponed.
+            topic: Topic to read.
+            from_position: First entry, inclusive. A position in a trimmed ledger means the next listed entry.
+            columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
+            cursor_state: State of a subscription. Its acknowledged entries, and messages whose delivery time has not
+                come, are skipped.
+            upto: Last entry, inclusive.
+            frontier: Frontier that the caller has just read, for this position or an earlier one.
+            without: Entries to skip, asked again for each segment. A segment without other entries is not fetched.
+            postponing: Receives messages that are not due, and says which are. Without it nothing is postponed.
 
         Raises:
-            InvalidInput: A column that does not exist.
+            InvalidInput: Unknown column.
             MissingData: A listed ledger lacks an object.
-            CorruptData: An object is not what its row says.
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
+            CorruptData: An object differs from its row.
+            StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         return self._reader.scan(
             topic,
@@ -208,13 +194,10 @@ class ManagedLedger:
     def read_entries_at(
         self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str] = READABLE_COLUMNS
     ) -> list[Entry]:
-        """Entries by position, in the order given, without those that were trimmed or that no consumer sees now.
+        """Return entries by position, in the given order, without trimmed and hidden ones. Delivery times are ignored.
 
-        Each segment that holds one of them is fetched once, and kept for a while: the next ones may be there, too.
-        Delivery times are not looked at.
-
-        Raises:
-            InvalidInput, MissingData, CorruptData, StoreUnavailable, CatalogBusy: As `scan`.
+        Each segment is fetched once and cached, because later calls often need the same segment. Raises the errors of
+        `scan`.
         """
         return self._reader.read_entries_at(topic, positions, columns=columns)
 
@@ -228,11 +211,10 @@ class ManagedLedger:
         cursor_state: CursorState | None = None,
         upto: Position | None = None,
     ) -> list[Entry]:
-        """At most `max_entries` of what `scan` yields.
+        """Return at most `max_entries` entries of `scan`.
 
         Raises:
-            InvalidInput: A limit below 1, or as `scan`.
-            MissingData, CorruptData, StoreUnavailable, CatalogBusy: As `scan`.
+            InvalidInput: `max_entries` is below 1.
         """
         if max_entries < 1:
             raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
@@ -240,52 +222,41 @@ class ManagedLedger:
         return list(islice(entries, max_entries))
 
     def watch(self, topic: Topic) -> Watch:
-        """Watch a topic for entries: make it before the first read, and let it wait where a read has found nothing.
+        """Return a watch of a topic's log. Create it before the first read, and let it wait after an empty read.
 
-        Waiting readers of a process cost one small statement together, and nothing each.
+        All waiting readers of a process share one small statement.
 
-        Example:
-            ```python
-            watch = managed.watch(topic)
-            while True:
-                state = subscriptions.read_state(topic.topic_id, name)
-                entries = managed.read(topic, max_entries=100, cursor_state=state)
-                if not entries:
-                    watch.wait(timeout_s=30)
-            ```
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer.
+        Example: ```python watch = managed.watch(topic) while True: state = subscriptions.read_state(topic.topic_id,
+        name) entries = managed.read(topic, max_entries=100, cursor_state=state) if not entries:
+        watch.wait(timeout_s=30) ```
         """
         return Watch(self._arrivals, topic.topic_id)
 
     def reload_hints(self, belongs: Callable[[Topic], bool]) -> int:
-        """Read anew where appends to some of this process's topics go, and return how many topics that were.
+        """Reload the last ledgers of this process's topics that `belongs` selects. Return their number.
 
-        Only hints are replaced, so appends may be under way: the catalog checks each condition when they register.
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer; what was not read again is forgotten.
+        Appends may continue, because the catalog checks each condition at registration. After an error these hints are
+        empty.
         """
         with self._lanes_lock:
-            found = [(topic, hints) for topic, hints in self._hints.values() if belongs(topic)]
-        for _, hints in found:
+            selected = [(topic, hints) for topic, hints in self._hints.values() if belongs(topic)]
+        for _, hints in selected:
             hints.ledger = None
-        epoch = self._ledgers.epoch() if found else 0
-        for topic, hints in found:
+        epoch = self._ledgers.epoch() if selected else 0
+        for topic, hints in selected:
             hints.epoch, hints.ledger = epoch, self._ledgers.last_ledger(topic.topic_id)
-        return len(found)
+        return len(selected)
 
     def close(self) -> None:
-        """End the threads that read ahead, and let readers wait no longer; appends under way go on."""
+        """End the threads that read ahead, and wake waiting readers. Running appends continue."""
         self._arrivals.close()
         self._reader.close()
 
-    def _lane(self, topic: Topic) -> AppendQueue:
+    def _append_queue(self, topic: Topic) -> AppendQueue:
         with self._lanes_lock:
             lane = self._lanes.get(topic.topic_id)
             if lane is None:
-                if len(self._lanes) >= _LANES:
+                if len(self._lanes) >= _MAX_REMEMBERED_TOPICS:
                     self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.idle}
                     self._hints = {known: self._hints[known] for known in self._lanes}
                 hints = TopicHints()

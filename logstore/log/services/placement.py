@@ -1,4 +1,4 @@
-"""Placing one segment: which ledger, which number, uploaded and registered, while others append too."""
+"""Placement of a segment: choose ledger and number, upload and register it, while other writers append too."""
 
 import random
 import uuid
@@ -38,65 +38,70 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 
 STRIDE: Final = 16
-"""How far ahead a loser looks at most, and twice as far with every further loss: many conditional puts on one
-key are slow, and a large upload among quick small ones would otherwise lose for ever."""
+"""Range of random numbers after a first loss.
+
+It doubles with every loss, so that large uploads among small ones win.
+"""
 
 _MAX_STRIDE: Final = 1 << 16
 _MAX_NUMBER: Final = 99_999_999  # eight digits in a key
-_PRODUCERS: Final = 10_000  # remembered for a topic at most
+_MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # remembered for a topic at most
 
 
 @dataclass(slots=True, kw_only=True)
 class TopicHints:
-    """What this process remembers of a topic; may be old, and is forgotten when the catalog disagrees."""
+    """What this process remembers of a topic. It may be outdated, and is dropped if the catalog disagrees."""
 
     ledger: Ledger | None = None
-    shared: bool = False  # another process was last seen to append to the topic too: the hint is likely to be old
+    shared: bool = False  # another process appends to the topic, too: the hint is probably outdated
     epoch: int = 0
     sequences: dict[str, ProducerSequence] = field(default_factory=dict)
 
     def remember(self, sequences: Mapping[str, ProducerSequence]) -> None:
-        """Add producers' registered sequence ids, within bounds."""
-        if len(self.sequences) + len(sequences) > _PRODUCERS:
+        """Add registered sequence ids, within bounds."""
+        if len(self.sequences) + len(sequences) > _MAX_PRODUCERS_PER_TOPIC:
             self.sequences.clear()
         self.sequences.update(sequences)
 
     def forget(self) -> None:
-        """Remember nothing."""
+        """Drop ledger and sequence ids."""
         self.ledger = None
         self.sequences.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentBody:
-    """An encoded segment on its way."""
+    """Encoded segment to upload."""
 
     content: bytes
     entries: int
     sha256: str  # of the content, hexadecimal
     producers: tuple[ProducerAdvance, ...]
     transactions: tuple[TransactionEntries, ...] = ()
-    markers: tuple[int, ...] = ()  # offsets
+    markers: tuple[int, ...] = ()  # offsets of transaction markers
     delayed: int = 0  # entries with a delivery time
 
 
 @dataclass(slots=True)
 class AppendUploads:
-    """The uploads of one append, made one after the other: each but the last was refused, or it had been answered."""
+    """Successive uploads of one append. Each one but the last was refused, or failed."""
 
     append: str = field(default_factory=lambda: uuid.uuid4().hex)
     made: int = 0
-    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried: a later upload has a higher one
+    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried
 
     def next(self) -> SegmentUploadId:
-        """The mark of one more upload; it names the same append after an encoding anew, a split or another ledger."""
+        """Return the id of one more upload.
+
+        The append stays the same after another encoding, a split or a new ledger.
+        """
         self.made += 1
         return SegmentUploadId(self.append, self.made)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedSegment:
-    """Where a segment's entries begin."""
+    """Position of a segment's entries."""
 
     ledger_id: LedgerId
     first_entry: int
@@ -104,7 +109,7 @@ class PlacedSegment:
 
 @dataclass(slots=True)
 class PlacementAttempts:
-    """One segment's attempts so far."""
+    """Attempts so far to place one segment."""
 
     deadline_s: float
     losses: int = 0
@@ -112,27 +117,27 @@ class PlacementAttempts:
     fenced: set[LedgerId] = field(default_factory=set)
 
     def behind(self, ledger: Ledger) -> int:
-        """The highest number that is of no use any more; -1: none."""
+        """Return the highest number that is used up, or -1."""
         return max(ledger.last_segment, self.tried.get(ledger.ledger_id, -1))
 
     def has_numbers(self, ledger: Ledger) -> bool:
-        """Whether the ledger has a number left for whatever `next_number` draws, and for its confirmation."""
+        """Return whether the ledger has numbers left for `next_number` and for a confirmation."""
         return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
 
     def next_number(self, ledger: Ledger) -> int:
-        """The number to try: the next one at first, then one at random ahead of what was lost to others."""
+        """Return the next number at first, and a random one above the highest lost one later."""
         if not self.losses or ledger.ledger_id not in self.tried:
             return self.behind(ledger) + 1
         reach = min(STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
         return self.behind(ledger) + random.randint(1, reach)  # noqa: S311 - spreads writers
 
 
-_LOSSES: Final = 24
+_MAX_LOST_RACES: Final = 24
 """Lost races of one segment before its writer gives up."""
 
 
 class Placer:
-    """Uploads segments and registers them."""
+    """Uploads segments to the primary bucket and registers them."""
 
     def __init__(
         self,
@@ -145,7 +150,6 @@ class Placer:
         application: str,
         clock: Clock,
     ) -> None:
-        """Register through `registrar` what was uploaded to the primary bucket `objects`."""
         self._ledgers = ledgers
         self._objects = objects
         self._registrar = registrar
@@ -157,87 +161,96 @@ class Placer:
     def place(
         self, topic: Topic, hints: TopicHints, body: SegmentBody, uploads: AppendUploads, *, deadline_s: float
     ) -> PlacedSegment:
-        """Upload and register the segment, again under a later number or in another ledger as long as it loses.
+        """Upload and register the segment. After a lost race try a higher number or another ledger.
 
         Raises:
-            ProducerFenced: A producer's sequence moved on; encode again without what became a duplicate.
-            TransactionNotOpen: A transaction was decided; encode again without its entries.
+            ProducerFenced: A producer's sequence moved. Encode again without the new duplicates.
+            TransactionNotOpen: A transaction was decided. Encode again without its entries.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
-            OutcomeUnknown: Perhaps registered, and the catalog could not be asked; or registered and not confirmed.
+            StoreUnavailable, CatalogBusy: Not registered after bounded retries.
+            OutcomeUnknown: Perhaps registered, and the catalog does not answer; or registered and not confirmed.
         """
-        race = PlacementAttempts(deadline_s, tried=uploads.tried)
-        while race.losses <= _LOSSES:
-            ledger = self._ledger(topic, hints, race)
-            number = race.tried[ledger.ledger_id] = race.next_number(ledger)
+        attempts = PlacementAttempts(deadline_s, tried=uploads.tried)
+        while attempts.losses <= _MAX_LOST_RACES:
+            ledger = self._choose_ledger(topic, hints, attempts)
+            number = attempts.tried[ledger.ledger_id] = attempts.next_number(ledger)
             write = _registration(topic, ledger, hints.epoch, number, body)
             metadata = self._metadata(topic, ledger, write.epoch, body, uploads.next())
             try:
                 with report_abandoned_upload(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
-                    self._upload(segment_key(write.ledger_id, write.number), body, metadata, race)
-                    registered = self._registrar.register(write, deadline_s=race.deadline_s)
+                    self._upload(segment_key(write.ledger_id, write.number), body, metadata, attempts)
+                    registered = self._registrar.register(write, deadline_s=attempts.deadline_s)
             except LedgerFenced:
-                race.fenced.add(ledger.ledger_id)
+                attempts.fenced.add(ledger.ledger_id)
                 hints.ledger = None
             except StaleCatalog:
                 hints.forget()
             except AlreadyExists:
                 hints.ledger, hints.shared = None, True
             else:
-                hints.ledger = _after(ledger, write, registered)
+                hints.ledger = _next_hint(ledger, write, registered)
                 if write.number > ledger.last_segment + 1:
-                    said = RegisteredExtent(write.number, registered.first_entry + write.entries)
+                    extent = RegisteredExtent(write.number, registered.first_entry + write.entries)
                     statement = self._statement(topic, ledger, write.epoch)
-                    upload_confirmation(self._objects, statement, said, clock=self._clock, deadline_s=race.deadline_s)
+                    upload_confirmation(
+                        self._objects, statement, extent, clock=self._clock, deadline_s=attempts.deadline_s
+                    )
                 return PlacedSegment(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
-            race.losses += 1
-        raise CatalogBusy(f"topic {topic.name}: append lost {race.losses} races to other writers")
+            attempts.losses += 1
+        raise CatalogBusy(f"topic {topic.name}: append lost {attempts.losses} races to other writers")
 
-    def _ledger(self, topic: Topic, hints: TopicHints, race: PlacementAttempts) -> Ledger:
-        """The ledger to write to; the hint if it will do, otherwise what the catalog says, rolled where needed.
+    def _choose_ledger(self, topic: Topic, hints: TopicHints, attempts: PlacementAttempts) -> Ledger:
+        """Return the hinted ledger if it accepts segments, otherwise the last one of the catalog, rolled if necessary.
 
-        Where others append too the catalog is asked first: that costs less than an upload that is then refused.
+        If other processes append too, the catalog is read first. That costs less than an upload that is then refused.
         """
-        known = hints.ledger
-        if known and not hints.shared and self._takes(known, race):
-            return known
-        hints.epoch = self._clock.retry(self._ledgers.epoch, deadline_s=race.deadline_s)
-        last = self._clock.retry(lambda: self._ledgers.last_ledger(topic.topic_id), deadline_s=race.deadline_s)
-        if known:
-            hints.shared = last is None or (last.ledger_id, last.last_segment) != (known.ledger_id, known.last_segment)
-        for _ in range(_LOSSES):
-            if last and self._takes(last, race):
+        hint = hints.ledger
+        if hint and not hints.shared and self._accepts_segments(hint, attempts):
+            return hint
+        hints.epoch = self._clock.retry(self._ledgers.epoch, deadline_s=attempts.deadline_s)
+        last = self._clock.retry(lambda: self._ledgers.last_ledger(topic.topic_id), deadline_s=attempts.deadline_s)
+        if hint:
+            hints.shared = last is None or (last.ledger_id, last.last_segment) != (hint.ledger_id, hint.last_segment)
+        for _ in range(_MAX_LOST_RACES):
+            if last and self._accepts_segments(last, attempts):
                 hints.ledger = last
                 return last
             last = self._roller.next_ledger(topic.topic_id, last)
-        raise CatalogBusy(f"topic {topic.name}: rolled {_LOSSES} times and found no ledger that takes segments")
+        raise CatalogBusy(f"topic {topic.name}: rolled {_MAX_LOST_RACES} times and found no ledger that takes segments")
 
-    def _takes(self, ledger: Ledger, race: PlacementAttempts) -> bool:
+    def _accepts_segments(self, ledger: Ledger, attempts: PlacementAttempts) -> bool:
         return (
             ledger.state is LedgerState.OPEN
-            and ledger.ledger_id not in race.fenced
-            and race.has_numbers(ledger)
+            and ledger.ledger_id not in attempts.fenced
+            and attempts.has_numbers(ledger)
             and not self._policy.is_due(ledger, now_us=self._clock.now_us())
         )
 
     def _metadata(
-        self, topic: Topic, ledger: Ledger, epoch: int, body: SegmentBody, mark: SegmentUploadId
+        self, topic: Topic, ledger: Ledger, epoch: int, body: SegmentBody, upload_id: SegmentUploadId
     ) -> dict[str, str]:
-        """Of the object: whose it is, of which append, what is registered before it, and digests of its content."""
-        said = {UPLOAD_ID_FIELD: str(mark), EXTENT_FIELD: str(RegisteredExtent(ledger.last_segment, ledger.entries))}
-        return self._statement(topic, ledger, epoch).to_metadata() | said | digest_metadata(body.content, body.sha256)
+        """Return the object's metadata: owner, upload id, registered extent and digests."""
+        upload_fields = {
+            UPLOAD_ID_FIELD: str(upload_id),
+            EXTENT_FIELD: str(RegisteredExtent(ledger.last_segment, ledger.entries)),
+        }
+        return (
+            self._statement(topic, ledger, epoch).to_metadata()
+            | upload_fields
+            | digest_metadata(body.content, body.sha256)
+        )
 
-    def _upload(self, key: str, body: SegmentBody, metadata: Mapping[str, str], race: PlacementAttempts) -> None:
+    def _upload(self, key: str, body: SegmentBody, metadata: Mapping[str, str], attempts: PlacementAttempts) -> None:
         def put() -> None:
             with effect("append.put_segment"):
                 self._objects.put_if_absent(key, body.content, metadata=metadata)
 
         try:
-            self._clock.retry(put, deadline_s=race.deadline_s)
+            self._clock.retry(put, deadline_s=attempts.deadline_s)
         except AlreadyExists:
-            seen = self._objects.head(key)
-            if seen is None or seen[1].get(UPLOAD_ID_FIELD) != metadata[UPLOAD_ID_FIELD]:
-                raise  # it is not that an earlier try of this very upload landed and was reported as failed
+            head = self._objects.head(key)
+            if head is None or head[1].get(UPLOAD_ID_FIELD) != metadata[UPLOAD_ID_FIELD]:
+                raise  # not an earlier try of this upload that was reported as failed
 
     def _statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
         owner = LedgerOwner(
@@ -266,8 +279,8 @@ def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: S
     )
 
 
-def _after(ledger: Ledger, write: RegisterSegment, registered: RegisterSegmentResult | Segment) -> Ledger | None:
-    """The hint for the next append; none when the registration was found and not answered."""
+def _next_hint(ledger: Ledger, write: RegisterSegment, registered: RegisterSegmentResult | Segment) -> Ledger | None:
+    """Return the hint for the next append, or `None` if the registration was found but not answered."""
     if isinstance(registered, Segment):
         return None
     return replace(

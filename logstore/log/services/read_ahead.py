@@ -1,4 +1,4 @@
-"""What readers of a process share: a cache of values that were read, and threads that fetch a few items ahead."""
+"""Cache of read values and prefetching threads, shared by the readers of a process."""
 
 import threading
 from collections import OrderedDict, deque
@@ -13,46 +13,44 @@ V = TypeVar("V")
 
 
 class ReadCache(Generic[K, V]):
-    """The values that were used last, by their keys. Threads share it; a value never changes."""
+    """Thread-safe cache of the values that were used last. Values never change."""
 
-    def __init__(self, most_bytes: int, size: Callable[[V], int], *, least: int = 0) -> None:
-        """Keep at most `most_bytes` bytes as measured by `size`, but always the `least` values that were used last."""
-        self._most, self._size, self._least = most_bytes, size, least
+    def __init__(self, max_bytes: int, size_of: Callable[[V], int], *, min_values: int = 0) -> None:
+        """Keep at most `most_bytes` bytes, as measured by `size`, but always the last `least` values."""
+        self._most, self._size, self._least = max_bytes, size_of, min_values
         self._values: OrderedDict[K, V] = OrderedDict()  # the one that was used last at the end
         self._lock = threading.Lock()
 
     @property
     def memory_bytes(self) -> int:
-        """What all values take together."""
-        return sum(self._size(one) for one in list(self._values.values()))
+        return sum(self._size(value) for value in list(self._values.values()))
 
     def read(self, key: K, fetch: Callable[[], V]) -> V:
-        """The value of a key, from the cache or, if it is not there, from `fetch`, whose errors are passed on."""
+        """Return the value of a key, from the cache or from `fetch`, whose errors are passed on."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]
-        found = fetch()
+        value = fetch()
         with self._lock:
-            self._values[key] = found
-            held = self.memory_bytes
-            while held > self._most and len(self._values) > self._least:
-                held -= self._size(self._values.popitem(last=False)[1])
-        return found
+            self._values[key] = value
+            total_bytes = self.memory_bytes
+            while total_bytes > self._most and len(self._values) > self._least:
+                total_bytes -= self._size(self._values.popitem(last=False)[1])
+        return value
 
 
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 
-_AHEAD: Final = 2
+_ITEMS_AHEAD: Final = 2
 _THREADS: Final = 4
 
 
 class Prefetcher:
-    """A few threads, shared by all readers of a process and started with the first that goes beyond one item."""
+    """Few threads that fetch items ahead, for all readers of a process."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefetch")
 
     def close(self) -> None:
@@ -60,23 +58,22 @@ class Prefetcher:
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, items: Iterator[_Item], fetch: Callable[[_Item], _Value]) -> Iterator[tuple[_Item, _Value]]:
-        """Each item with its value, in order.
+        """Yield each item with its value, in order. An error of `fetch` is raised when its item is due.
 
-        The first item is fetched alone, since many readers want no more; from then on up to 2 are ahead. What
-        `fetch` raises is raised at that item's turn.
+        The first item is fetched alone, because many readers need no more. Later up to 2 are fetched ahead.
         """
-        under_way: deque[tuple[_Item, Future[_Value]]] = deque()
+        pending: deque[tuple[_Item, Future[_Value]]] = deque()
         try:
             for item in islice(items, 1):
                 yield item, fetch(item)
             for item in items:
-                under_way.append((item, self._pool.submit(copy_context().run, fetch, item)))
-                if len(under_way) > _AHEAD:
-                    ready, future = under_way.popleft()
-                    yield ready, future.result()
-            while under_way:
-                ready, future = under_way.popleft()
-                yield ready, future.result()
+                pending.append((item, self._pool.submit(copy_context().run, fetch, item)))
+                if len(pending) > _ITEMS_AHEAD:
+                    pending_item, future = pending.popleft()
+                    yield pending_item, future.result()
+            while pending:
+                pending_item, future = pending.popleft()
+                yield pending_item, future.result()
         finally:
-            for _, future in under_way:
+            for _, future in pending:
                 future.cancel()

@@ -1,8 +1,8 @@
-"""Reads that do not believe one answer: of an object that was just uploaded, and of one that came back corrupt.
+"""Reads that do not trust one answer: of an object that was just uploaded, and of one that looks corrupt.
 
-A store, or a cache in front of it, may answer a PUT and keep nothing. What becomes current by a transaction or by the
-name of a manifest is read back first: by one HEAD, which tells its length and the digest in its metadata. Appends are
-not read back: that would double the requests of each.
+A store, or a cache in front of it, may answer a PUT and store nothing. So what becomes current by a transaction or by a
+manifest is read back first, by one HEAD, which shows length and digest. Appends are not read back, because that would
+double their requests.
 
 Source: apache/pulsar#22839 (an offload that was reported as done and stored nothing).
 """
@@ -17,10 +17,10 @@ Content = TypeVar("Content")
 
 
 def read_twice(read: Callable[[], Content]) -> Content:
-    """Read once more what is corrupt: a gateway may have cut the answer off, and `CorruptData` ends a job for good.
+    """Repeat a read that found corrupt data once. A gateway may have cut the answer off, and `CorruptData` ends a job.
 
     Raises:
-        CorruptData: It is corrupt both times.
+        CorruptData: The data is corrupt both times.
     """
     try:
         return read()
@@ -33,17 +33,16 @@ def put_and_require(objects: ObjectStore, key: str, body: bytes, *, metadata: Ma
 
     Raises:
         AlreadyExists: The key holds another object.
-        UploadUnproven, StoreUnavailable: As `require_stored`.
     """
     objects.put_if_absent(key, body, metadata=metadata)
     require_stored(objects, key, size_bytes=len(body), metadata=metadata)
 
 
 def require_stored(objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]) -> ObjectInfo:
-    """Require the object that was uploaded, as a HEAD shows it now. A gateway may have added entries to its metadata.
+    """Require an uploaded object by HEAD and return its info. A gateway may have added metadata.
 
     Raises:
-        UploadUnproven: The store has no such object, or one of another length or without an entry of the metadata.
+        UploadUnproven: The object is missing, has another length, or lacks an entry of the metadata.
         StoreUnavailable: The store did not answer.
     """
     found = objects.head(key)

@@ -1,10 +1,10 @@
-"""Registering an uploaded segment, finding out whether it happened, confirming it in storage, giving an upload up.
+"""Registration of an uploaded segment: register it, find out whether it happened, confirm it in storage, or give it up.
 
-For the day on which the catalog is lost, storage must tell where a segment was registered (ADR 19). One with the number
-that follows the last registered one begins where its own metadata says, or it was refused. One that leaves numbers free
-may have others registered below it, until its own registration refuses them; so behind that, and before it is answered,
-a *confirmation* is uploaded: a segment without entries, which is never registered and is there for what its metadata
-says. It is deleted with its ledger.
+If the catalog is lost, storage must tell where a segment was registered (ADR 19). A segment whose number follows the
+last registered one begins where its metadata says, or it was refused. A segment that skips numbers may have others
+registered below it, until its own registration refuses them. So after such a registration, and before the append is
+answered, a *confirmation* is uploaded: a segment without entries that states what was registered. It is deleted with
+its ledger.
 """
 
 import logging
@@ -44,31 +44,31 @@ from logstore.ports.catalog import Ledgers, RegisterSegment, RegisterSegmentResu
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 
-_PATIENCE_S: Final = 5.0
-"""As long as tries with pauses last at the most. The caller is waiting for an error that it could have already."""
+_MAX_REPORT_S: Final = 5.0
+"""Maximum time for the report. The caller waits for an error that it could have already."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @contextmanager
 def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
-    """Surround an upload and the transaction that makes it exist; what they raise is raised.
+    """Tell the catalog if an upload, or the transaction that registers it, fails within the block. The error is raised.
 
-    A terminal error needs no telling: it is storage that took nothing, or the catalog's own answer.
+    A terminal error is not reported: storage took nothing, or the catalog itself refused.
 
     Args:
         ledgers: The catalog.
-        ledger_id: What is uploaded to.
-        epoch: Of the catalog that the ledger is of.
-        clock: For pauses between tries.
+        ledger_id: Ledger of the upload.
+        epoch: Epoch of the ledger's catalog.
+        clock: Clock for pauses between attempts.
     """
     try:
         yield
     except TerminalError:
         raise
     except Exception:
-        deadline_s = clock.monotonic_s() + _PATIENCE_S
-        try:  # best effort: where the catalog does not hear it either, reconciliation finds what is left
+        deadline_s = clock.monotonic_s() + _MAX_REPORT_S
+        try:  # if the catalog does not answer either, reconciliation finds the upload
             clock.retry(lambda: ledgers.abandon_upload(ledger_id, epoch=epoch), deadline_s=deadline_s)
         except Exception as error:  # noqa: BLE001 - the reason for giving up must not be hidden
             _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
@@ -76,27 +76,28 @@ def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int
 
 
 class Registrar:
-    """Registers segments through the group commit."""
+    """Registers segments by group commit."""
 
     def __init__(self, *, ledgers: Ledgers, committer: GroupCommitter, clock: Clock) -> None:
-        """Write through `committer`, re-read from `ledgers`."""
         self._ledgers = ledgers
         self._committer = committer
         self._clock = clock
 
     def register(self, write: RegisterSegment, *, deadline_s: float) -> RegisterSegmentResult | Segment:
-        """Register the segment; the row itself when it was found registered by an earlier try.
+        """Register the segment of an object that only this caller has uploaded.
 
         Args:
-            write: Of an object that only this caller has uploaded.
-            deadline_s: On the clock's `monotonic_s`; not tried after it.
+            write: Registration.
+            deadline_s: Time of `monotonic_s` after which it is not attempted.
+
+        Returns:
+            The row of the segment if an earlier attempt had registered it.
 
         Raises:
-            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: Refused; this number will
-                never land.
+            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: Refused for good.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not registered; bounded retries were not enough.
-            OutcomeUnknown: Perhaps registered, and the catalog could not be asked.
+            StoreUnavailable, CatalogBusy: Not registered after bounded retries.
+            OutcomeUnknown: Perhaps registered, and the catalog does not answer.
         """
         doubts: list[Exception] = []
         try:
@@ -113,57 +114,57 @@ class Registrar:
             return self._commit(write, deadline_s)
         except (OutcomeUnknown, RetryableError) as error:
             doubts.append(error)
-            found = self._registered(write)
+            found = self._find_registered(write)
             if found is None:
                 raise
         except (AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen):
-            found = self._registered(write) if doubts else None
+            found = self._find_registered(write) if doubts else None
             if found is None:
                 raise
         return found
 
     def _commit(self, write: RegisterSegment, deadline_s: float) -> RegisterSegmentResult:
-        left_s = deadline_s - self._clock.monotonic_s()
-        if left_s <= 0:
+        remaining_s = deadline_s - self._clock.monotonic_s()
+        if remaining_s <= 0:
             raise CatalogBusy(f"ledger {write.ledger_id}, segment {write.number}: not registered in time, giving up")
         with effect("append.register"):
-            return self._committer.write(write, timeout_s=left_s)
+            return self._committer.write(write, timeout_s=remaining_s)
 
-    def _registered(self, write: RegisterSegment) -> Segment | None:
+    def _find_registered(self, write: RegisterSegment) -> Segment | None:
         rows = self._ledgers.segments(write.ledger_id)
         own = (write.number, write.entries, write.size_bytes, write.sha256)
         return next((row for row in rows if (row.number, row.entries, row.size_bytes, row.sha256) == own), None)
 
 
 def upload_confirmation(
-    objects: ObjectStore, statement: LedgerStatement, said: RegisteredExtent, *, clock: Clock, deadline_s: float
+    objects: ObjectStore, statement: LedgerStatement, extent: RegisteredExtent, *, clock: Clock, deadline_s: float
 ) -> None:
-    """Upload a confirmation. A crash before it costs nothing: the append was not answered.
+    """Upload a confirmation. A crash before it costs nothing, because the append was not answered.
 
     Args:
         objects: The primary bucket.
-        statement: Of the ledger.
-        said: The segment, and the entries of the ledger up to its end.
-        clock: For pauses between tries.
-        deadline_s: On the clock's `monotonic_s`.
+        statement: Statement of the ledger.
+        extent: Number of the segment, and the ledger's entries up to the segment's end.
+        clock: Clock for pauses between attempts.
+        deadline_s: Time of `monotonic_s`.
 
     Raises:
-        OutcomeUnknown: It could not be uploaded: the segment is registered, and a loss of the catalog may move it.
+        OutcomeUnknown: Not uploaded. The segment is registered, and a loss of the catalog may move it.
     """
     content = encode_segment([], publish_ms=0)
-    metadata = statement.to_metadata() | {EXTENT_FIELD: str(said)} | digest_metadata(content, sha256_hex(content))
+    metadata = statement.to_metadata() | {EXTENT_FIELD: str(extent)} | digest_metadata(content, sha256_hex(content))
 
     def put() -> None:
-        number = said.last_segment + random.randint(MIN_CONFIRMATION_GAP, MAX_CONFIRMATION_GAP)  # noqa: S311 - spreads writers
+        number = extent.last_segment + random.randint(MIN_CONFIRMATION_GAP, MAX_CONFIRMATION_GAP)  # noqa: S311 - spreads writers
         key = segment_key(statement.ledger_id, number)
         try:
             with effect("append.put_confirmation"):
                 objects.put_if_absent(key, content, metadata=metadata)
-        except AlreadyExists as taken:
-            raise StoreUnavailable(f"{key}: expected a free number for a confirmation") from taken
+        except AlreadyExists as error:
+            raise StoreUnavailable(f"{key}: expected a free number for a confirmation") from error
 
     try:
         clock.retry(put, deadline_s=deadline_s)
     except SextonError as error:
-        at = f"ledger {statement.ledger_id}, segment {said.last_segment}"
-        raise OutcomeUnknown(f"{at}: registered, and storage was not told: {error}") from error
+        subject = f"ledger {statement.ledger_id}, segment {extent.last_segment}"
+        raise OutcomeUnknown(f"{subject}: registered, and storage was not told: {error}") from error

@@ -1,8 +1,8 @@
 """Rolling: close a topic's last ledger and open the next one.
 
-A ledger is created in two phases, as it is deleted in two: its row first, then its own statement in storage,
-and only then does it join the list. A process that loses that race uses the winner's ledger; the catalog files a
-deletion intent for the newborn in the transaction that refuses it (apache/pulsar#350).
+A ledger is created in two phases: first its row, then its statement in storage, and only then it joins the list. A
+process that loses this race uses the winner's ledger. The transaction that refuses the newborn files its deletion
+intent (apache/pulsar#350).
 """
 
 import logging
@@ -18,22 +18,22 @@ from logstore.ports.catalog import Ledger, Ledgers
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
 
-_TRIES: Final = 5
-"""A trim takes a newborn away when its roll was slower than the trim's patience: not twice in a row by chance."""
+_MAX_ATTEMPTS: Final = 5
+"""A trim removes a newborn ledger only if its roll was very slow. That does not repeat by chance."""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollPolicy:
-    """When a ledger is full. Whichever limit is reached first; a merged batch may carry it past one."""
+    """Limits of a ledger. The first one that is reached counts, and a merged batch may exceed it."""
 
     max_entries: int = 50_000
     max_size_bytes: int = 1 << 30
     max_age_s: float = 4 * 3600
 
     def is_due(self, ledger: Ledger, *, now_us: int) -> bool:
-        """Whether the next entries belong in another ledger; never while it is empty."""
+        """Return whether the next entries belong in another ledger. An empty ledger is never due."""
         return ledger.entries > 0 and (
             ledger.entries >= self.max_entries
             or ledger.size_bytes >= self.max_size_bytes
@@ -43,27 +43,26 @@ class RollPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollResult:
-    """What a roll did."""
+    """Result of a roll."""
 
-    closed: LedgerId | None  # None: this call closed nothing
-    opened: LedgerId  # the ledger that takes appends now, whichever process opened it
+    closed: LedgerId | None  # None if this call closed nothing
+    opened: LedgerId  # accepts appends now, whichever process opened it
 
 
 class Roller:
-    """Opens ledgers."""
+    """Opener of ledgers.
+
+    Args:
+        ledgers: The catalog.
+        objects: The primary bucket.
+        application: Application in the statements of new ledgers.
+        clock: Clock for pauses between attempts.
+        patience_s: Time after the start of a roll within which it is retried.
+    """
 
     def __init__(
         self, *, ledgers: Ledgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
     ) -> None:
-        """Work on the primary bucket that `objects` is.
-
-        Args:
-            ledgers: The catalog.
-            objects: The primary bucket.
-            application: Whose ledgers these are, in storage's own statement.
-            clock: For pauses between tries.
-            patience_s: No retry later than this after a roll began.
-        """
         self._ledgers = ledgers
         self._objects = objects
         self._application = application
@@ -71,16 +70,8 @@ class Roller:
         self._patience_s = patience_s
 
     def roll(self, topic_id: TopicId) -> RollResult:
-        """Close the last ledger and open the next; an empty open one is kept and nothing happens.
-
-        Idempotency: a crash leaves at most a row that is in no list, which the topic's next trim detaches.
-
-        Raises:
-            UnknownObject: No such topic.
-            PreconditionFailed: The topic is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Bounded retries were not enough.
-        """
-        for _ in range(_TRIES):
+        """Close the last ledger and open the next one, as `ManagedLedger.roll`."""
+        for _ in range(_MAX_ATTEMPTS):
             last = self._ledgers.last_ledger(topic_id)
             if last and last.state is LedgerState.OPEN and not last.entries:
                 return RollResult(closed=None, opened=last.ledger_id)
@@ -91,19 +82,15 @@ class Roller:
             winner = self._ledgers.last_ledger(topic_id)
             if winner and (last is None or winner.ledger_id != last.ledger_id):
                 return RollResult(closed=None, opened=winner.ledger_id)
-        raise CatalogBusy(f"topic {topic_id}: {_TRIES} new ledgers were taken away before they joined its list")
+        raise CatalogBusy(f"topic {topic_id}: {_MAX_ATTEMPTS} new ledgers were taken away before they joined its list")
 
     def next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
-        """Try to open one more ledger than `last` and answer with the list's last one, whichever process opened it.
-
-        Raises:
-            UnknownObject, PreconditionFailed, StoreUnavailable, CatalogBusy: As `roll`.
-        """
+        """Try to open a ledger after `last`. Return the list's last ledger, whichever process opened it."""
         self._open_after(topic_id, last)
         return self._ledgers.last_ledger(topic_id)
 
     def _open_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
-        """Create a ledger and attach it behind `last`; None when another came first, or holds its id in storage."""
+        """Create a ledger and attach it after `last`. Return `None` if another came first, or storage has its id."""
         deadline = self._clock.monotonic_s() + self._patience_s
         statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline)
         after = last.ledger_id if last else None
@@ -127,7 +114,7 @@ class Roller:
                 self._objects.put_if_absent(key, body, metadata=statement.to_metadata())
             except AlreadyExists:
                 stored = self._objects.get(key)
-                if stored is None or stored.body != body:  # not an earlier try of ours: an id was used twice
+                if stored is None or stored.body != body:  # not an earlier attempt: the id was used twice
                     raise
 
     def _attach(self, ledger_id: LedgerId, after: LedgerId | None) -> bool:

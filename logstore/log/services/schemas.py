@@ -1,4 +1,4 @@
-"""Schemas of topics: each version's content is a ledger of its own.
+"""Schemas of topics. Each version's content is a ledger of its own.
 
 Source: Pulsar's schema storage, whose schema id is the topic's name.
 """
@@ -13,70 +13,77 @@ from logstore.ports.catalog import Schemas, SchemaVersion, Topic
 from logstore.positions import TopicId
 
 MAX_SCHEMA_BYTES: Final = 1 << 20
-"""Of a schema's content, inclusive."""
+"""Largest content of a schema, inclusive."""
 
-_TRIES: Final = 5
-"""A trim takes a newborn away when its creator was slower than the trim's patience: not twice in a row by chance."""
+_MAX_ATTEMPTS: Final = 5
+"""A trim removes a newborn ledger only if its creator was very slow. That does not repeat by chance."""
 
 
 class SchemaRegistry:
-    """The schema of every topic. Any number of processes may set one."""
+    """Schemas of topics. Any number of processes may use one."""
 
     def __init__(self, *, schemas: Schemas, contents: ComponentLedgers) -> None:
-        """Keep versions in `schemas`, write and read their ledgers with `contents`."""
         self._schemas = schemas
         self._contents = contents
 
     def set(self, topic: Topic, content: bytes) -> SchemaVersion:
-        """Make the content the topic's newest version; where it is that already, nothing happens.
+        """Make the content the newest version of the topic's schema, unless it is already.
 
-        Only the newest version is compared: a schema that comes back after another one is a version of its own.
+        Only the newest version is compared: content of an older version becomes a new version.
 
-        Idempotency: repeated, it finds its content as the newest version.
+        Idempotency: a repeated call finds its content as the newest version.
 
         Raises:
-            InvalidInput: Empty, or more than `MAX_SCHEMA_BYTES`; nothing changed.
+            InvalidInput: Empty, or more than `MAX_SCHEMA_BYTES`. Nothing changed.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not stored; bounded retries were not enough.
+            StoreUnavailable, CatalogBusy: Not stored after bounded retries.
             OutcomeUnknown: Perhaps stored.
         """
         if not 0 < len(content) <= MAX_SCHEMA_BYTES:
             raise InvalidInput("schema", expected=f"1 to {MAX_SCHEMA_BYTES:,} bytes", found=len(content))
         digest = hashlib.sha256(content).hexdigest()
-        for _ in range(_TRIES):
+        for _ in range(_MAX_ATTEMPTS):
             newest = self._schemas.newest(topic.topic_id)
             if newest and newest.digest == digest:
                 return newest
-            made = self._write(topic, content, digest)
-            if made:
-                return made
-        raise CatalogBusy(f"topic {topic.name}: {_TRIES} new schema ledgers were taken away before they were listed")
+            written = self._write(topic, content, digest)
+            if written:
+                return written
+        raise CatalogBusy(
+            f"topic {topic.name}: {_MAX_ATTEMPTS} new schema ledgers were taken away before they were listed"
+        )
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
-        """Every version, ascending."""
+        """Return every version, ascending."""
         return self._schemas.all(topic_id)
 
     def read(self, topic: Topic, version: int | None = None) -> tuple[SchemaVersion, bytes]:
-        """A version, the newest by default, and its content, which is compared with its digest.
+        """Return a version, by default the newest, and its verified content.
 
         Raises:
-            UnknownObject: There is no such version.
-            MissingData: Its ledger is listed and no copy holds it.
-            CorruptData: The content is not what was set.
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
+            UnknownObject: The version does not exist.
+            MissingData: Its ledger is listed, and no copy has it.
+            CorruptData: The content has another digest.
+            StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         versions = self._schemas.all(topic.topic_id)
-        found = next((one for one in reversed(versions) if version in {None, one.version}), None)
-        if found is None:
-            known = f"a version up to {versions[-1].version}" if versions else "a topic that has a schema"
-            raise UnknownObject("version", expected=known, found=version)
-        content = self._contents.read(found.ledger_id)
+        schema_version = next(
+            (candidate for candidate in reversed(versions) if version in {None, candidate.version}), None
+        )
+        if schema_version is None:
+            expected = f"a version up to {versions[-1].version}" if versions else "a topic that has a schema"
+            raise UnknownObject("version", expected=expected, found=version)
+        content = self._contents.read(schema_version.ledger_id)
         if content is None:
-            raise MissingData(f"topic {topic.name}: schema ledger {found.ledger_id} is listed and no copy holds it")
+            raise MissingData(
+                f"topic {topic.name}: schema ledger {schema_version.ledger_id} is listed and no copy holds it"
+            )
         digest = hashlib.sha256(content).hexdigest()
-        if digest != found.digest:
-            raise CorruptData(f"schema ledger {found.ledger_id}: expected digest {found.digest}, found {digest}")
-        return found, content
+        if digest != schema_version.digest:
+            raise CorruptData(
+                f"schema ledger {schema_version.ledger_id}: expected digest {schema_version.digest}, found {digest}"
+            )
+        return schema_version, content
 
     def _write(self, topic: Topic, content: bytes, digest: str) -> SchemaVersion | None:
         draft = EntryDraft(
@@ -87,14 +94,14 @@ class SchemaRegistry:
             properties={"digest": digest},
         )
 
-        def publish(born: CreatedLedger) -> SchemaVersion | None:
+        def publish(created: CreatedLedger) -> SchemaVersion | None:
             return self._schemas.publish(
                 topic.topic_id,
-                born.ledger_id,
+                created.ledger_id,
                 digest=digest,
                 content_bytes=len(content),
-                size_bytes=born.size_bytes,
-                sha256=born.sha256,
+                size_bytes=created.size_bytes,
+                sha256=created.sha256,
             )
 
         return self._contents.write(draft, publish)

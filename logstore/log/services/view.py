@@ -1,7 +1,7 @@
-"""What of a topic's log a reader sees: which entries of a segment, and which of their columns are fetched for that.
+"""Selection of the entries of a segment that a reader may see, and of the columns to fetch.
 
-A consumer does not see a message before its delivery time. Where such messages may be all that it would fetch, their
-delivery times are fetched alone, and payloads only if one of them is due.
+A consumer does not see a message before its delivery time. If all requested entries may be postponed, delivery times
+are fetched first, and payloads only if an entry is due.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,39 +24,38 @@ if TYPE_CHECKING:
     Fetch = Callable[[Ledger, Segment, Sequence[str]], pa.Table]
 
 READABLE_COLUMNS: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "key", "payload", "properties")
-"""Columns that a reader may ask for."""
+"""Columns that a reader may request."""
 
-_DELIVERY: Final = "deliver_at_ms"
-_ROWS: Final = 1024
-"""Entries made at a time: a reader that stops early pays for no more of a large segment."""
-_NONE: Final = BitMap()
+_DELIVERY_COLUMN: Final = "deliver_at_ms"
+_ENTRIES_PER_CHUNK: Final = 1024
+"""Entries that are converted together, so that a reader that stops early pays little."""
+_EMPTY_BITMAP: Final = BitMap()
 
 
 class ExcludedEntries(Protocol):
-    """Entries that a reader leaves out, by ledger; any mapping is one."""
+    """Entries that a reader skips, by ledger. Any mapping is one."""
 
     def get(self, ledger_id: LedgerId, default: BitMap, /) -> BitMap:
-        """Those of a ledger; asked when a segment is about to be fetched."""
+        """Return the excluded entries of a ledger. Called just before a segment is fetched."""
 
 
 class Postponer(Protocol):
-    """What a consumer does with messages whose time has not come."""
+    """Handler of messages whose delivery time has not come."""
 
     def due_ms(self) -> int:
-        """The latest delivery time that is due now, inclusive, milliseconds since 1970."""
+        """Return the latest delivery time that is due now, inclusive, milliseconds since 1970."""
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
-        """Messages that the reader passes over: entry ids with their delivery times, perhaps not for the first time."""
+        """Receive skipped messages: delivery time by entry id. A message may be passed repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscardingPostponer:
-    """Passes over messages that are not due, and does not remember them."""
+    """Postponer that forgets the messages."""
 
     clock: Clock
 
     def due_ms(self) -> int:
-        """See `Postponer`."""
         return self.clock.now_us() // 1000
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
@@ -65,85 +64,85 @@ class DiscardingPostponer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadFilter:
-    """What of the log a reader wants to see."""
+    """Entries and columns that a reader requests."""
 
     columns: tuple[str, ...]
     state: CursorState | None = None
     upto: Position | None = None
     unseen: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
-    without: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked anew for each segment
-    postponing: Postponer | None = None  # None: messages that are not due are seen as all others
+    without: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
+    postponing: Postponer | None = None  # None to show messages that are not due
 
     def wanted(self, segment: Segment, at: Position) -> BitMap:
-        """Entry ids of the segment at or after `at`, up to the limit, that nothing leaves out, due or not."""
+        """Return the entry ids of the segment from `at` on that nothing excludes, due or not."""
         first, end = segment.first_entry, segment.first_entry + segment.entries
         if segment.ledger_id == at.ledger_id:
             first = max(first, at.entry_id)
         if self.upto and segment.ledger_id >= self.upto.ledger_id:
             end = min(end, self.upto.entry_id + 1) if segment.ledger_id == self.upto.ledger_id else first
-        left_out = self.unseen.get(segment.ledger_id, _NONE)
+        left_out = self.unseen.get(segment.ledger_id, _EMPTY_BITMAP)
         if self.state is not None:
             mark = self.state.mark_delete
             if segment.ledger_id <= mark.ledger_id:
                 first = max(first, mark.entry_id + 1) if segment.ledger_id == mark.ledger_id else end
-            left_out = left_out | self.state.acknowledged.get(segment.ledger_id, _NONE)
-        return BitMap(range(first, end)) - left_out - self.without.get(segment.ledger_id, _NONE)
+            left_out = left_out | self.state.acknowledged.get(segment.ledger_id, _EMPTY_BITMAP)
+        return BitMap(range(first, end)) - left_out - self.without.get(segment.ledger_id, _EMPTY_BITMAP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedSegment:
-    """What a view shows of one segment."""
+    """Visible entries of one segment, with their columns."""
 
     segment: Segment
     ids: BitMap
-    table: "pa.Table | None"  # all rows of the segment; None: `ids` is empty
-    later: Mapping[int, int]  # entry ids and delivery times of those that are not due
+    table: "pa.Table | None"  # all rows of the segment; None if `ids` is empty
+    later: Mapping[int, int]  # delivery time by entry id, of entries that are not due
 
     @property
     def end(self) -> Position:
-        """Behind the segment's last entry."""
+        """Position after the segment's last entry."""
         return Position(self.segment.ledger_id, self.segment.first_entry + self.segment.entries)
 
     def entries(self, columns: Sequence[str]) -> Iterator[Entry]:
-        """Those that are due, by id; of columns that are not named the value is None."""
+        """Yield due entries by id, with the named columns."""
         remaining = iter(self.ids)
-        while self.table is not None and (chosen := list(islice(remaining, _ROWS))):
-            rows = self.table.take([entry_id - self.segment.first_entry for entry_id in chosen])
+        while self.table is not None and (entry_ids := list(islice(remaining, _ENTRIES_PER_CHUNK))):
+            rows = self.table.take([entry_id - self.segment.first_entry for entry_id in entry_ids])
             values = {name: rows.column(name).to_pylist() for name in columns}
-            for at, entry_id in enumerate(chosen):
+            for at, entry_id in enumerate(entry_ids):
                 row = {name: column[at] for name, column in values.items()}
                 yield _entry(Position(self.segment.ledger_id, entry_id), row)
 
 
 def fetch_segment(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: ReadFilter) -> FetchedSegment:
-    """Fetch what the view shows of these entries, by `SegmentSource.read` or as that does.
-
-    Raises:
-        SegmentGone, CorruptData, StoreUnavailable, CatalogBusy: What `fetch` raises.
-    """
+    """Fetch the columns of these entries with `fetch`, a function like `SegmentSource.read`, and pass on its errors."""
     if view.postponing is None or not ids or segment.delayed == 0:
         table = fetch(ledger, segment, view.columns) if ids else None
         return FetchedSegment(segment=segment, ids=ids, table=table, later={})
-    some_are_due = segment.delayed < len(ids)
-    apart = "payload" in view.columns and segment.size_bytes > MAX_WHOLE_READ_BYTES and not some_are_due
-    fetched = (_DELIVERY,) if apart else tuple(dict.fromkeys((*view.columns, _DELIVERY)))
-    table = fetch(ledger, segment, fetched)
-    later = _later(table, segment, ids, view.postponing.due_ms())
+    has_due_entries = segment.delayed < len(ids)
+    fetches_times_first = (
+        "payload" in view.columns and segment.size_bytes > MAX_WHOLE_READ_BYTES and not has_due_entries
+    )
+    first_columns = (
+        (_DELIVERY_COLUMN,) if fetches_times_first else tuple(dict.fromkeys((*view.columns, _DELIVERY_COLUMN)))
+    )
+    table = fetch(ledger, segment, first_columns)
+    later = _find_postponed(table, segment, ids, view.postponing.due_ms())
     due = ids - BitMap(later)
-    if apart:
+    if fetches_times_first:
         table = fetch(ledger, segment, view.columns) if due else None
     return FetchedSegment(segment=segment, ids=due, table=table if due else None, later=later)
 
 
-def _later(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
-    """Those of the entries whose delivery time lies behind `due_ms`, ascending, with that time."""
+def _find_postponed(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
+    """Return entries with a delivery time after `due_ms`, ascending, with that time."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
-    times = table.column(_DELIVERY).fill_null(0).to_numpy()
+    times = table.column(_DELIVERY_COLUMN).fill_null(0).to_numpy()
     entries = np.asarray(ids.to_array(), dtype=np.int64)
-    of_entries = times[entries - segment.first_entry]
-    late = of_entries > due_ms
-    return dict(zip(entries[late].tolist(), of_entries[late].tolist(), strict=True))
+    entry_times = times[entries - segment.first_entry]
+    is_postponed = entry_times > due_ms
+    return dict(zip(entries[is_postponed].tolist(), entry_times[is_postponed].tolist(), strict=True))
 
 
 def _entry(position: Position, row: dict[str, Any]) -> Entry:

@@ -1,4 +1,4 @@
-"""Small writes, committed in groups, and their port."""
+"""Port of small writes, which are committed in groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ from logstore.transactions.transactions import TransactionId, TransactionState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerAdvance:
-    """One producer's sequence ids in a segment: registered only if `first` is beyond its last one.
+    """Sequence ids of one producer in a segment. They are registered only if `first` is above the registered one.
 
-    Those of another transaction, or of none, are registered only once `txn` is decided; see `ProducerSequence`.
+    While a transaction is open, only its own entries of the producer are registered (`ProducerSequence`).
     """
 
     producer: str
@@ -36,7 +36,7 @@ class ProducerAdvance:
 
 @dataclass(frozen=True, slots=True)
 class TransactionEntries:
-    """Entries of a segment, one after the other, that belong to an open transaction."""
+    """Consecutive entries of a segment that belong to an open transaction."""
 
     txn: TransactionId
     offset: int  # in the segment
@@ -44,7 +44,7 @@ class TransactionEntries:
 
 
 class LedgerEnd(NamedTuple):
-    """A ledger in a topic's list, as the next segment meets it."""
+    """State of a listed ledger before the next segment."""
 
     topic_id: int
     state: str  # a `LedgerState`
@@ -53,7 +53,7 @@ class LedgerEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterSegment:
-    """Make an uploaded segment part of its ledger: the moment at which its data exists."""
+    """Write that makes an uploaded segment part of its ledger. Then its entries exist."""
 
     topic_id: TopicId
     ledger_id: LedgerId
@@ -70,15 +70,15 @@ class RegisterSegment:
     def refusal(
         self, *, epoch: int, topic: str | None, ledger: LedgerEnd | None, sequences: Mapping[str, ProducerSequence]
     ) -> SextonError | None:
-        """The first condition of an append that does not hold, by rows that are locked; None: all of them hold.
+        """Return the error of the first condition that locked rows do not meet, or `None`.
 
-        Source: the rule of an append, in this order. What it asks of transactions comes after it.
+        Conditions on transactions are checked later.
 
         Args:
-            epoch: The catalog's.
-            topic: The topic's state; None: there is no such topic.
-            ledger: None: no list has it.
-            sequences: Of producers that are known in the topic, by name.
+            epoch: The catalog's epoch.
+            topic: State of the topic, or `None` if it does not exist.
+            ledger: End of the ledger, or `None` if it is not listed.
+            sequences: Sequences of the topic's known producers, by name.
         """
         if self.epoch != epoch:
             return StaleCatalog(f"append: expected catalog epoch {epoch}, found {self.epoch}")
@@ -89,30 +89,32 @@ class RegisterSegment:
         return self._refused_by_ledger(ledger) or self._refused_by_producers(sequences)
 
     def _refused_by_ledger(self, ledger: LedgerEnd | None) -> SextonError | None:
-        at = f"ledger {self.ledger_id}"
+        subject = f"ledger {self.ledger_id}"
         if ledger is None or ledger.state != LedgerState.OPEN:
-            return LedgerFenced(f"{at}: expected state OPEN, found {ledger.state if ledger else 'not listed'}")
+            return LedgerFenced(f"{subject}: expected state OPEN, found {ledger.state if ledger else 'not listed'}")
         if ledger.topic_id != self.topic_id:
-            return LedgerFenced(f"{at}: expected a ledger of topic {self.topic_id}, found one of {ledger.topic_id}")
+            return LedgerFenced(
+                f"{subject}: expected a ledger of topic {self.topic_id}, found one of {ledger.topic_id}"
+            )
         if self.number <= ledger.last_segment:
-            return AlreadyExists(f"{at}: expected a segment above {ledger.last_segment}, found {self.number}")
+            return AlreadyExists(f"{subject}: expected a segment above {ledger.last_segment}, found {self.number}")
         return None
 
     def _refused_by_producers(self, sequences: Mapping[str, ProducerSequence]) -> SextonError | None:
-        ahead = dict(sequences)
+        sequence_by_producer = dict(sequences)
         for part in self.producers:
-            known = ahead.get(part.producer, ProducerSequence())
+            known = sequence_by_producer.get(part.producer, ProducerSequence())
             if known.refuses(part.txn) or part.first <= known.last:
                 inside = f" in transaction {known.txn}" if known.txn else ""
                 expected = f"a sequence id above {known.last}{inside}"
                 return ProducerFenced(f"producer {part.producer!r}: expected {expected}, found {part.first}")
-            ahead[part.producer] = known.advance(part.last, part.txn)
+            sequence_by_producer[part.producer] = known.advance(part.last, part.txn)
         return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledge:
-    """Acknowledge single positions, or everything up to one, for a subscription."""
+    """Write that acknowledges single positions, or everything up to one, for a subscription."""
 
     topic_id: TopicId
     subscription: str
@@ -127,7 +129,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginTransaction:
-    """Open a transaction. Repeated after an unknown outcome it opens another one; the first one times out."""
+    """Write that opens a transaction. A repeated call opens another one, and the first one times out."""
 
     tc_id: int
     timeout_s: float
@@ -135,19 +137,19 @@ class BeginTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """Decide a transaction; the same verb twice is answered twice."""
+    """Write that decides a transaction. A repeated call with the same verb returns the same."""
 
     txn: TransactionId
     commit: bool
 
 
 Write = RegisterSegment | Acknowledge | BeginTransaction | EndTransaction
-"""A small write that travels in a group commit."""
+"""Small write of a group commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterSegmentResult:
-    """Where a segment's entries went, and what its ledger holds now."""
+    """Position of a segment's entries, and the new totals of its ledger."""
 
     first_entry: int
     ledger_entries: int
@@ -156,7 +158,7 @@ class RegisterSegmentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeResult:
-    """Where the cursor stands now."""
+    """Cursor after an acknowledgement."""
 
     mark_delete: Position
     row_bytes: int = field(default=0, compare=False)  # what the cursor's row holds beyond it, packed
@@ -165,14 +167,14 @@ class AcknowledgeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginTransactionResult:
-    """A transaction that is open."""
+    """Opened transaction."""
 
     txn: TransactionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransactionResult:
-    """The state in which a transaction is after its decision: final at once where it has no participants."""
+    """State of a decided transaction. It is final at once if the transaction has no participants."""
 
     state: TransactionState
 
@@ -181,17 +183,15 @@ WriteResult = RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult
 
 
 class Commits(Protocol):
-    """The one writer's door."""
+    """Group commit of small writes."""
 
     def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
-        """Do all writes in one transaction and answer each in its place.
+        """Do all writes in one transaction. Return a result or an error for each write, in order.
 
-        A write that a rule refuses is answered with its error and does not disturb the others: `LedgerFenced`,
-        `ProducerFenced`, `AlreadyExists` (segment number), `SnapshotNeeded` (an acknowledgement without the
-        snapshot that its cursor has), `UnknownObject`, `InvalidInput`, `StaleCatalog`,
-        `PreconditionFailed` (topic not ACTIVE), `TransactionNotOpen`, `TransactionEnded` (decided otherwise, or past
-        its deadline), `AcknowledgementHeld` (by another transaction, or for good), `AcknowledgementStale` (`up_to` was
-        read before entries were given back).
-        Raises when the transaction as a whole failed: then none of them happened, unless it raises
-        `OutcomeUnknown`.
+        A refused write gets its error and does not affect the others: `LedgerFenced`, `ProducerFenced`, `AlreadyExists`
+        (segment number), `SnapshotNeeded` (acknowledgement without the cursor's snapshot), `UnknownObject`,
+        `InvalidInput`, `StaleCatalog`, `PreconditionFailed` (topic not ACTIVE), `TransactionNotOpen`,
+        `TransactionEnded` (decided otherwise, or past its deadline), `AcknowledgementHeld` (by another transaction, or
+        acknowledged), `AcknowledgementStale` (entries were given back after `up_to` was read). The method raises if the
+        transaction failed. Then no write happened, except after `OutcomeUnknown`.
         """

@@ -1,4 +1,4 @@
-"""Everything that the catalog knows of one ledger, for people; nothing here is decided upon."""
+"""Ports of inspection and audit. Inspection is for people, and no decision depends on it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from logstore.positions import LedgerId
 
 
 class ReferenceKind(StrEnum):
-    """What names a ledger, and so keeps it."""
+    """Kinds of references that keep a ledger."""
 
     LIST = "LIST"  # component, keys, place, and whether it is the last
     CURSOR = "CURSOR"  # a subscription that has not acknowledged all of it, with its mark-delete
@@ -26,7 +26,7 @@ class ReferenceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """One thing that names the ledger."""
+    """Reference to the ledger."""
 
     kind: ReferenceKind
     facts: Mapping[str, object]  # as JSON has them; by kind, as above
@@ -34,7 +34,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedCopy:
-    """A copy that the catalog has, or had until it was detached."""
+    """Copy in the catalog, or a detached copy that an intent describes."""
 
     state: str  # of the copy's row, or of its intent once it is detached
     intent: DeletionIntent  # what storage can be asked with; it is filed only if the copy is detached
@@ -42,7 +42,7 @@ class InspectedCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedIntent:
-    """An intent with what only an operator asks for."""
+    """Intent with details for operators."""
 
     intent: DeletionIntent
     stalled: bool  # unfinished, and no workflow works on it
@@ -54,7 +54,7 @@ class InspectedIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """A row of the audit log."""
+    """Row of the audit log."""
 
     at_us: int
     act: str
@@ -68,7 +68,7 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveLedger:
-    """The row of a ledger that was not detached."""
+    """Row of a ledger that was not detached."""
 
     state: LedgerState
     listed: bool
@@ -81,7 +81,7 @@ class LiveLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerHistory:
-    """What is known. Of a ledger whose deletion was forgotten, only decisions may be left."""
+    """All records about a ledger. After its deletion was forgotten, only decisions may remain."""
 
     ledger_id: LedgerId
     live: LiveLedger | None
@@ -96,29 +96,27 @@ class Inspection(Protocol):
     """Reads for people."""
 
     def ledger(self, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
-        """What the catalog knows of the ledger at one moment, with at most `decisions` decisions.
+        """Return the records of the ledger at one moment, with at most `decisions` rows of the audit log.
 
         Raises:
-            UnknownObject: No ledger of this id was ever created here.
+            UnknownObject: The catalog never created a ledger of this id.
         """
 
     def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[AuditEntry]:
-        """The audit log, newest first: of a topic (encoded), or of what concerned one ledger.
+        """Return rows of the audit log, newest first, of an encoded topic name or of a ledger.
 
-        By name, so that a topic that was deleted is found, and every one that was ever called so.
+        Topics are selected by name, so that deleted topics and all topics that ever had the name are included.
         """
 
 
 class AuditLog(Protocol):
-    """Destructive acts, each with actor and reason. Those of the catalog itself are written with what they change."""
+    """Destructive acts with actor and reason. The catalog audits its own acts in the transaction of their changes."""
 
     def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
-        """Write down what is about to be done elsewhere, or what came of it: so no act is without a row.
-
-        Idempotency: none, and none is needed. A repeated call leaves another row, which says the same.
+        """Record an act elsewhere before it happens, or its result. Not idempotent: a repeated call adds an equal row.
 
         Args:
-            act: What is done, in kebab-case.
-            cause: Who and why.
-            detail: What it is done to, as JSON has it.
+            act: Act, in kebab-case.
+            cause: Actor and reason.
+            detail: Object of the act, as JSON values.
         """

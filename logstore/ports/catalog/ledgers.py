@@ -1,4 +1,4 @@
-"""Ledgers, their segments, and their port."""
+"""Ports of ledgers and their segments."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """A ledger row."""
+    """Row of a ledger."""
 
     ledger_id: LedgerId
     topic_id: TopicId
@@ -29,13 +29,12 @@ class Ledger:
 
     @property
     def span(self) -> LedgerSpan:
-        """What cursors need of it."""
         return LedgerSpan(self.ledger_id, self.entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A registered segment: entries `first_entry` (inclusive) to `first_entry + entries` (exclusive)."""
+    """Registered segment: entries `first_entry` (inclusive) to `first_entry + entries` (exclusive)."""
 
     ledger_id: LedgerId
     number: int
@@ -48,7 +47,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicTotals:
-    """Sums over a topic's data ledgers."""
+    """Totals of a topic's data ledgers."""
 
     ledgers: int
     entries: int
@@ -61,107 +60,102 @@ class Ledgers(Protocol):
     """Ledgers of a topic's data list and their segments."""
 
     def epoch(self) -> int:
-        """The catalog's epoch; a rebuilt catalog has another."""
+        """Return the catalog's epoch. A rebuilt catalog has another one."""
 
     def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
-        """The topic's data ledgers, in list order, which is ascending by id.
+        """Return the topic's data ledgers, in list order, which is ascending by id.
 
         Args:
-            topic_id: The topic.
-            from_ledger: The first id wanted, inclusive, listed or not; None: from the first one.
-            limit: The most ledgers to return; None: all.
+            topic_id: Topic of the ledgers.
+            from_ledger: First id, inclusive, listed or not.
+            limit: Maximum of ledgers.
         """
 
     def totals(self, topic_id: TopicId) -> TopicTotals:
-        """Sums over the topic's data ledgers, read as one row however many they are."""
+        """Return the totals of the topic's data ledgers, read as one row."""
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
-        """How many listed entries each cursor has not acknowledged; reads a row or two for each."""
+        """Return the number of listed entries that each cursor has not acknowledged. It reads a few rows for each."""
 
     def last_ledger(self, topic_id: TopicId) -> Ledger | None:
-        """The list's last ledger, or None when the list is empty."""
+        """Return the last ledger of the list, or `None` if the list is empty."""
 
     def last_ledgers(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
-        """The last ledger of each of the topics that has one, as `last`, in one read."""
+        """Return the last ledger of each topic that has one, in one read."""
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
-        """Take the next ledger id and insert the row, CREATING and in no list yet.
+        """Insert the row of a ledger with the next id, CREATING and unlisted.
 
-        Not idempotent: a row that is never attached is detached again by the topic's next trim, after
-        `registration_timeout`, so a repeated call leaves nothing behind for ever.
+        Not idempotent. The topic's next trim detaches a row that is not attached within `registration_timeout`.
 
         Raises:
-            UnknownObject: No such topic.
+            UnknownObject: The topic does not exist.
             PreconditionFailed: The topic is not ACTIVE.
         """
 
     def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
-        """CREATING → OPEN at the end of its list, closing the list's last ledger, which must still be `after`.
+        """Make a CREATING ledger OPEN at the end of its list, and close the last ledger, which must still be `after`.
 
-        Returns whether this ledger is in its list now (true again when repeated). When another ledger came
-        first, or the list's last has a higher id, the newborn is detached in the same transaction: its deletion
-        intent is filed (apache/pulsar#350).
+        Return whether the ledger is listed now, also after a repeated call. If another ledger came first, or the last
+        one has a higher id, the same transaction files the newborn's deletion intent (apache/pulsar#350).
 
         Raises:
             PreconditionFailed: The topic is not ACTIVE.
         """
 
     def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
-        """A process that has uploaded to the ledger, or perhaps has, gives up: it registers nothing of that.
+        """Record that a process gives up an upload to the ledger, which may have landed. It registers nothing of it.
 
-        If the catalog no longer has the ledger's primary copy, the intents of that copy are opened again, and no
-        workflow holds them: the upload may have landed behind phase two's back. Otherwise nothing changes, because
-        whatever deletes the copy later lists all of it; nor where the epoch is another one, or the copy's intent is a
-        dead letter or gone.
+        If the catalog no longer has the ledger's primary copy, the intents of the copy are reopened without a workflow,
+        because phase two may have missed the upload. Otherwise nothing changes: a later deletion lists all objects.
+        Nothing changes for another epoch, for a dead letter, or without an intent.
 
-        Idempotency: phase two looks once more each time, and at an object that it has deleted it finds nothing.
+        Idempotency: each call makes phase two look once more, and it finds nothing that it has deleted.
         """
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
-        """Registered segments that hold entries at or after `from_entry`, ascending."""
+        """Return registered segments that hold entries from `from_entry` on, ascending."""
 
     def find_segments(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
-        """Those of the ledgers that are listed, ascending, each with its segments that hold entries of its range.
-
-        However many they are, they are read at once.
-        """
+        """Return the listed ones of the ledgers, ascending, with the segments of their ranges, in one read."""
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
-        """How far registered sequence ids are, of those producers that have one."""
+        """Return the sequences of those producers that have one."""
 
 
 class Components(Protocol):
-    """Every ledger of a topic, whichever component it belongs to.
+    """Ledgers of all components of a topic.
 
-    A component's owner (a cursor, a topic's schema) has a list of its own, made when its first ledger is created.
-    Its ledgers are written whole: they are published CLOSED, by the port of the component.
+    A component's owner (a cursor, a topic's schema) has a list of its own, made with its first ledger. Component
+    ledgers are written whole. The component's port publishes them as CLOSED.
     """
 
     def create(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
     ) -> LedgerStatement:
-        """Take the next ledger id and insert the row, CREATING and not listed yet.
+        """Insert the row of a ledger with the next id, CREATING and unlisted.
 
-        Not idempotent: as with `Ledgers.create`, a row that is never published is detached by the topic's trim.
+        Not idempotent. The topic's trim detaches a row that is never published.
 
         Args:
-            topic_id: Whose.
-            component: What kind of ledger.
-            keys: What makes its owner unique within the topic, e.g. `{"cursor": "billing"}`.
-            application: As it stands in storage's own statement.
+            topic_id: Topic of the ledger.
+            component: Component of the ledger.
+            keys: Identity of its owner within the topic, e.g. `{"cursor": "billing"}`.
+            application: Application in the statement.
 
         Raises:
-            UnknownObject: No such topic.
+            UnknownObject: The topic does not exist.
             PreconditionFailed: The topic is not ACTIVE.
         """
 
     def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
-        """Listed ledgers of all components: the data ledgers first, each list in its order."""
+        """Return listed ledgers of all components: data ledgers first, each list in its order."""
 
     def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
-        """The same ledgers, or those of one component, in pages that each fit into memory.
+        """Yield the same ledgers, or those of one component, in pages that fit into memory.
 
-        A page is read when it is drawn. A ledger that leaves its list meanwhile may be missing, none comes twice.
+        A page is read when it is requested. A ledger that leaves its list meanwhile may be missing, and none appears
+        twice.
         """

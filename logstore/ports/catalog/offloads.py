@@ -1,4 +1,4 @@
-"""Tiered copies in the catalog: written, published, given up; removal of primary copies; and the port."""
+"""Port of tiered copies: upload, publication, abandonment, and removal of primary copies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from logstore.positions import LedgerId, TopicId
 
 
 class OffloadAnswer(StrEnum):
-    """Whether a ledger is to be offloaded by the caller."""
+    """Result of beginning an offload."""
 
     BEGUN = "BEGUN"  # its copy is this attempt's to write
     ALREADY = "ALREADY"  # a tiered copy is LIVE
@@ -21,7 +21,7 @@ class OffloadAnswer(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadStart:
-    """What an attempt to offload a ledger may do."""
+    """Result of beginning an offload, with the ledger and the copy's context."""
 
     answer: OffloadAnswer
     statement: LedgerStatement | None = None  # None: the ledger is gone
@@ -31,7 +31,7 @@ class OffloadStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadableCopies:
-    """Where a listed ledger's entries can be read."""
+    """LIVE copies of a listed ledger."""
 
     primary: bool
     tiered: Mapping[str, str] | None = None  # the offload context, kept as found
@@ -39,7 +39,7 @@ class ReadableCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCopy:
-    """A LIVE tiered copy: what storage is expected to hold of it."""
+    """LIVE tiered copy, with the content that storage must have."""
 
     statement: LedgerStatement
     entries: int
@@ -47,7 +47,7 @@ class PublishedCopy:
 
 
 class Offloads(Protocol):
-    """Tiered copies of data ledgers. Whatever changes one locks the ledger's list and raises its version."""
+    """Tiered copies of data ledgers. Every change locks the ledger's list and raises its version."""
 
     def begin(
         self,
@@ -58,82 +58,84 @@ class Offloads(Protocol):
         timeout_s: float,
         topic: str | None = None,
     ) -> OffloadStart:
-        """Make the ledger's tiered copy this attempt's to write, for at most `timeout_s` and `UPLOAD_GRACE_S`.
+        """Assign the ledger's tiered copy to this attempt, for at most `timeout_s` and `UPLOAD_GRACE_S`.
 
-        The copy of an earlier attempt that was never published is replaced, and a deletion intent filed for it in
-        the same transaction. A copy that is being written keeps its ledger from every detach (apache/pulsar#13219).
+        An unpublished copy of an earlier attempt is replaced, and its deletion intent is filed in the same transaction.
+        A copy that is being written protects its ledger from every detach (apache/pulsar#13219).
 
         Args:
-            ledger_id: Whose; closed and listed, with a LIVE primary copy.
-            uuid: Names the attempt; never used before.
-            driver_metadata: Driver, bucket, endpoint and region, by which a deletion finds it (apache/pulsar#16687).
-            timeout_s: After this the attempt sends nothing more to storage.
-            topic: The encoded name that the ledger's topic should bear; None: any.
+            ledger_id: Closed, listed ledger with a LIVE primary copy.
+            uuid: Uuid of the attempt, never used before.
+            driver_metadata: Driver, bucket, endpoint and region, by which a deletion finds the copy
+                (apache/pulsar#16687).
+            timeout_s: Time after which the attempt sends nothing more.
+            topic: Encoded name of the ledger's topic, to be checked if given.
 
-        Idempotency: keyed by `uuid`; a repeated call does not prolong it.
+        Idempotency: keyed by `uuid`. A repeated call does not extend the time.
 
         Raises:
-            InvalidInput: The ledger is of another topic; nothing changed.
-            PreconditionFailed: The topic is not ACTIVE, the ledger is not CLOSED, or its primary copy is not LIVE.
-            Unsupported: Not a ledger of messages.
+            InvalidInput: The ledger belongs to another topic. Nothing changed.
+            PreconditionFailed: The topic is not ACTIVE, the ledger not CLOSED, or its primary copy not LIVE.
+            Unsupported: The ledger is no ledger of messages.
         """
 
     def publish(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
-        """WRITING → LIVE if the attempt still has the copy, the ledger is listed and its topic ACTIVE.
+        """Make the copy LIVE if the attempt still has it, the ledger is listed and its topic ACTIVE.
 
-        The copy's offload context states `lengths` from then on. `None`: they are not known.
+        The copy's offload context then has `lengths`, unless they are `None`. An attempt that has lost is ended like by
+        `abandon`, but without a waiting time, because all its requests were answered.
 
-        Otherwise the attempt has lost, and the same happens as by `abandon`, except that nothing is waited for: all of
-        its requests were answered.
-
-        Idempotency: keyed by `uuid`; answers alike as long as the copy stands.
+        Idempotency: keyed by `uuid`. The result is the same as long as the copy exists.
 
         Returns:
             Whether this attempt's copy is LIVE.
         """
 
     def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
-        """Leave what the attempt has uploaded to phase two: file its deletion intent, unless that was done.
+        """File the deletion intent of the attempt's uploads, unless that was done. A LIVE copy is not changed.
 
-        An intent whose upload was waited for in vain may have ended, or be about to end, without having seen the
-        objects: then one more is filed. A LIVE copy is left alone. The attempt sends nothing more, but a request of
-        it that was not answered may land within `UPLOAD_GRACE_S`, so for that long its deletion waits.
+        A request without an answer may land within `UPLOAD_GRACE_S`, so the deletion waits that long. If an earlier
+        intent has stopped waiting for the upload, it may have missed objects, and one more intent is filed.
 
         Idempotency: keyed by `uuid`.
         """
 
     def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
-        """Where the ledger can be read now, or None when no list has it."""
+        """Return the copies that readers may use now, or `None` if the ledger is not listed."""
 
     def require_offloadable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
         """Refuse ledgers that cannot be offloaded.
 
         Raises:
-            UnknownObject: Not in the topic's list of messages.
-            PreconditionFailed: Not CLOSED.
+            UnknownObject: A ledger is not in the topic's list of messages.
+            PreconditionFailed: A ledger is not CLOSED.
         """
 
     def find_missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
-        """As `check`, but for ledgers that are not in the list: it names them, ascending."""
+        """Return the ledgers that are not listed, ascending.
+
+        Raises:
+            PreconditionFailed: A listed ledger is not CLOSED.
+        """
 
     def list_candidates(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[LedgerId]:
-        """Closed listed ledgers with entries and without a LIVE tiered copy, ascending, beyond `after`.
+        """Return closed, listed ledgers with entries and without a LIVE tiered copy, ascending.
 
         Args:
-            topic_id: Whose.
-            ledger_ids: Only of these; None: of all.
-            after: Exclusive.
-            limit: The most rows to return.
+            topic_id: Topic of the ledgers.
+            ledger_ids: Ledgers to select from, or `None` for all.
+            after: Ledger before the first one.
+            limit: Maximum of ledgers.
         """
 
     def list_removable(
         self, topic_id: TopicId, ledger_ids: Sequence[LedgerId] | None, *, after: LedgerId, limit: int
     ) -> list[PublishedCopy]:
-        """Tiered copies of listed ledgers of which both copies are LIVE, ascending by ledger, beyond `after`.
+        """Return tiered copies of listed ledgers with two LIVE copies, ascending by ledger.
 
-        Their primary copy can go, once storage was seen to hold the tiered one; arguments as for `candidates`.
+        Their primary copy may go after storage has proved the tiered one. Arguments as `list_candidates`.
         """
 
     def remove_primaries(
@@ -146,26 +148,26 @@ class Offloads(Protocol):
         claim: Claim,
         cause: Cause,
     ) -> DetachedBatch:
-        """Phase one for primary copies alone: the ledgers stay listed and are read from their tiered copy.
+        """Detach primary copies only (phase one). The ledgers stay listed and are read from their tiered copy.
 
-        Of whatever is proved and `removable` now, takes out the copies' rows and files their intents in one
-        transaction; audited. A primary copy that is its ledger's only one stays, and so does one whose tiered copy
-        no job proved, or another one. Stalled intents of primary copies join the batch.
+        For each ledger that is removable and proved, the row of the primary copy is removed and its intent filed, in
+        one audited transaction. An only copy stays, and so does one whose tiered copy is not the proved one. Stalled
+        intents of primary copies join the batch.
 
         Args:
-            topic_id: Whose.
-            ledger_ids: What was asked for: only of these; None: of all.
-            proved: The uuid of each tiered copy that storage was just seen to hold (apache/pulsar#22839).
-            batch_id: Names the call.
-            claim: Who will do phase two.
-            cause: For the audit log.
+            topic_id: Topic of the ledgers.
+            ledger_ids: Requested ledgers, or `None` for all.
+            proved: Uuid of each tiered copy that storage has just proved (apache/pulsar#22839).
+            batch_id: Id of the batch.
+            claim: Claim of the workflow that does phase two.
+            cause: Actor and reason.
 
-        Idempotency: keyed by `batch_id`; a repeated call returns what the first one did. One that found nothing to
-        do leaves no trace, and may find something when it is repeated.
+        Idempotency: keyed by `batch_id`. A repeated call returns the first result. A call that changed nothing is not
+        recorded.
 
         Raises:
-            UnknownObject: No such topic.
+            UnknownObject: The topic does not exist.
         """
 
     def now_us(self) -> int:
-        """The catalog's clock, microseconds since 1970: what an upload's end is compared with."""
+        """Return the catalog's time, microseconds since 1970, which decides when an upload has ended."""

@@ -1,4 +1,4 @@
-"""Topics, the versions of their schemas, and the ports of both."""
+"""Ports of topics and of their schema versions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 class TopicState(StrEnum):
-    """ACTIVE takes work; DELETING only lets it end. Stored by name."""
+    """ACTIVE accepts work, DELETING only lets it end. Stored by name."""
 
     ACTIVE = "ACTIVE"
     DELETING = "DELETING"
@@ -19,7 +19,7 @@ class TopicState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """A topic; a name created again has another id."""
+    """Topic. A name that is created again gets another id."""
 
     topic_id: TopicId
     name: str  # encoded
@@ -31,7 +31,7 @@ class Topic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionSummary:
-    """What the row of a subscription says."""
+    """Row of a subscription, with its backlog."""
 
     name: str
     mark_delete: Position
@@ -41,7 +41,7 @@ class SubscriptionSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummary:
-    """A topic, the sums over its data ledgers, and its subscriptions, ascending by name."""
+    """Topic, totals of its data ledgers, and its subscriptions, ascending by name."""
 
     topic: Topic
     totals: TopicTotals
@@ -50,7 +50,7 @@ class TopicSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSummaryPage:
-    """Some of the topics that were asked for, ascending by encoded name, and how many come behind them."""
+    """Page of topics, ascending by encoded name, with the number of matching topics after it."""
 
     topics: Sequence[TopicSummary]
     more: int
@@ -63,54 +63,54 @@ class Topics(Protocol):
         """Create the topic with an empty list.
 
         Args:
-            name: Encoded.
-            policy: What of it is kept after it was consumed.
-            durable_delete: Whether operations that delete of this topic leave tombstones, unless the operation itself
-                says otherwise; None: the default of each operation counts.
+            name: Encoded name.
+            policy: Retention of consumed entries.
+            durable_delete: Whether deletions of this topic leave tombstones by default. `None` keeps each operation's
+                default.
 
         Raises:
             AlreadyExists: The name is taken.
         """
 
     def get(self, name: str) -> Topic:
-        """The topic of that encoded name.
+        """Return the topic of an encoded name.
 
         Raises:
-            UnknownObject: There is none.
+            UnknownObject: The topic does not exist.
         """
 
     def get_by_id(self, topic_id: TopicId) -> Topic:
-        """The topic of that id.
+        """Return the topic of an id.
 
         Raises:
-            UnknownObject: There is none.
+            UnknownObject: The topic does not exist.
         """
 
     def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
-        """Up to `limit` topics that are ACTIVE, with ids above `after`, ascending by id.
+        """Return up to `limit` ACTIVE topics with ids above `after`, ascending by id.
 
-        Pages of it hold each topic once that is there all the time, whatever is created or deleted meanwhile.
+        Successive pages have each topic once that exists throughout.
         """
 
     def page(
         self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
     ) -> TopicSummaryPage:
-        """Topics with what is told of each, read in one transaction, in as few queries for many as for one.
+        """Return summaries of topics, read in one transaction with a fixed number of queries.
 
         Args:
-            prefix: How their encoded names begin.
-            state: The one they are in; None: any.
-            after: An encoded name, exclusive: theirs are greater, by bytes.
-            limit: The most topics to return, 1 or more.
+            prefix: Prefix of the encoded names.
+            state: State of the topics, or `None` for any.
+            after: Encoded name before the first one, compared by bytes.
+            limit: Maximum of topics, 1 or more.
         """
 
     def summary(self, topic: Topic) -> TopicSummary:
-        """The same of one topic; zeros and no subscriptions, if it was deleted meanwhile."""
+        """Return the summary of one topic: zeros and no subscriptions if it was deleted meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaVersion:
-    """One version of a topic's schema, and where its content is."""
+    """Version of a topic's schema, and the ledger with its content."""
 
     version: int  # from 0, without gaps
     ledger_id: LedgerId
@@ -123,10 +123,10 @@ class Schemas(Protocol):
     """Schema versions of topics."""
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
-        """Every version, ascending."""
+        """Return every version, ascending."""
 
     def newest(self, topic_id: TopicId) -> SchemaVersion | None:
-        """The highest version, or None when the topic has no schema."""
+        """Return the newest version, or `None` if the topic has no schema."""
 
     def publish(
         self,
@@ -138,21 +138,21 @@ class Schemas(Protocol):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """Make a newborn schema ledger the next version: listed, CLOSED, its one segment registered.
+        """Make a newborn schema ledger the next version: listed, CLOSED, with its one segment.
 
-        Where the newest version has the same digest that one is returned, and the newborn's intent is filed in the
-        same transaction, as it is when the topic is not ACTIVE. Repeated after it happened, the same is returned.
+        If the newest version has the same digest, it is returned. Then, and if the topic is not ACTIVE, the newborn's
+        intent is filed in the same transaction. A repeated call returns the same version.
 
         Args:
-            topic_id: Whose.
-            ledger_id: The newborn.
+            topic_id: Topic of the schema.
+            ledger_id: Newborn ledger.
             digest: SHA-256 of the content, hexadecimal.
             content_bytes: Size of the content.
-            size_bytes: Of the segment's object.
-            sha256: Of the segment's object, hexadecimal; None: not known.
+            size_bytes: Size of the segment's object.
+            sha256: Digest of the segment's object, hexadecimal, or `None` if unknown.
 
         Returns:
-            None when the newborn was taken for abandoned meanwhile, or with its topic: write another one.
+            `None` if the newborn was abandoned meanwhile, alone or with its topic. Write another one.
 
         Raises:
             PreconditionFailed: The topic is not ACTIVE.

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from logstore.errors import CatalogAdopting
-from logstore.failpoints import VARIABLE
+from logstore.failpoints import ENVIRONMENT_VARIABLE
 from logstore.records.services.record_log import RecordLog
 from tests.spark.records.lost import dump
 from tests.workers.hosting.test_rebuilding import read, write
@@ -34,7 +34,7 @@ _ALL: Final = (
 
 def _command(settings: Settings, url: str, *flags: str, dies_at: str = "") -> "subprocess.CompletedProcess[str]":
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
-    armed = {VARIABLE: f"{dies_at}=kill"} if dies_at else {}
+    armed = {ENVIRONMENT_VARIABLE: f"{dies_at}=kill"} if dies_at else {}
     argv = [sys.executable, "-m", "workers", "--json", "records", "follow", "--into", url, *flags]
     return subprocess.run(
         argv, env=foreign | settings.environment() | armed, capture_output=True, text=True, timeout=300, check=False

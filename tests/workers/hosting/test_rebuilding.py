@@ -20,7 +20,7 @@ from temporalio.worker import Worker
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.failpoints import VARIABLE
+from logstore.failpoints import ENVIRONMENT_VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
 from logstore.records.absent_share import MAX_ABSENT_SHARE
@@ -133,7 +133,7 @@ def manifests(settings: Settings) -> list[Manifest]:
 
 def command(settings: Settings, *, dies_at: str = "") -> "subprocess.CompletedProcess[str]":
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
-    armed = {VARIABLE: f"{dies_at}=kill"} if dies_at else {}
+    armed = {ENVIRONMENT_VARIABLE: f"{dies_at}=kill"} if dies_at else {}
     argv = [sys.executable, "-m", few_probes.__name__, "--json", "records", "rebuild", "--into", settings.database_url]
     return subprocess.run(
         argv, env=foreign | settings.environment() | armed, capture_output=True, text=True, timeout=300, check=False
