@@ -23,7 +23,7 @@ from infra.catalog.engine.database import CatalogAdapter, reads, writes
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.components import read_newborn, retire_ledger, share_lock_newborn_topic
 from infra.catalog.log.ledger_rows import data_list_id, lock_component_list, publish_newborn, raise_version
-from infra.catalog.log.ledgers import epoch
+from infra.catalog.log.ledgers import read_epoch
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.cursors.state import (
     CursorSnapshot,
@@ -53,7 +53,7 @@ class SqlCursors(CatalogAdapter):
             return to_stored_cursor(existing)
         state = initial_state(spans(connection, topic_id), latest=latest)
         now = self._db.now_us(connection)
-        releases = first_releases(epoch(connection))  # the lost catalog may have had a subscription of this name
+        releases = first_releases(read_epoch(connection))  # the lost catalog may have had a subscription of this name
         insert_cursor(connection, topic_id, name, state, releases=releases, now_us=now)
         raise_version(connection, list_id)
         return StoredCursor(name=name, state=state, created_us=now, releases=releases)

@@ -20,7 +20,7 @@ from infra.catalog.deletion.intent_rows import reopen_late
 from infra.catalog.engine.database import CatalogAdapter, writes
 from infra.catalog.engine.dialects import BIG, Statement, bulk_parameter, dataclass_from_row
 from infra.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
-from infra.catalog.log.ledgers import epoch
+from infra.catalog.log.ledgers import read_epoch
 from infra.catalog.log.producer_rows import ProducerKey, lock_sequences, put_sequences
 from infra.catalog.log.topic_rows import add_share_lock
 from infra.catalog.transactions.buffer_rows import hide_entries, insert_ranges
@@ -168,7 +168,7 @@ def _lock_rows(connection: Connection, writes: Sequence[RegisterSegment]) -> _Lo
         )
         states |= {row.topic_id: row.state for row in rows}
     return _LockedRows(
-        epoch=(topics and topics[0].epoch) or epoch(connection),  # topics without one: the row is lost
+        epoch=(topics and topics[0].epoch) or read_epoch(connection),  # topics without one: the row is lost
         topics=states,
         names={row.topic_id: row.name for row in topics},
         ledgers={row.ledger_id: dataclass_from_row(_LockedLedger, row) for row in ledgers},

@@ -28,7 +28,7 @@ from logstore.positions import LedgerId, TopicId
 class SqlLedgers(CatalogAdapter):
     """The `Ledgers` port."""
 
-    def read_epoch(self) -> int:
+    def epoch(self) -> int:
         return self._db.read(read_epoch)
 
     def list_ledgers(
@@ -98,8 +98,8 @@ class SqlLedgers(CatalogAdapter):
         return True
 
     @writes("catalog.give_up")
-    def abandon_upload(self, connection: Connection, ledger_id: LedgerId, *, read_epoch: int) -> None:
-        reopen_late(connection, [ledger_id], epoch=read_epoch)
+    def abandon_upload(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
+        reopen_late(connection, [ledger_id], epoch=epoch)
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         s = t.segment.c
