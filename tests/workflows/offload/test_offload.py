@@ -273,8 +273,8 @@ async def test_offload_topic_removes_primaries_page_by_page(house: House) -> Non
 )
 def test_page_holds_only_what_is_asked_for_and_not_yet_visited(after: int, expected: list[int]) -> None:
     """At most a page's worth travels, whatever the order of the ids (temporalio/sdk-python#1285)."""
-    assert offload_topic._page([3, 1, 2, 3], after, 2) == expected
-    assert offload_topic._page(None, after, 2) is None
+    assert offload_topic._next_ids([3, 1, 2, 3], after, 2) == expected
+    assert offload_topic._next_ids(None, after, 2) is None
 
 
 async def test_offload_topic_of_given_ledgers_leaves_the_others(house: House) -> None:
