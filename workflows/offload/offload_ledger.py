@@ -1,6 +1,6 @@
 """`offload-ledger`: the ledger has a tiered copy that was read back, or the ledger is gone.
 
-It destroys nothing that a reader could miss: deletion removes the objects of lost attempts, which were never published.
+Destroys nothing that a reader could miss: deletion removes the objects of lost attempts, which were never published.
 Invariant: a copy is published only after storage has proved all of it, and a ledger that is being offloaded is not
 deleted. To stop it, cancel or terminate it. The topic's next trims delete what it has uploaded; after a termination
 once the time of the attempt is over.

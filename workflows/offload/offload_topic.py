@@ -1,8 +1,8 @@
 """`offload-topic`: every closed ledger of a topic has a tiered copy, and on request no other.
 
-It destroys, on request only, primary copies of ledgers whose tiered copy was proved. The ledgers stay listed and
-readable. Invariant: a ledger's only copy is never removed. To stop it, cancel it: running uploads are abandoned,
-offloaded ledgers stay offloaded, and a started `delete-ledgers` continues.
+Destroys, on request only, primary copies of ledgers whose tiered copy was proved. The ledgers stay listed and readable.
+Invariant: a ledger's only copy is never removed. To stop it, cancel it: running uploads are abandoned, offloaded
+ledgers stay offloaded, and a started `delete-ledgers` continues.
 
 For each ask, in turn:
 
