@@ -160,7 +160,7 @@ def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> Non
     """
     get_bucket = own_buckets_by_name(settings, OwnStores(catalog.identities), hasty=True)
     records = get_bucket(Role.RECORDS, settings.records_bucket)
-    if records.look() is MarkerState.OURS:
+    if records.check() is MarkerState.OURS:
         require_current(catalog.records, records)
 
 
@@ -175,7 +175,7 @@ def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
     if not settings.has_object_store:
         return
     store = own_buckets_by_name(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
-    if error := _try_to_compare(store.look):
+    if error := _try_to_compare(store.check):
         _log.info("the primary bucket is left to the workers: %s", error)
 
 

@@ -1,1 +1,1 @@
-"""Buckets of delayed messages: topics that are due are sealed, and buckets are merged two by two."""
+"""Activities on the index of delayed messages."""

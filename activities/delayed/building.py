@@ -1,4 +1,4 @@
-"""Building the indexes of delayed messages of many topics: see `TopicBuilding`."""
+"""Activities that build the indexes of delayed messages of many topics."""
 
 from activities.building import (
     BeginBuildInput,
@@ -20,7 +20,7 @@ from logstore.ports.catalog import DelayedIndex, Identities, Reconciliation, Run
 
 
 class IndexBuilding(TopicBuilding):
-    """The activities, over ports."""
+    """Steps of a build of indexes."""
 
     def __init__(
         self,
@@ -32,16 +32,15 @@ class IndexBuilding(TopicBuilding):
         publisher: IndexPublisher,
         limits: BucketLimits,
     ) -> None:
-        """Take the catalog's runs and its id, bulk jobs, the lists of buckets, and how many a topic may have."""
         super().__init__(kind=RunKind.INDEXES, job=BuildIndexes.name, runs=runs, identities=identities, bulk=bulk)
         self._index, self._publisher, self._limits = index, publisher, limits
 
     @defined(name="delayed.begin_build")
     @beating()
     def begin_build(self, request: BeginBuildInput) -> BuildSummary:
-        """Open the run, with the topics that every later step agrees on.
+        """Open the run, and store the topics for all later steps.
 
-        Idempotency: keyed by `run_id`; a second call answers with what the first one wrote into the run's row.
+        Idempotency: keyed by `run_id`. A second call returns what the first one stored.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._begin(request)
@@ -50,9 +49,9 @@ class IndexBuilding(TopicBuilding):
     def build_indexes(self, request: BuildInput) -> BuildSummary:
         """Run the bulk job until its output is published. It claims the topics' lists for this workflow.
 
-        Idempotency: keyed by run_id; what was published is answered.
-        Heartbeat: (stage, tasks done, tasks), every two seconds; the claims are renewed with it. A cancellation cancels
-            the job with all that it submits later.
+        Idempotency: keyed by `run_id`. Published output is returned again.
+        Heartbeat: (stage, tasks done, tasks), every two seconds, with a renewal of the claims. A cancellation cancels
+            the job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         claim = own_claim()
@@ -71,10 +70,10 @@ class IndexBuilding(TopicBuilding):
 
     @defined(name="delayed.switch_indexes")
     def switch_indexes(self, request: SwitchInput) -> SwitchCounts:
-        """Store the buckets of one page of topics, and switch each topic to its own; its claim is let go.
+        """Store the buckets of one page of topics, switch each topic to its buckets, and release its claim.
 
-        Idempotency: keyed by (run_id, page); a topic that was switched to counts as switched again.
-        Heartbeat: topics done, every two seconds; claims of topics that are not switched yet are renewed with it.
+        Idempotency: keyed by (run_id, page). A switched topic counts as switched again.
+        Heartbeat: topics done, every two seconds, with a renewal of the remaining claims.
         Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
             OutcomeUnknown (retry).
         """
@@ -82,18 +81,18 @@ class IndexBuilding(TopicBuilding):
 
         def switch(built: BuiltIndex) -> bool:
             with effect("delayed.publish_index"):
-                done = self._publisher.publish(built, files)
+                is_switched = self._publisher.publish(built, files)
             self._index.release(built.topic_id, workflow_id)
-            return done
+            return is_switched
 
         return self._switch(files.read_part(request.page), switch)
 
     @defined(name="delayed.conclude_build")
     @beating()
     def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
-        """Finish the run with what it came to, and delete its output.
+        """Finish the run with its summary, and delete its output.
 
-        Idempotency: the first summary stays; output that is gone is no error.
+        Idempotency: the first summary stays. Missing output is no error.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._conclude(request)

@@ -1,7 +1,4 @@
-"""What seals and merges count for Prometheus; see `activities.deletion.metrics` for what a counter is worth.
-
-No label names a topic. What is pending, and how many buckets there are, workers read from SQL.
-"""
+"""Counters of seals and merges for Prometheus. No label names a topic. Workers read pending totals from SQL."""
 
 from typing import Final
 
@@ -10,7 +7,7 @@ from temporalio import activity
 from logstore.delayed.services.merging import MergeResult
 from logstore.delayed.services.sealing import SealResult
 
-_ABOUT: Final = {
+_DESCRIPTIONS: Final = {
     "sexton_delayed_sealed_buckets_total": "Buckets that were sealed",
     "sexton_delayed_sealed_messages_total": "Messages in buckets that were sealed",
     "sexton_delayed_dropped_buckets_total": "Buckets that were dropped, because their messages need no index any more",
@@ -23,24 +20,24 @@ _ABOUT: Final = {
 }
 
 
-def sealed(done: SealResult) -> None:
-    """Count a topic that was sealed, once the catalog has committed it."""
-    _add("sexton_delayed_sealed_buckets_total", done.buckets)
-    _add("sexton_delayed_sealed_messages_total", done.messages)
-    _add("sexton_delayed_dropped_buckets_total", done.dropped)
+def count_seal(result: SealResult) -> None:
+    """Count a seal after the catalog has committed it."""
+    _add("sexton_delayed_sealed_buckets_total", result.buckets)
+    _add("sexton_delayed_sealed_messages_total", result.messages)
+    _add("sexton_delayed_dropped_buckets_total", result.dropped)
 
 
-def merged(done: MergeResult, took_s: float) -> None:
-    """A merge ended: MERGED, OVERTAKEN by another change of the list, or stopped by a DAMAGED snapshot."""
-    outcome = "MERGED" if done.switched else "OVERTAKEN" if done.damaged is None else "DAMAGED"
+def count_merge(result: MergeResult, duration_s: float) -> None:
+    """Count a merge: MERGED, OVERTAKEN by another change of the list, or stopped by a DAMAGED snapshot."""
+    outcome = "MERGED" if result.switched else "OVERTAKEN" if result.damaged is None else "DAMAGED"
     _add("sexton_delayed_merges_total", 1, outcome=outcome)
-    _add("sexton_delayed_merged_messages_total", done.messages)
-    _add("sexton_delayed_merge_milliseconds_total", round(1_000 * took_s))
-    _add("sexton_delayed_loads_total", done.loads)
-    _add("sexton_delayed_load_milliseconds_total", round(1_000 * done.load_s))
-    _add("sexton_delayed_alarms_total", int(done.damaged is not None))
+    _add("sexton_delayed_merged_messages_total", result.messages)
+    _add("sexton_delayed_merge_milliseconds_total", round(1_000 * duration_s))
+    _add("sexton_delayed_loads_total", result.loads)
+    _add("sexton_delayed_load_milliseconds_total", round(1_000 * result.load_s))
+    _add("sexton_delayed_alarms_total", int(result.damaged is not None))
 
 
 def _add(name: str, amount: int, **labels: str) -> None:
     if amount:
-        activity.metric_meter().create_counter(name, _ABOUT[name]).add(amount, labels)
+        activity.metric_meter().create_counter(name, _DESCRIPTIONS[name]).add(amount, labels)

@@ -1,4 +1,4 @@
-"""What travels to and from the activities on delayed messages."""
+"""Inputs and results of the activities on delayed messages."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,38 +8,38 @@ from logstore.delayed.buckets import BucketSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTopicsInput:
-    """Which pages of topics come next."""
+    """Bounds of the next pages of topics."""
 
     after: int  # topic id, exclusive
-    topics: int  # in a page
+    topics: int  # per page
     limit: int  # pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTopicPages:
-    """Topics that are due, ascending by id; no page where there are none."""
+    """Pages of due topics, ascending by id. Empty if no topic is due."""
 
     pages: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealTopicsInput:
-    """Topics that are due."""
+    """Due topics to seal."""
 
     topic_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealTopicInput:
-    """One topic, whether or not it is due."""
+    """Topic to seal, due or not."""
 
     topic_id: int
-    topic: str = ""  # encoded; the topic of that id must bear it
+    topic: str = ""  # encoded name that the topic must have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverLimit:
-    """A topic with more buckets than it may have."""
+    """Topic with more buckets than its limit."""
 
     topic_id: int
     topic: str  # encoded
@@ -47,71 +47,71 @@ class OverLimit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedTopics:
-    """What became of the topics."""
+    """Totals of sealed topics."""
 
-    topics: int = 0  # looked at
-    buckets: int = 0  # new ones
-    messages: int = 0  # in them
+    topics: int = 0  # checked
+    buckets: int = 0  # new
+    messages: int = 0  # in new buckets
     dropped: int = 0  # buckets whose messages need no index any more
     held: int = 0  # topics that another job works on
-    overtaken: int = 0  # topics whose list changed meanwhile: they are met again
-    failed: int = 0  # topics that are skipped
-    troubles: list[str] = field(default_factory=list)  # a sample of why
+    overtaken: int = 0  # topics whose list changed meanwhile; they are due again
+    failed: int = 0  # skipped topics
+    troubles: list[str] = field(default_factory=list)  # a sample of errors
     over_limit: list[OverLimit] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoosePairInput:
-    """Of which topic two buckets are to be merged."""
+    """Topic with two buckets to choose for a merge."""
 
     topic_id: int
-    topic: str = ""  # encoded; the topic of that id must bear it
-    max_buckets: int | None = None  # None: as many as the settings let a topic have
-    damaged: list[int] = field(default_factory=list)  # buckets that could not be read
+    topic: str = ""  # encoded name that the topic must have
+    max_buckets: int | None = None  # None: the limit of the settings
+    damaged: list[int] = field(default_factory=list)  # unreadable buckets
 
 
 class ChoiceReason(StrEnum):
-    """Why there is a pair, or none."""
+    """Reason for a pair, or for none."""
 
     PAIR = "PAIR"
-    WITHIN = "WITHIN"  # the topic has no more buckets than it may have
-    DAMAGED = "DAMAGED"  # it has more, and no two neighbours that can be read
-    HELD = "HELD"  # another job works on them
-    GONE = "GONE"  # the topic is deleted, or about to be
+    WITHIN = "WITHIN"  # the topic is within its limit
+    DAMAGED = "DAMAGED"  # it is not, and no two neighbours can be read
+    HELD = "HELD"  # another job has claimed the list
+    GONE = "GONE"  # the topic is deleted or being deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairChoice:
-    """What is to be merged next."""
+    """Next pair of buckets to merge, if any."""
 
     chosen: ChoiceReason
-    pair: list[BucketSummary] = field(default_factory=list)  # two neighbours, or nothing
-    buckets: int = 0  # that the topic has
+    pair: list[BucketSummary] = field(default_factory=list)  # two neighbours, or none
+    buckets: int = 0  # of the topic
     limit: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePairInput:
-    """Two neighbours, in the order of the log."""
+    """Pair of neighbours to merge, in log order."""
 
     topic_id: int
     bucket_ids: list[int]  # two
-    topic: str = ""  # encoded, for people
+    topic: str = ""  # encoded; only shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedPair:
-    """What a merge came to."""
+    """Result of one merge."""
 
-    switched: bool  # otherwise the list has changed: choose again
+    switched: bool  # False: the list has changed, choose again
     messages: int = 0  # in the new bucket
-    passed: int = 0  # messages that were due and are in no bucket any more
-    damaged: int | None = None  # the bucket that cannot be read
+    passed: int = 0  # due messages that were left out
+    damaged: int | None = None  # unreadable bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseListInput:
-    """Which topic's buckets no workflow works on any more."""
+    """Topic whose claim is to be released."""
 
     topic_id: int
-    topic: str = ""  # encoded, for people
+    topic: str = ""  # encoded; only shown

@@ -1,1 +1,1 @@
-"""Which catalog a store belongs to."""
+"""Identity of the catalog in its buckets."""

@@ -1,7 +1,7 @@
-"""Which catalog a store belongs to: the marker that each bucket of a catalog carries, and the rule that compares it.
+"""Marker in each bucket of a catalog, which names the catalog, and the rule that compares it.
 
-An empty listing of a store that is not the catalog's says nothing of the catalog's ledgers. So no object counts
-as absent from a bucket before the bucket's marker was seen to name this catalog.
+An empty listing of a foreign bucket says nothing about the catalog's ledgers. So an object counts as absent only after
+the bucket's marker was found to name this catalog.
 """
 
 import json
@@ -14,16 +14,16 @@ from typing import Final
 from logstore.errors import CatalogMismatch
 
 MARKER_KEY: Final = "sexton-catalog.json"
-"""Key of the marker, in every bucket of a catalog; no ledger and no record block is ever named so."""
+"""Key of the marker in every bucket. No ledger and no record block has this name."""
 
 PROBE_PREFIX: Final = "sexton-probe-"
 """Start of the keys of objects with which `sexton doctor` tests a bucket. Plans ignore such objects."""
 
-_CATALOG: Final = "catalog_id"
+_CATALOG_ID_FIELD: Final = "catalog_id"
 
 
 class Role(StrEnum):
-    """The use of a bucket. Stored by name."""
+    """Use of a bucket. The value is stored."""
 
     PRIMARY = "primary"
     TIERED = "tiered"
@@ -31,17 +31,17 @@ class Role(StrEnum):
     REPLICA = "replica"  # of the record log
 
     @property
-    def single(self) -> bool:
-        """Whether a catalog has one bucket of this role, for ever; of the others it may have several."""
+    def is_single(self) -> bool:
+        """Whether a catalog has only one bucket of this role, for ever."""
         return self not in {Role.TIERED, Role.REPLICA}
 
-    def holds(self, key: str) -> bool:
-        """Whether a key is one that a catalog writes into its bucket of this role."""
-        return bool(_KEYS[self].match(key))
+    def matches_key(self, key: str) -> bool:
+        """Return whether a catalog writes keys of this form into a bucket of this role."""
+        return bool(_KEY_FORMS[self].match(key))
 
     @property
     def prefix(self) -> str:
-        """Where to list for such keys."""
+        """Prefix of such keys in a listing."""
         return _PREFIXES[self]
 
 
@@ -51,7 +51,7 @@ _PREFIXES: Final = {
     Role.RECORDS: "records/",
     Role.REPLICA: "records/",
 }
-_KEYS: Final = {
+_KEY_FORMS: Final = {
     Role.PRIMARY: re.compile("ledgers/"),
     Role.TIERED: re.compile(r"[^/]+-ledger-[0-9]+(-index)?\Z"),
     Role.RECORDS: re.compile("records/"),
@@ -61,102 +61,100 @@ _KEYS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBucket:
-    """A bucket as the settings, or an offload context, name it."""
+    """Bucket by the name that the settings or an offload context give."""
 
     role: Role
     bucket: str
-    address: str  # of the store, for messages; empty: AWS
+    address: str  # address of the store, for messages; empty: AWS
 
     def __str__(self) -> str:
         return f"{self.role.value} bucket {self.bucket} at {self.address or 'AWS'}"
 
 
 class MarkerState(StrEnum):
-    """How a bucket stands to a catalog."""
+    """Relation of a bucket to a catalog."""
 
     OURS = "OURS"  # its marker names this catalog
-    FOREIGN = "FOREIGN"  # its marker names another one
-    LOST = "LOST"  # this catalog has marked it, and the marker is not there
-    ELSEWHERE = "ELSEWHERE"  # this catalog has marked another bucket of its role, and this one not, or for another role
-    UNMARKED = "UNMARKED"  # it has no marker, and this catalog has marked none of its role
+    FOREIGN = "FOREIGN"  # its marker names another catalog
+    LOST = "LOST"  # this catalog has marked it, and its marker is missing
+    ELSEWHERE = "ELSEWHERE"  # this catalog has marked another bucket of this role, and this one at most for another
+    UNMARKED = "UNMARKED"  # it has no marker, and may become the catalog's
 
 
-def judge(
-    found: str | None, *, catalog_id: str, named: NamedBucket, marked: Collection[tuple[Role, str]]
+def compare_marker(
+    owner: str | None, *, catalog_id: str, bucket: NamedBucket, marked: Collection[tuple[Role, str]]
 ) -> MarkerState:
-    """Compare a bucket with the catalog.
+    """Compare the marker of a bucket with the catalog.
 
     Args:
-        found: The catalog that its marker names, or None where it has no marker.
-        catalog_id: This catalog's.
-        named: Which bucket.
+        owner: Catalog that the marker names, or `None` without a marker.
+        catalog_id: Id of this catalog.
+        bucket: Bucket with that marker.
         marked: Role and name of every bucket that this catalog has marked.
     """
-    if found not in {None, catalog_id}:
+    if owner not in {None, catalog_id}:
         return MarkerState.FOREIGN
-    known = (named.role, named.bucket) in marked
-    elsewhere = not known and named.role.single and any(role is named.role for role, _ in marked)
-    if found:  # a bucket of another role has our marker as well, and holds nothing of this one
-        return MarkerState.ELSEWHERE if elsewhere and _roles(named.bucket, marked) else MarkerState.OURS
-    if known:
+    is_marked = (bucket.role, bucket.bucket) in marked
+    is_elsewhere = not is_marked and bucket.role.is_single and any(role is bucket.role for role, _ in marked)
+    if owner:  # a bucket that was marked for another role has this marker too, and no object of this role
+        return MarkerState.ELSEWHERE if is_elsewhere and _format_roles(bucket.bucket, marked) else MarkerState.OURS
+    if is_marked:
         return MarkerState.LOST
-    return MarkerState.ELSEWHERE if elsewhere else MarkerState.UNMARKED
+    return MarkerState.ELSEWHERE if is_elsewhere else MarkerState.UNMARKED
 
 
-def _roles(bucket: str, marked: Collection[tuple[Role, str]]) -> str:
-    """For what this catalog has marked the bucket, in words; empty: for nothing."""
+def _format_roles(bucket: str, marked: Collection[tuple[Role, str]]) -> str:
     return " and ".join(sorted(role.value for role, name in marked if name == bucket))
 
 
-def refusal(
-    standing: MarkerState,
-    found: str | None,
+def mismatch_error(
+    state: MarkerState,
+    owner: str | None,
     *,
     catalog_id: str,
-    named: NamedBucket,
+    bucket: NamedBucket,
     marked: Collection[tuple[Role, str]],
 ) -> CatalogMismatch | None:
-    """Why a bucket of that standing is not used; None where it may be, or may become the catalog's."""
+    """Return the error of a bucket in that state, or `None` if it is the catalog's or may become so."""
     expected = f"the marker of catalog {catalog_id}"
-    match standing:
+    match state:
         case MarkerState.FOREIGN:
             advice = "check bucket, endpoint and database: they are not of one store"
-            return CatalogMismatch(str(named), expected=expected, found=f"that of catalog {found}", advice=advice)
+            return CatalogMismatch(str(bucket), expected=expected, found=f"that of catalog {owner}", advice=advice)
         case MarkerState.LOST:
             advice = "another store answers at this address, or the bucket was emptied"
-            if not named.role.single:
-                advice += f"; two {named.role.value} buckets need two names, also where they are at two endpoints"
-            return CatalogMismatch(str(named), expected=expected, found="no marker", advice=advice)
+            if not bucket.role.is_single:
+                advice += f"; two {bucket.role.value} buckets need two names, also where they are at two endpoints"
+            return CatalogMismatch(str(bucket), expected=expected, found="no marker", advice=advice)
         case MarkerState.ELSEWHERE:
-            names = ", ".join(sorted(bucket for role, bucket in marked if role is named.role))
-            advice = f"this catalog's {named.role.value} bucket is {names}"
-            roles = _roles(named.bucket, marked)
-            told = f"the marker of its {roles} bucket" if found else "no marker"
-            return CatalogMismatch(str(named), expected=expected, found=told, advice=advice)
+            names = ", ".join(sorted(name for role, name in marked if role is bucket.role))
+            advice = f"this catalog's {bucket.role.value} bucket is {names}"
+            found = f"the marker of its {_format_roles(bucket.bucket, marked)} bucket" if owner else "no marker"
+            return CatalogMismatch(str(bucket), expected=expected, found=found, advice=advice)
         case MarkerState.OURS | MarkerState.UNMARKED:
             return None
 
 
 def marker_content(catalog_id: str) -> bytes:
-    """The marker's content: one JSON object, the same for every bucket and every process of a catalog."""
-    return json.dumps({_CATALOG: catalog_id}).encode()
+    """Return the content of a catalog's marker, which is the same in every bucket."""
+    return json.dumps({_CATALOG_ID_FIELD: catalog_id}).encode()
 
 
 def describe_owner(content: bytes) -> str:
-    """The catalog that a marker names; of a marker that cannot be read, its first bytes: its catalog is unknown."""
-    named = _named(content)
-    return f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})" if named is None else named
+    """Return the id of the catalog that a marker names, or a text with the first bytes of an unreadable marker."""
+    catalog_id = _parse_catalog_id(content)
+    return f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})" if catalog_id is None else catalog_id
 
 
 def is_marker(content: bytes) -> bool:
-    """Whether the content names a catalog, whichever one."""
-    return _named(content) is not None
+    """Return whether the content names a catalog."""
+    return _parse_catalog_id(content) is not None
 
 
-def _named(content: bytes) -> str | None:
+def _parse_catalog_id(content: bytes) -> str | None:
     try:
-        told = json.loads(content)
+        document = json.loads(content)
     except (ValueError, RecursionError):
         return None
-    named = told.get(_CATALOG) if isinstance(told, dict) else None
-    return named if isinstance(named, str) else None
+    catalog_id = document.get(_CATALOG_ID_FIELD) if isinstance(document, dict) else None
+    return catalog_id if isinstance(catalog_id, str) else None

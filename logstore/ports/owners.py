@@ -1,4 +1,4 @@
-"""Which worker owns a topic, and does its background work, and which one acquired each bundle last; and both ports."""
+"""Ownership of topics by workers, the fences of bundles, and the ports of both."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from logstore.ownership import BundleId, Lease
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherOwner:
-    """A worker with a live session whose node the topic's bundle has; it may be gone the moment after."""
+    """Another worker that owns the topic's bundle, as of the read of its node."""
 
     worker_id: str
 
@@ -19,72 +19,70 @@ class Owners(Protocol):
     """Ownership as one worker knows it."""
 
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
-        """Where the topic's work belongs: here under the lease, at another worker, or anywhere (None: no owner).
+        """Return this worker's lease, the other owner, or `None` if the topic has no owner.
 
-        This worker may stand in the node and have no lease yet, or none while its connection is away: it then
-        names itself as it would another.
+        A worker that is in the owner node without a lease returns itself as `OtherOwner`.
 
         Args:
-            topic: Whose.
-            patience_s: How long ZooKeeper, or the catalog, may take to answer.
+            topic: Name of the topic.
+            patience_s: Longest wait for ZooKeeper or the catalog.
 
         Raises:
-            StoreUnavailable, SessionLost: There was no answer, which does not say that there is no owner.
-            ServiceFailed: ZooKeeper refuses this worker, and will again.
+            StoreUnavailable, SessionLost: There was no answer. The topic may have an owner.
+            ServiceFailed: ZooKeeper refuses this worker. A retry does not help.
         """
 
     def lease_of(self, topic: TopicName) -> Lease:
-        """What this worker writes under for the topic's bundle; asks no service.
+        """Return this worker's lease of the topic's bundle, without a request.
 
         Raises:
-            NotOwner: It has none now.
+            NotOwner: It has no lease now.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """A bundle that was acquired, `counter` times so far."""
+    """Fence of a bundle that was acquired `counter` times."""
 
     bundle: BundleId
     counter: int
-    worker_id: str  # whose the last time was
-    raised_us: int  # when that was, by the catalog's clock
+    worker_id: str  # of the last acquisition
+    raised_us: int  # time of the last acquisition, by the catalog's clock
 
 
 class Fences(Protocol):
-    """A counter per bundle. Only the worker that raised it last may write under a lease.
+    """Fences of bundles. Only the worker that raised a fence last may write under a lease.
 
-    Not part of PIP-57, whose owner may act for as long as it has not noticed that its session expired.
+    PIP-57 has no fences: its owner may act until it notices that its session expired.
     """
 
     def count_bundles(self) -> int:
-        """How many the catalog has; it never changes."""
+        """Return the number of bundles of the catalog, which never changes."""
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
-        """Acquire bundles: from its commit on, no write under an earlier lease of any of them is accepted.
+        """Raise the fences of bundles. From the commit on, all writes under earlier leases are refused.
 
-        It waits for those that are being written, and is waited for by those that come later. A write that does not
-        end because its worker was paused in it is waited for some seconds: its bundle is then missing from the answer,
-        which keeps the caller from no other one. Nor does an answer say that the caller is the owner: for that the
-        caller must hold each bundle's node, and read it again after this.
+        The call waits some seconds for a running write, whose worker may be paused. If the write does not end, the
+        result lacks its bundle. A lease makes the caller the owner only if it holds the bundle's node and reads it
+        again afterwards.
 
-        Idempotency: none, and none is needed. A repeated call fences what the first one gave, whose answer was lost.
+        Idempotency: not needed. A repeated call fences the leases of the first one, whose answer was lost.
 
         Returns:
-            A lease of each that could be acquired, ascending by bundle.
+            The new leases, ascending by bundle.
 
         Raises:
-            InvalidInput: Not a bundle of this catalog, or a worker without a name.
+            InvalidInput: A bundle is not of this catalog, or the worker has no name.
         """
 
     def fence(self, bundle: BundleId) -> Fence | None:
-        """The bundle's last fence, or None if it was never acquired."""
+        """Return the bundle's fence, or `None` if it was never acquired."""
 
     def fences(self) -> list[Fence]:
-        """Bundles that were ever acquired, ascending."""
+        """Return the fences of all bundles that were ever acquired, ascending."""
 
     def verify(self, lease: Lease) -> None:
-        """Ask whether the lease is the last one of its bundle; it may be overtaken the moment after.
+        """Check that the lease is the last one of its bundle at this moment.
 
         Raises:
             NotOwner: It is not.

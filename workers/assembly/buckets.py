@@ -78,7 +78,7 @@ def open_marked_catalog(
     def get_bucket(role: Role, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
         return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), buckets(CopyLocation(bucket))
 
-    return LostCatalog.of(*get_bucket(Role.RECORDS, settings.records_bucket)), get_bucket
+    return LostCatalog.from_bucket(*get_bucket(Role.RECORDS, settings.records_bucket)), get_bucket
 
 
 def own_buckets_by_name(

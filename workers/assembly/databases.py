@@ -65,7 +65,7 @@ def open_rebuild(
         marked = []
         for bucket, store in [get_bucket(role, name) for role, name in buckets]:
             try:
-                if lost.carries_marker(bucket, store):
+                if lost.has_marker(bucket, store):
                     marked.append((bucket.role, bucket.bucket))
             except ServiceRefused:
                 if bucket.role in {Role.PRIMARY, Role.RECORDS}:  # others are compared at their first use

@@ -36,7 +36,7 @@ def check_deletes(settings: Settings) -> str:
 
         def find_problem(bucket: str, role: Role) -> str | None:
             try:
-                own_bucket(role, bucket).look()
+                own_bucket(role, bucket).check()
                 return _find_delete_problem(store.for_bucket(bucket))
             except CatalogMismatch:
                 return "deletes are not tested in a bucket that is not this catalog's"

@@ -1,1 +1,1 @@
-"""Jobs on delayed messages: sealing buckets, and merging them."""
+"""Workflows on the index of delayed messages."""

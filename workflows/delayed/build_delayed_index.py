@@ -1,13 +1,13 @@
-"""`build-delayed-index`: buckets of delayed messages of many topics are built from their logs, in the place of others.
+"""`build-delayed-index`: build the buckets of delayed messages of many topics from their logs.
 
-Destroys the buckets that the new ones take the place of, by two-phase deletion. Invariant: a topic has its old buckets
-or its new ones, and what no bucket holds is read in the log. To stop it, cancel it: its bulk job ends with it, and what
-was switched to stays.
+Destroys the buckets that the new ones replace, by two-phase deletion. Invariant: a topic has its old buckets or its new
+ones, and messages in no bucket are found in the log. To stop it, cancel it: its bulk job ends, and switches that were
+made stay.
 
-The steps are those of `TopicBuild`. The bulk job reads the delivery times of the logs, a bucket a task; a topic is
-switched by the version of its list.
+The steps are those of `TopicBuild`. The bulk job reads the delivery times of the logs, one bucket per task. A switch
+compares the version of the topic's list.
 
-Source: PIP-195, where an index that is lost is rebuilt by one reader of the whole log.
+Source: PIP-195, where one reader of the whole log rebuilds a lost index.
 """
 
 from temporalio import workflow
@@ -29,14 +29,12 @@ _STEPS = BuildSteps(
 
 @workflow.defn(name="build-delayed-index", versioning_behavior=VersioningBehavior.PINNED)
 class BuildDelayedIndex(TopicBuild):
-    """See the module's text."""
+    """Durable build of indexes of delayed messages of many topics."""
 
     @workflow.init
     def __init__(self, request: BuildDelayedIndexInput) -> None:
-        """Take a run id, if none was given."""
         super().__init__(request, _STEPS)
 
     @workflow.run
     async def run(self, request: BuildDelayedIndexInput) -> BuildResult:  # noqa: ARG002 - taken by `__init__`
-        """Do the steps."""
         return await self.to_end()

@@ -1,13 +1,13 @@
-"""`seal-buckets`: delayed messages of the log's end are in buckets, for every topic for which it is time, or for one.
+"""`seal-buckets`: put unsealed delayed messages into buckets, of every due topic or of one topic.
 
-Destroys, by two-phase deletion, snapshots of buckets whose messages have all been due for a minute, were acknowledged
-by every subscription, or were trimmed: the log knows all of them. Invariant: none; what it misses, the next one finds.
-To stop it, cancel or terminate it, and pause the schedule `sexton-delayed`: messages that are in no bucket are found in
-the log, by reading more of it.
+Destroys, by two-phase deletion, snapshots of buckets whose messages were all acknowledged by every subscription, were
+trimmed, or have been due for a minute. The log has all of these messages. Invariant: none. The next run finds what this
+one misses. To stop it, cancel or terminate it, and pause the schedule `sexton-delayed`: readers then find messages in
+no bucket by reading more of the log.
 
-1. Of one topic: seal all of it that consumers may see.
-2. Otherwise find topics that are due, page by page, and seal each; one that fails keeps no other from being sealed.
-3. For each topic with more buckets than it may have, start `merge-buckets`, unless it runs.
+1. With a topic: seal all of it that consumers may see.
+2. Without: find due topics, page by page, and seal each. A failed topic delays no other topic.
+3. For each topic over its limit of buckets, start `merge-buckets`, unless it runs.
 
 Source: PIP-195.
 """
@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows import options, search_attributes
     from workflows.delayed.values import (
-        HELD,
+        HELD_RETRY_PAUSE,
         MAX_HELD_RETRIES,
         MERGE_BUCKETS,
         MergeBucketsInput,
@@ -41,9 +41,9 @@ with workflow.unsafe.imports_passed_through():
         SealBucketsResult,
     )
 
-_AT_ONCE = 4  # pages
+_MAX_CONCURRENT_PAGES = 4
 _SEAL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=2),  # a page of topics, each with the column of a whole log to read
+    start_to_close_timeout=timedelta(hours=2),  # a page of topics, each with one column of a complete log to read
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
@@ -51,97 +51,95 @@ _SEAL_ONE: workflow.ActivityConfig = {
     **_SEAL,
     "retry_policy": RetryPolicy(maximum_interval=timedelta(seconds=30), maximum_attempts=10),  # a person waits for it
 }
-_SAMPLE = 20
+_MAX_TROUBLES = 20
 
 
 @workflow.defn(name="seal-buckets", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class SealBuckets:
-    """See the module's text."""
+    """Durable seals of due topics."""
 
     @workflow.init
     def __init__(self, request: SealBucketsInput) -> None:
-        """Start from what an earlier run carried over."""
         self._request = request
         self._result = request.carried
 
     @workflow.run
     async def run(self, request: SealBucketsInput) -> SealBucketsResult:
-        """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
         if request.topic_id is None:
             await self._seal_due()
         else:
             await self._seal_one(SealTopicInput(topic_id=request.topic_id, topic=request.topic))
-        done = self._result
-        counts = {"FAILED": done.failed, "HELD": done.held, "SEALED": done.buckets, "DROPPED": done.dropped}
+        result = self._result
+        counts = {"FAILED": result.failed, "HELD": result.held, "SEALED": result.buckets, "DROPPED": result.dropped}
         outcomes = [name for name, count in counts.items() if count]
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes or ["NOTHING"])])
         return self._result
 
     @workflow.query
     def progress(self) -> SealBucketsResult:
-        """What was done so far."""
+        """Return the totals so far."""
         return self._result
 
     async def _seal_due(self) -> None:
         after = self._request.after
-        while pages := (await self._due(after)).pages:
+        while pages := (await self._find_due(after)).pages:
             await asyncio.gather(*map(self._seal_page, pages))
             after = pages[-1][-1]
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(self._request, after=after, carried=self._result))
 
-    async def _due(self, after: int) -> DueTopicPages:
-        asked = DueTopicsInput(after=after, topics=self._request.page, limit=_AT_ONCE)
-        return await workflow.execute_activity_method(DelayedBuckets.due_topics, asked, **options.CATALOG)
+    async def _find_due(self, after: int) -> DueTopicPages:
+        request = DueTopicsInput(after=after, topics=self._request.page, limit=_MAX_CONCURRENT_PAGES)
+        return await workflow.execute_activity_method(DelayedBuckets.due_topics, request, **options.CATALOG)
 
     async def _seal_page(self, topic_ids: list[int]) -> None:
         page = SealTopicsInput(topic_ids=topic_ids)
-        await self._add(await workflow.execute_activity_method(DelayedBuckets.seal_topics, page, **_SEAL))
+        await self._add_sealed(await workflow.execute_activity_method(DelayedBuckets.seal_topics, page, **_SEAL))
 
-    async def _seal_one(self, one: SealTopicInput) -> None:
+    async def _seal_one(self, request: SealTopicInput) -> None:
         for _ in range(MAX_HELD_RETRIES):
-            done = await workflow.execute_activity_method(DelayedBuckets.seal_topic, one, **_SEAL_ONE)
-            if not done.held:
+            sealed = await workflow.execute_activity_method(DelayedBuckets.seal_topic, request, **_SEAL_ONE)
+            if not sealed.held:
                 break
-            await workflow.sleep(HELD)
-        await self._add(done)
+            await workflow.sleep(HELD_RETRY_PAUSE)
+        await self._add_sealed(sealed)
 
-    async def _add(self, done: SealedTopics) -> None:
+    async def _add_sealed(self, sealed: SealedTopics) -> None:
         before = self._result
         self._result = SealBucketsResult(
-            topics=before.topics + done.topics,
-            buckets=before.buckets + done.buckets,
-            messages=before.messages + done.messages,
-            dropped=before.dropped + done.dropped,
-            held=before.held + done.held,
-            overtaken=before.overtaken + done.overtaken,
-            failed=before.failed + done.failed,
-            troubles=[*before.troubles, *done.troubles][:_SAMPLE],
-            merging=before.merging + len(done.over_limit),
+            topics=before.topics + sealed.topics,
+            buckets=before.buckets + sealed.buckets,
+            messages=before.messages + sealed.messages,
+            dropped=before.dropped + sealed.dropped,
+            held=before.held + sealed.held,
+            overtaken=before.overtaken + sealed.overtaken,
+            failed=before.failed + sealed.failed,
+            troubles=[*before.troubles, *sealed.troubles][:_MAX_TROUBLES],
+            merging=before.merging + len(sealed.over_limit),
         )
-        workflow.set_current_details(shown(self._result))
-        for topic in done.over_limit:
+        workflow.set_current_details(format_seals(self._result))
+        for topic in sealed.over_limit:
             await self._start_merges(topic)
 
-    async def _start_merges(self, over: OverLimit) -> None:
+    async def _start_merges(self, topic: OverLimit) -> None:
         request = MergeBucketsInput(
-            topic_id=over.topic_id, topic=over.topic, actor=self._request.actor, reason=self._request.reason
+            topic_id=topic.topic_id, topic=topic.topic, actor=self._request.actor, reason=self._request.reason
         )
-        with suppress(WorkflowAlreadyStartedError):  # it looks at the list again before it ends
+        with suppress(WorkflowAlreadyStartedError):  # a running merge reads the list again before it ends
             await workflow.start_child_workflow(
                 MERGE_BUCKETS.name,
                 request,
-                id=MERGE_BUCKETS.id(over.topic_id),
+                id=MERGE_BUCKETS.id(topic.topic_id),
                 parent_close_policy=workflow.ParentClosePolicy.ABANDON,
-                search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, over.topic)]),
-                static_summary=f"merge buckets of {over.topic}",
+                search_attributes=TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.topic)]),
+                static_summary=f"merge buckets of {topic.topic}",
                 static_details=request.details(),
             )
 
 
-def shown(result: SealBucketsResult) -> str:
-    """What was done, as the Web UI shows it."""
+def format_seals(result: SealBucketsResult) -> str:
+    """Return the progress for the Web UI."""
     troubles = "".join(f"- not sealed: {sentence}\n" for sentence in result.troubles)
     return (
         f"{result.topics:,} topics, {result.buckets:,} buckets with {result.messages:,} messages sealed,"

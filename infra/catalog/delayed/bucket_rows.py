@@ -1,6 +1,6 @@
-"""Rows of lists of buckets, and of buckets: nothing else writes `delayed_index` and `delayed_bucket`.
+"""The only writes of `delayed_index` and `delayed_bucket`: lists of buckets, and buckets.
 
-Their locks come behind those of topic, list and ledgers, and are held by what changes a list until its end.
+Lock order: after topic, list and ledgers. A change of a list locks its row until its end.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,53 +27,53 @@ from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 
 _I, _B = t.delayed_index.c, t.delayed_bucket.c
-_PAGE: Final = 1_000  # of claims: appends to these topics wait while they are renewed
-_NEW: Final = {"version": 0, "sealed_ledger": EARLIEST.ledger_id, "sealed_entry": EARLIEST.entry_id, "unsealed": 0}
+_CLAIMS_PER_PAGE: Final = 1_000  # appends to these topics wait while their claims are renewed
+_NEW_ROW: Final = {"version": 0, "sealed_ledger": EARLIEST.ledger_id, "sealed_entry": EARLIEST.entry_id, "unsealed": 0}
 
 
 def count_delayed(connection: Connection, delayed: Mapping[int, int]) -> None:
-    """Count entries with a delivery time that were just registered in topics, which are share-locked.
+    """Count newly registered entries with a delivery time, by share-locked topic, in one statement.
 
-    One statement for all topics; their rows are locked ascending, behind the ledgers that grew.
+    Rows are locked in ascending order, after the locks on the ledgers that grew.
     """
-    _counting(connection.dialect.name).execute(connection, delayed.items())
+    _counting_statement(connection.dialect.name).execute(connection, delayed.items())
 
 
 @cache
-def _counting(dialect: str) -> Statement:
+def _counting_statement(dialect: str) -> Statement:
     rows = bulk_parameter(dialect, "delayed", {"topic_id": BIG, "entries": BIG})
-    new = {name: literal(value) for name, value in _NEW.items()} | {"unsealed": rows.source.c.entries}
+    new = {name: literal(value) for name, value in _NEW_ROW.items()} | {"unsealed": rows.source.c.entries}
     columns = {"topic_id": rows.source.c.topic_id, **new, "changed_us": DatabaseClock()}
-    picked = select(*columns.values()).where(true())  # without it SQLite reads ON as a join's
-    put = dialect_insert(dialect, t.delayed_index).from_select(list(columns), picked)
+    values = select(*columns.values()).where(true())  # without a WHERE SQLite reads ON as a join's
+    put = dialect_insert(dialect, t.delayed_index).from_select(list(columns), values)
     counted = {"unsealed": _I.unsealed + put.excluded.unsealed, "changed_us": put.excluded.changed_us}
     return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
 
 
 def read_list(connection: Connection, topic_id: TopicId) -> BucketList:
-    """The topic's list; an empty one where there is no row."""
+    """Return the topic's list, or an empty list."""
     row = connection.execute(select(t.delayed_index).where(_I.topic_id == topic_id)).first()
-    return BucketList() if row is None else _list_of(connection, row)
+    return BucketList() if row is None else _to_list(connection, row)
 
 
 def lock_list(connection: Connection, topic_id: TopicId) -> BucketList:
-    """The list, locked, with a row of its own from now on; the topic is share-locked."""
-    connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
+    """Lock the list, and insert its row if it is missing. The topic is share-locked."""
+    connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     locked = select(t.delayed_index).where(_I.topic_id == topic_id).with_for_update()
-    return _list_of(connection, connection.execute(locked).one())
+    return _to_list(connection, connection.execute(locked).one())
 
 
-def _list_of(connection: Connection, row: Row[Any]) -> BucketList:
+def _to_list(connection: Connection, row: Row[Any]) -> BucketList:
     ordered = select(t.delayed_bucket).where(_B.topic_id == row.topic_id).order_by(_B.first_ledger, _B.first_entry)
     return BucketList(
         version=row.version,
         sealed_to=Position(LedgerId(row.sealed_ledger), row.sealed_entry),
-        buckets=tuple(to_bucket(one) for one in connection.execute(ordered)),
+        buckets=tuple(map(to_bucket, connection.execute(ordered))),
     )
 
 
 def to_bucket(row: Row[Any]) -> Bucket:
-    """A row of `delayed_bucket` as a value."""
+    """Return a row of `delayed_bucket` as a value."""
     return dataclass_from_row(
         Bucket,
         row,
@@ -87,104 +87,104 @@ def change_list(
     connection: Connection,
     topic_id: TopicId,
     *,
-    gone: Collection[LedgerId],
-    born: Iterable[Bucket],
+    removed: Collection[LedgerId],
+    added: Iterable[Bucket],
     sealed_to: Position | None,
 ) -> None:
-    """Change a list that is locked: its version rises, and what is behind `sealed_to` is counted anew.
+    """Change a locked list, raise its version, and count the entries after `sealed_to` again.
 
-    An append whose entries are not visible here waits for the row, and counts them after us.
+    An append whose entries are not visible here waits for the row, and counts them afterwards.
     """
-    connection.execute(delete(t.delayed_bucket).where(among(connection, _B.ledger_id, gone)))
-    rows = [_row_of(topic_id, one) for one in born]
+    connection.execute(delete(t.delayed_bucket).where(among(connection, _B.ledger_id, removed)))
+    rows = [_to_row(topic_id, bucket) for bucket in added]
     if rows:
         connection.execute(insert(t.delayed_bucket), rows)
     values: dict[str, Any] = {"version": _I.version + 1}
     if sealed_to is not None:
         end = {"sealed_ledger": sealed_to.ledger_id, "sealed_entry": sealed_to.entry_id}
-        values |= end | {"unsealed": _counted(topic_id, *end.values())}
+        values |= end | {"unsealed": _count_unsealed(topic_id, *end.values())}
     connection.execute(update(t.delayed_index).where(_I.topic_id == topic_id).values(values))
 
 
 def recount_unsealed(connection: Connection, topic_id: TopicId) -> None:
-    """Count anew what is behind the end of a topic's list, if anything was: ledgers have left the topic.
+    """Count a topic's unsealed entries again after ledgers were removed.
 
-    The row is locked, behind the ledgers and before cursors, as a group commit locks it.
+    The row is locked after the ledgers and before cursors, as in a group commit.
     """
-    some = (_I.topic_id == topic_id, _I.unsealed > 0)
-    row = connection.execute(select(_I.sealed_ledger, _I.sealed_entry).where(*some).with_for_update()).first()
+    has_unsealed = (_I.topic_id == topic_id, _I.unsealed > 0)
+    row = connection.execute(select(_I.sealed_ledger, _I.sealed_entry).where(*has_unsealed).with_for_update()).first()
     if row is not None:
-        counted = update(t.delayed_index).where(_I.topic_id == topic_id)
-        connection.execute(counted.values(unsealed=_counted(topic_id, *row)))
+        recounted = update(t.delayed_index).where(_I.topic_id == topic_id)
+        connection.execute(recounted.values(unsealed=_count_unsealed(topic_id, *row)))
 
 
 def recount_all_unsealed(connection: Connection) -> None:
-    """Count anew what is behind the end of each list, of all topics: of a catalog that no other process writes to."""
-    new = {name: literal(value) for name, value in _NEW.items()}
+    """Count the unsealed entries of all topics again, in a catalog without other writers."""
+    new = {name: literal(value) for name, value in _NEW_ROW.items()}
     in_log, _ = delayed_sizes()
     topics = select(in_log.subquery().c.topic_id, *new.values()).where(true())
-    made = insert_if_absent(connection, t.delayed_index).from_select(["topic_id", *new], topics)
-    connection.execute(made)
-    behind = count_entries_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
-    connection.execute(update(t.delayed_index).values(unsealed=behind))
-    waiting = update(t.delayed_index).where(_I.unsealed > 0, _I.changed_us.is_(None))
-    connection.execute(waiting.values(changed_us=DatabaseClock()))
+    connection.execute(insert_if_absent(connection, t.delayed_index).from_select(["topic_id", *new], topics))
+    unsealed = count_entries_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
+    connection.execute(update(t.delayed_index).values(unsealed=unsealed))
+    without_time = update(t.delayed_index).where(_I.unsealed > 0, _I.changed_us.is_(None))
+    connection.execute(without_time.values(changed_us=DatabaseClock()))
 
 
 def clear_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
-    """Let lists name no bucket and begin anew, because the snapshot of a bucket is gone: the log has it all."""
+    """Empty lists and reset their sealed ranges, because storage has lost a snapshot. The log has all messages."""
     connection.execute(delete(t.delayed_bucket).where(among(connection, _B.topic_id, topic_ids)))
-    begun = {name: value for name, value in _NEW.items() if name != "version"} | {"version": _I.version + 1}
-    mine = among(connection, _I.topic_id, topic_ids)
-    connection.execute(update(t.delayed_index).where(mine).values(begun))
+    reset = {name: value for name, value in _NEW_ROW.items() if name != "version"} | {"version": _I.version + 1}
+    connection.execute(update(t.delayed_index).where(among(connection, _I.topic_id, topic_ids)).values(reset))
 
 
-def _counted(topic_id: TopicId, ledger: int, entry: int) -> ScalarSelect[int]:
-    return count_entries_behind(*(literal(one, t.Big) for one in (topic_id, ledger, entry)))
+def _count_unsealed(topic_id: TopicId, ledger: int, entry: int) -> ScalarSelect[int]:
+    return count_entries_behind(*(literal(value, t.Big) for value in (topic_id, ledger, entry)))
 
 
-def _row_of(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
-    same = {name: getattr(bucket, name) for name in ("messages", "segments", "first_ms", "last_ms")}
+def _to_row(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
+    summary = {name: getattr(bucket, name) for name in ("messages", "segments", "first_ms", "last_ms")}
     ends = {
         "first_ledger": bucket.first.ledger_id,
         "first_entry": bucket.first.entry_id,
         "last_ledger": bucket.last.ledger_id,
         "last_entry": bucket.last.entry_id,
     }
-    return {"ledger_id": bucket.bucket_id, "topic_id": topic_id, **ends, **same}
+    return {"ledger_id": bucket.bucket_id, "topic_id": topic_id, **ends, **summary}
 
 
 def claim_list(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
-    """Claim a topic's list, or hold it further; False where another workflow's claim is alive."""
-    connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW))
-    live = and_(_I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us)
-    free = update(t.delayed_index).where(_I.topic_id == topic_id, ~live)
-    return connection.execute(free.values(claim_columns(claim, now_us))).rowcount > 0
+    """Claim a topic's list, or renew the claim, unless another workflow has a live claim. Return whether it did."""
+    connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
+    is_claimed = and_(
+        _I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us
+    )
+    claimable = update(t.delayed_index).where(_I.topic_id == topic_id, ~is_claimed)
+    return connection.execute(claimable.values(claim_columns(claim, now_us))).rowcount > 0
 
 
 def renew_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
-    """Renew a page of a workflow's claims, of topics above `after`; rows are locked ascending, as appends lock them."""
-    mine = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
-    page = connection.execute(mine.order_by(_I.topic_id).limit(_PAGE).with_for_update()).scalars().all()
-    these = update(t.delayed_index).where(among(connection, _I.topic_id, page))
-    connection.execute(these.values(claim_columns(claim, now_us)))
-    return [TopicId(one) for one in page]
+    """Renew a page of a workflow's claims, of topics above `after`. Rows are locked ascending, as appends lock them."""
+    own = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
+    page = connection.execute(own.order_by(_I.topic_id).limit(_CLAIMS_PER_PAGE).with_for_update()).scalars().all()
+    renewed = update(t.delayed_index).where(among(connection, _I.topic_id, page))
+    connection.execute(renewed.values(claim_columns(claim, now_us)))
+    return [TopicId(topic_id) for topic_id in page]
 
 
 def find_holder(connection: Connection, topic_id: TopicId, *, now_us: int) -> str | None:
-    """The workflow whose claim of a topic's list is alive."""
-    alive = select(_I.claim_workflow).where(_I.topic_id == topic_id, _I.claim_until_us > now_us)
-    return connection.execute(alive).scalar_one_or_none()
+    """Return the workflow with a live claim of a topic's list."""
+    live = select(_I.claim_workflow).where(_I.topic_id == topic_id, _I.claim_until_us > now_us)
+    return connection.execute(live).scalar_one_or_none()
 
 
 def release_claim(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
-    """End a workflow's claim of a topic's list, if it is that one's."""
-    mine = update(t.delayed_index).where(_I.topic_id == topic_id, _I.claim_workflow == workflow_id)
-    connection.execute(mine.values(UNCLAIMED))
+    """Release the claim of a topic's list if it belongs to that workflow."""
+    own = update(t.delayed_index).where(_I.topic_id == topic_id, _I.claim_workflow == workflow_id)
+    connection.execute(own.values(UNCLAIMED))
 
 
 def remove_index(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the list of a topic that is being deleted, and return how many buckets it had."""
+    """Remove the list of a deleted topic. Return the number of its buckets."""
     removed = connection.execute(delete(t.delayed_bucket).where(_B.topic_id == topic_id)).rowcount
     connection.execute(delete(t.delayed_index).where(_I.topic_id == topic_id))
     return removed

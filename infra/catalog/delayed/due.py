@@ -1,4 +1,4 @@
-"""Work on delayed messages: messages behind the last bucket, and buckets that are to be dropped."""
+"""Queries for work on delayed messages: unsealed entries, and buckets to merge or drop."""
 
 from typing import Any, Final
 
@@ -24,11 +24,11 @@ from logstore.ports.catalog import DelayedCounts, TopicState, UnsealedCounts
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c
-_PASSED_MS: Final = 60_000  # so long a bucket is kept after its last message was due: processes' clocks may differ
+_DROP_DELAY_MS: Final = 60_000  # after the last message of a bucket was due, because clocks of processes differ
 
 
-def _listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
-    """Rows of `ledger` that are the topic's listed data ledgers; their places are their ids, and an index has these."""
+def _is_listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
+    """Select the topic's listed data ledgers. Their places are their ids, and have an index."""
     lists = t.ledger_list.c
     return (
         lists.topic_id == topic_id,
@@ -41,32 +41,35 @@ def _listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
 def count_entries_behind(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
-    """Entries with a delivery time in the topic's segments that begin behind a position: seals end where these end."""
-    behind = or_(_L.ledger_id > ledger, and_(_L.ledger_id == ledger, _S.first_entry > entry))
-    mine = (*_listed(topic_id), _L.place >= ledger, _S.ledger_id == _L.ledger_id, behind)
-    return select(func.coalesce(func.sum(_S.delayed), 0)).where(*mine).scalar_subquery()
+    """Count entries with a delivery time in segments that begin after a position, because seals end at segment ends."""
+    is_behind = or_(_L.ledger_id > ledger, and_(_L.ledger_id == ledger, _S.first_entry > entry))
+    is_in_segment = (*_is_listed(topic_id), _L.place >= ledger, _S.ledger_id == _L.ledger_id, is_behind)
+    return select(func.coalesce(func.sum(_S.delayed), 0)).where(*is_in_segment).scalar_subquery()
 
 
 def count_ledgers_behind(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
-    """The topic's ledgers that hold entries behind a position."""
-    behind = or_(and_(_L.ledger_id > ledger, _L.entries > 0), and_(_L.ledger_id == ledger, _L.entries - 1 > entry))
-    return select(func.count(_L.ledger_id)).where(*_listed(topic_id), _L.place >= ledger, behind).scalar_subquery()
+    """Count the topic's ledgers with entries after a position."""
+    is_behind = or_(and_(_L.ledger_id > ledger, _L.entries > 0), and_(_L.ledger_id == ledger, _L.entries - 1 > entry))
+    return (
+        select(func.count(_L.ledger_id)).where(*_is_listed(topic_id), _L.place >= ledger, is_behind).scalar_subquery()
+    )
 
 
 def count_unsealed(connection: Connection, topic_id: TopicId) -> UnsealedCounts:
-    """See `DelayedIndex.unsealed`: counted from segments, because some may be gone since the row was written."""
-    where = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
-    row = connection.execute(where).first()
+    """Count unsealed entries from segments, because some may have been trimmed since the row was written."""
+    query = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
+    row = connection.execute(query).first()
     ledger, entry = (EARLIEST.ledger_id, EARLIEST.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)
-    of = (literal(topic_id, t.Big), literal(ledger, t.Big), literal(entry, t.Big))
-    entries, ledgers = connection.execute(select(count_entries_behind(*of), count_ledgers_behind(*of))).one()
+    position = (literal(topic_id, t.Big), literal(ledger, t.Big), literal(entry, t.Big))
+    counts = select(count_entries_behind(*position), count_ledgers_behind(*position))
+    entries, ledgers = connection.execute(counts).one()
     return UnsealedCounts(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)
 
 
 def count_all(connection: Connection) -> DelayedCounts:
-    """See `DelayedIndex.counts`: the sums of rows that are kept up to date by what changes them."""
+    """Return the totals of all topics, from counts in their rows."""
     sealed = select(func.count(), func.coalesce(func.sum(_B.messages), 0))
     buckets, messages = connection.execute(sealed.select_from(t.delayed_bucket)).one()
     unsealed = connection.execute(select(func.coalesce(func.sum(_I.unsealed), 0))).scalar_one()
@@ -74,48 +77,47 @@ def count_all(connection: Connection) -> DelayedCounts:
 
 
 def select_droppable(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
-    """See `DelayedIndex.passed`."""
-    query = select(_B.ledger_id).where(_B.topic_id == topic_id, _is_passed(now_us))
-    found = connection.execute(query.order_by(_B.first_ledger, _B.first_entry)).scalars()
-    return [LedgerId(one) for one in found]
+    """Return the topic's buckets to drop, ascending by range."""
+    query = select(_B.ledger_id).where(_B.topic_id == topic_id, _is_droppable(now_us))
+    bucket_ids = connection.execute(query.order_by(_B.first_ledger, _B.first_entry)).scalars()
+    return [LedgerId(bucket_id) for bucket_id in bucket_ids]
 
 
-def _is_passed(now_us: int) -> ColumnElement[bool]:
-    """A bucket's messages have all come due, are behind every mark-delete position, or have left with their ledgers."""
-    of_topic = _C.topic_id == _B.topic_id
-    before = or_(_C.mark_ledger < _B.last_ledger, and_(_C.mark_ledger == _B.last_ledger, _C.mark_entry < _B.last_entry))
-    acknowledged = and_(exists().where(of_topic), ~exists().where(of_topic, before))
-    within = _L.place.between(_B.first_ledger, _B.last_ledger)
+def _is_droppable(now_us: int) -> ColumnElement[bool]:
+    """Select buckets whose messages are all due, acknowledged by every subscription, or trimmed."""
+    is_of_topic = _C.topic_id == _B.topic_id
+    is_before_end = or_(
+        _C.mark_ledger < _B.last_ledger, and_(_C.mark_ledger == _B.last_ledger, _C.mark_entry < _B.last_entry)
+    )
+    is_acknowledged = and_(exists().where(is_of_topic), ~exists().where(is_of_topic, is_before_end))
+    is_in_range = _L.place.between(_B.first_ledger, _B.last_ledger)
     return or_(
-        _B.last_ms <= now_us // 1000 - _PASSED_MS,
-        acknowledged,
-        ~exists().where(*_listed(_B.topic_id), within),
+        _B.last_ms <= now_us // 1000 - _DROP_DELAY_MS,
+        is_acknowledged,
+        ~exists().where(*_is_listed(_B.topic_id), is_in_range),
     )
 
 
 def due_topics(
     connection: Connection, limits: BucketLimits, *, after: TopicId, limit: int, now_us: int
 ) -> list[TopicId]:
-    """See `DelayedIndex.due`."""
-    active = exists().where(t.topic.c.topic_id == _I.topic_id, t.topic.c.state == TopicState.ACTIVE.value)
-    free = or_(_I.claim_until_us.is_(None), _I.claim_until_us <= now_us)
-    buckets = select(func.count()).select_from(t.delayed_bucket).where(_of_index()).scalar_subquery()
-    to_merge = literal(limits.buckets) < buckets
-    wanted = or_(_is_to_seal(limits, now_us), to_merge, exists().where(_of_index(), _is_passed(now_us)))
-    query = select(_I.topic_id).where(_I.topic_id > after, free, active, wanted)
-    return [TopicId(one) for one in connection.execute(query.order_by(_I.topic_id).limit(limit)).scalars()]
+    """Return unclaimed topics above `after` with work to seal, merge or drop, ascending."""
+    is_active = exists().where(t.topic.c.topic_id == _I.topic_id, t.topic.c.state == TopicState.ACTIVE.value)
+    is_unclaimed = or_(_I.claim_until_us.is_(None), _I.claim_until_us <= now_us)
+    is_of_topic = _B.topic_id == _I.topic_id
+    buckets = select(func.count()).select_from(t.delayed_bucket).where(is_of_topic).scalar_subquery()
+    should_merge = literal(limits.buckets) < buckets
+    has_work = or_(_should_seal(limits, now_us), should_merge, exists().where(is_of_topic, _is_droppable(now_us)))
+    query = select(_I.topic_id).where(_I.topic_id > after, is_unclaimed, is_active, has_work)
+    return [TopicId(topic_id) for topic_id in connection.execute(query.order_by(_I.topic_id).limit(limit)).scalars()]
 
 
-def _of_index() -> ColumnElement[bool]:
-    return _B.topic_id == _I.topic_id
-
-
-def _is_to_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
-    """Enough messages, enough ledgers, or any for long enough."""
-    idle_us = now_us - round(limits.idle_s * 1_000_000)
+def _should_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
+    """Select topics at a threshold of `BucketLimits`: messages, ledgers or idle time."""
+    idle_since_us = now_us - round(limits.idle_s * 1_000_000)
     ledgers = count_ledgers_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
-    long_enough = or_(_I.changed_us <= idle_us, literal(limits.ledgers) <= ledgers)
-    return or_(_I.unsealed >= limits.messages, and_(_I.unsealed > 0, long_enough))
+    is_idle_or_long = or_(_I.changed_us <= idle_since_us, literal(limits.ledgers) <= ledgers)
+    return or_(_I.unsealed >= limits.messages, and_(_I.unsealed > 0, is_idle_or_long))
 
 
 def delayed_sizes() -> tuple[Select[Any], Select[Any]]:
@@ -124,9 +126,9 @@ def delayed_sizes() -> tuple[Select[Any], Select[Any]]:
     The columns are `topic_id` and `size`, the number of delayed messages in the log.
     """
     lists = t.ledger_list.c
-    data = (lists.component == Component.MANAGED_LEDGER.value) & _L.place.is_not(None) & (_S.delayed > 0)
+    is_delayed = (lists.component == Component.MANAGED_LEDGER.value) & _L.place.is_not(None) & (_S.delayed > 0)
     joined = t.segment.join(t.ledger, _S.ledger_id == _L.ledger_id).join(t.ledger_list, _L.list_id == lists.list_id)
     entries = cast(func.sum(_S.delayed), t.Big).label("size")
-    in_log = select(lists.topic_id, entries).select_from(joined).where(data).group_by(lists.topic_id)
-    none = literal_column("0", t.Big).label("size")
-    return in_log, select(_B.topic_id, none).group_by(_B.topic_id)
+    in_log = select(lists.topic_id, entries).select_from(joined).where(is_delayed).group_by(lists.topic_id)
+    no_entries = literal_column("0", t.Big).label("size")
+    return in_log, select(_B.topic_id, no_entries).group_by(_B.topic_id)

@@ -1,4 +1,4 @@
-"""The port `DelayedIndex` in SQL. Locks: topic, the list of the topic's snapshots, the row of its list of buckets."""
+"""The port `DelayedIndex` in SQL. Lock order: topic, list of the topic's snapshots, row of its list of buckets."""
 
 from collections.abc import Sequence
 
@@ -73,33 +73,38 @@ class SqlDelayedIndex(CatalogAdapter):
 
     @writes("catalog.switch_buckets")
     def switch(self, connection: Connection, switch: BucketSwitch) -> bool:
-        wanted = [one.bucket.bucket_id for one in switch.added]
+        added_ids = [new.bucket.bucket_id for new in switch.added]
         try:
             topic = read_topic(connection, switch.topic_id, share=True)
         except UnknownObject:
-            for ledger_id in wanted:
+            for ledger_id in added_ids:
                 reopen_intent(connection, ledger_id)
             return False
-        mine = lock_component_list(connection, switch.topic_id, Component.DELAYED_INDEX, {})
-        newborn = {one: row for one in wanted if (row := read_newborn(connection, one, mine)) is not None}
-        found = lock_list(connection, switch.topic_id)
-        if found.includes_change(
-            expected=switch.expected, removed=switch.removed, added=wanted, sealed_to=switch.sealed_to
+        list_id = lock_component_list(connection, switch.topic_id, Component.DELAYED_INDEX, {})
+        row_by_id = {
+            bucket_id: row
+            for bucket_id in added_ids
+            if (row := read_newborn(connection, bucket_id, list_id)) is not None
+        }
+        current = lock_list(connection, switch.topic_id)
+        if current.includes_change(
+            expected=switch.expected, removed=switch.removed, added=added_ids, sealed_to=switch.sealed_to
         ):
             return True
         now = self._db.now_us(connection)
-        unlisted = [one for one, row in newborn.items() if row.place is None]
-        follows = found.version == switch.expected and set(switch.removed) <= {one.bucket_id for one in found.buckets}
-        if not follows or len(unlisted) < len(wanted) or topic.state is not TopicState.ACTIVE:
-            these = among(connection, t.ledger.c.ledger_id, unlisted)
-            file_intents(connection, these, batch_id="", now_us=now)
+        unlisted = [bucket_id for bucket_id, row in row_by_id.items() if row.place is None]
+        listed = {bucket.bucket_id for bucket in current.buckets}
+        is_successor = current.version == switch.expected and listed.issuperset(switch.removed)
+        if not is_successor or len(unlisted) < len(added_ids) or topic.state is not TopicState.ACTIVE:
+            file_intents(connection, among(connection, t.ledger.c.ledger_id, unlisted), batch_id="", now_us=now)
             return False
-        buckets = [one.bucket for one in switch.added]
-        found.next_version(removed=switch.removed, added=buckets, sealed_to=switch.sealed_to)  # or it refuses
-        change_list(connection, switch.topic_id, gone=switch.removed, born=buckets, sealed_to=switch.sealed_to)
-        for one in switch.added:
-            row = newborn[one.bucket.bucket_id]
-            publish_newborn(connection, row, size_bytes=one.size_bytes, sha256=one.sha256, now_us=now)
+        buckets = [new.bucket for new in switch.added]
+        # The call only checks: it raises `InvalidInput` if buckets overlap.
+        current.next_version(removed=switch.removed, added=buckets, sealed_to=switch.sealed_to)
+        change_list(connection, switch.topic_id, removed=switch.removed, added=buckets, sealed_to=switch.sealed_to)
+        for new in switch.added:
+            row = row_by_id[new.bucket.bucket_id]
+            publish_newborn(connection, row, size_bytes=new.size_bytes, sha256=new.sha256, now_us=now)
         _retire_all(connection, switch.removed, topic, switch.reason, now)
         return True
 
@@ -107,15 +112,15 @@ class SqlDelayedIndex(CatalogAdapter):
     def clear(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
         topic = lock_active_topic(connection, topic_id)
         lock_component_list(connection, topic_id, Component.DELAYED_INDEX, {})
-        gone = [one.bucket_id for one in lock_list(connection, topic_id).buckets]
-        change_list(connection, topic_id, gone=gone, born=(), sealed_to=EARLIEST)
-        _retire_all(connection, gone, topic, reason, self._db.now_us(connection))
-        return len(gone)
+        removed = [bucket.bucket_id for bucket in lock_list(connection, topic_id).buckets]
+        change_list(connection, topic_id, removed=removed, added=(), sealed_to=EARLIEST)
+        _retire_all(connection, removed, topic, reason, self._db.now_us(connection))
+        return len(removed)
 
     def now_ms(self) -> int:
         return self._db.read(self._db.now_us) // 1000
 
 
-def _retire_all(connection: Connection, gone: Sequence[LedgerId], topic: Topic, reason: str, now_us: int) -> None:
-    for ledger_id in gone:
+def _retire_all(connection: Connection, removed: Sequence[LedgerId], topic: Topic, reason: str, now_us: int) -> None:
+    for ledger_id in removed:
         retire_ledger(connection, ledger_id, topic, reason=reason, now_us=now_us)

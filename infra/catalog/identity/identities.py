@@ -1,4 +1,4 @@
-"""The catalog's own id and the buckets that carry it, in SQL."""
+"""The port `Identities` in SQL."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import InspectedCopy
 from logstore.positions import LedgerId
 
-_KINDS = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
+_KIND_BY_ROLE = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
 _C, _P = t.ledger_copy.c, t.pending_deletion.c
 
 
@@ -25,22 +25,21 @@ class SqlIdentities(CatalogAdapter):
     """The `Identities` port."""
 
     def __init__(self, database: Database) -> None:
-        """Work on `database`."""
         super().__init__(database)
         self._catalog_id = ""
 
     def catalog_id(self) -> str:
-        """See `Identities.catalog_id`; it never changes, and is read once.
+        """Read the id once.
 
         Raises:
-            CatalogVersionMismatch: The catalog has none.
+            CatalogVersionMismatch: The catalog has no id.
             CorruptData: The row of `catalog` is lost.
         """
         if not self._catalog_id:
-            found = self._db.read(read_catalog_row).catalog_id
-            if not found:
+            stored_id = self._db.read(read_catalog_row).catalog_id
+            if not stored_id:
                 raise CatalogVersionMismatch("catalog: expected an id, found none; run `sexton catalog upgrade`")
-            self._catalog_id = str(found)
+            self._catalog_id = str(stored_id)
         return self._catalog_id
 
     def marked_buckets(self) -> frozenset[tuple[Role, str]]:
@@ -54,33 +53,35 @@ class SqlIdentities(CatalogAdapter):
         connection.execute(insert_if_absent(connection, t.bucket_marker).values(row))
 
     def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
-        kind = _KINDS.get(role)
+        kind = _KIND_BY_ROLE.get(role)
         if kind is None:
             return []
 
-        def work(connection: Connection) -> list[InspectedCopy]:
-            live = list(_live(connection, kind, bucket, limit))
-            return live + list(_on_their_way_out(connection, kind, bucket, limit - len(live)))
+        def read_copies(connection: Connection) -> list[InspectedCopy]:
+            live = list(_read_live(connection, kind, bucket, limit))
+            return live + list(_read_detached(connection, kind, bucket, limit - len(live)))
 
-        return self._db.read(work)
+        return self._db.read(read_copies)
 
 
-def _live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[InspectedCopy]:
-    here = (ReadableJson(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
-    query = select(_C.ledger_id).where(_C.kind == kind.value, _C.state == CopyState.LIVE.value, *here)
+def _read_live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[InspectedCopy]:
+    is_in_bucket = (
+        (ReadableJson(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
+    )
+    query = select(_C.ledger_id).where(_C.kind == kind.value, _C.state == CopyState.LIVE.value, *is_in_bucket)
     for ledger_id in connection.execute(query.order_by(_C.ledger_id.desc()).limit(limit)).scalars().all():
         row = read_live_ledger(connection, LedgerId(ledger_id))
         yield from (copy for copy in read_live_copies(connection, row) if copy.intent.copy is kind) if row else ()
 
 
-def _on_their_way_out(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[InspectedCopy]:
+def _read_detached(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[InspectedCopy]:
     """Yield copies of unfinished intents and dead letters, except rows that were damaged by hand."""
     query = select(*INTENT).where(_P.state != DeletionState.DELETED.value, _P.copy == kind.value)
     with connection.execute(query.order_by(_P.row_id.desc()), execution_options={"yield_per": 100}) as rows:
         for row in rows:
             intent = to_intent(row)
-            here = kind is CopyKind.LEDGER or intent.context.get("bucket") == bucket
-            if limit > 0 and here and not intent.damage and not find_missing_property(intent):
+            is_in_bucket = kind is CopyKind.LEDGER or intent.context.get("bucket") == bucket
+            if limit > 0 and is_in_bucket and not intent.damage and not find_missing_property(intent):
                 limit -= 1
                 yield InspectedCopy(state=intent.state.value, intent=intent)
             if limit <= 0:

@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 _F = t.bundle_fence.c
 _SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
-_HELD_S = 4.0  # waiting for all that others hold: half of a session timeout, or so
-_ONE_HELD_S = 2.0  # for one of them: many times a write under a lease
-_PAGE = 1_000  # rows of a statement, of four parameters each: within the bounds of both dialects
+_MAX_TOTAL_WAIT_S = 4.0  # for all rows that others lock: about half a session timeout
+_MAX_ROW_WAIT_S = 2.0  # for one such row: many times a write under a lease
+_ROWS_PER_STATEMENT = 1_000  # four parameters each, within the limits of both dialects
 
 
 class SqlFences(CatalogAdapter):
@@ -36,47 +36,49 @@ class SqlFences(CatalogAdapter):
         return self._db.read(_bundles)
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
-        """See `Fences.raise_fences`; a statement inserts rows or counts on, so that two never get one number.
+        """Insert or increment counters in one statement, so that two workers never get the same number.
 
-        Rows are locked ascending, so that two raises of the same ones cannot deadlock. Those that a writer holds come
-        later and one by one: an owner that was paused in the middle of a write keeps its successor from one bundle.
+        Rows are locked ascending, so that two raises cannot deadlock. Rows that a writer has locked come last, one by
+        one, so that an owner that is paused in a write delays only its own bundle.
         """
         if not bundles:
             return []
-        wanted = sorted(set(bundles))
+        ordered = sorted(set(bundles))
         with effect("catalog.raise_fence"):
-            leases = self._db.write(lambda connection: self._raise_free(connection, wanted, worker_id))
-            held = sorted(set(wanted) - {lease.bundle for lease in leases})
-            return sorted(leases + self._raise_held(held, worker_id), key=lambda lease: lease.bundle)
+            leases = self._db.write(lambda connection: self._raise_unlocked(connection, ordered, worker_id))
+            locked = sorted(set(ordered) - {lease.bundle for lease in leases})
+            return sorted(leases + self._raise_locked(locked, worker_id), key=lambda lease: lease.bundle)
 
-    def _raise_free(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
+    def _raise_unlocked(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
         _require_valid(connection, bundles, worker_id)
-        known = select(_F.bundle).where(_F.bundle.in_(bundles)).order_by(_F.bundle)
-        there = set(connection.execute(known).scalars())
-        free = set(connection.execute(known.with_for_update(key_share=True, skip_locked=True)).scalars())
-        return self._raise(connection, [one for one in bundles if one in free or one not in there], worker_id)
+        query = select(_F.bundle).where(_F.bundle.in_(bundles)).order_by(_F.bundle)
+        existing = set(connection.execute(query).scalars())
+        unlocked = set(connection.execute(query.with_for_update(key_share=True, skip_locked=True)).scalars())
+        can_raise = [bundle for bundle in bundles if bundle in unlocked or bundle not in existing]
+        return self._raise(connection, can_raise, worker_id)
 
-    def _raise_held(self, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
-        """In the queue of each one's lock, so that writers without a pause cannot keep us out."""
+    def _raise_locked(self, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
+        """Wait in the queue of each row's lock, so that busy writers cannot keep this call out."""
         leases: list[Lease] = []
-        give_up = time.monotonic() + _HELD_S
+        deadline_s = time.monotonic() + _MAX_TOTAL_WAIT_S
         for bundle in bundles:
-            if time.monotonic() >= give_up:
+            if time.monotonic() >= deadline_s:
                 break
-            raised = partial(self._raise, bundles=[bundle], worker_id=worker_id)
+            raise_one = partial(self._raise, bundles=[bundle], worker_id=worker_id)
             try:
-                leases += self._db.write(raised, patience_s=_ONE_HELD_S)
+                leases += self._db.write(raise_one, patience_s=_MAX_ROW_WAIT_S)
             except CatalogBusy as error:
                 _log.warning("bundle %s: a write under an earlier lease does not end: %s", bundle, error)
         return leases
 
     def _raise(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
-        told = {"worker_id": worker_id, "raised_us": self._db.now_us(connection)}
+        holder = {"worker_id": worker_id, "raised_us": self._db.now_us(connection)}
         counters: dict[int, int] = {}
-        for at in range(0, len(bundles), _PAGE):
-            rows = [{"bundle": bundle, "counter": 1, **told} for bundle in bundles[at : at + _PAGE]]
+        for start in range(0, len(bundles), _ROWS_PER_STATEMENT):
+            page = bundles[start : start + _ROWS_PER_STATEMENT]
+            rows = [{"bundle": bundle, "counter": 1, **holder} for bundle in page]
             put = dialect_insert(connection.dialect.name, t.bundle_fence).values(rows)
-            raised = put.on_conflict_do_update(index_elements=[_F.bundle], set_={"counter": _F.counter + 1, **told})
+            raised = put.on_conflict_do_update(index_elements=[_F.bundle], set_={"counter": _F.counter + 1, **holder})
             counters |= {row.bundle: row.counter for row in connection.execute(raised.returning(_F.bundle, _F.counter))}
         return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]
 
@@ -95,7 +97,7 @@ class SqlFences(CatalogAdapter):
 
 
 class LeasedPort(CatalogAdapter):
-    """A port that may be bound to a lease, under which it then writes; it holds the lease itself: see `hold_lease`."""
+    """Port that may be bound to a lease, under which it then writes."""
 
     _lease: Lease | None = None
 
@@ -106,18 +108,16 @@ class LeasedPort(CatalogAdapter):
 
 
 def hold_lease(connection: Connection, lease: Lease | None) -> None:
-    """Require the lease to be its bundle's last, and keep it so until this transaction ends; None requires nothing.
+    """Lock the lease's fence, so that no process can raise it until this transaction ends. `None` requires nothing.
 
-    To be called after the locks of topic, ledger list and ledger and before those of intents, cursors and runs, and
-    before anything is written. Until the end no other process writes under the lease, and none raises the fence: a
-    raise waits for us, or has committed and we are refused.
+    Lock order: after topic, ledger list and ledger, before intents, cursors and runs, and before any write.
 
-    A share lock would exclude a raise too. But PostgreSQL lets further share locks pass a waiter for an exclusive
-    one, and a worker that lost the bundle and writes on could keep its successor from ever raising the fence. Of the
-    exclusive locks this is the one that an update of the row takes itself. Source: PostgreSQL's README.tuplock.
+    A share lock would exclude a raise too. But PostgreSQL lets further share locks pass a waiting exclusive one, so a
+    worker that lost the bundle could keep its successor from raising the fence. An update of the row takes this lock.
+    Source: PostgreSQL's README.tuplock.
 
     Raises:
-        NotOwner: It was overtaken, or never given.
+        NotOwner: The lease was overtaken, or never given.
     """
     if lease is None:
         return
@@ -126,7 +126,7 @@ def hold_lease(connection: Connection, lease: Lease | None) -> None:
 
 
 def _require_last(row: Row[Any] | None, lease: Lease) -> None:
-    """Compare for equality, and the worker too: in a catalog put back from a backup a number comes up again."""
+    """Compare worker and counter for equality, because a catalog restored from a backup repeats counters."""
     if row is None or (row.counter, row.worker_id) != (lease.fence, lease.worker_id):
         found = "that no worker ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"
         raise NotOwner(lease.bundle, expected=f"fence {lease.fence} of worker {lease.worker_id}", found=found)

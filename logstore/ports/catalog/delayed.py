@@ -1,4 +1,4 @@
-"""The bucket lists of delayed messages, and their port."""
+"""Bucket lists of delayed messages, and their port."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +10,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBucket:
-    """A newborn ledger that is to be a bucket: its facts as the list will have them, and its one segment."""
+    """Newborn ledger that is to be a bucket, with size and digest of its one segment."""
 
     bucket: Bucket
     size_bytes: int
@@ -19,100 +19,93 @@ class NewBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSwitch:
-    """A change of a topic's list, if its version still is what the writer saw.
+    """Change of a topic's list, if its version is `expected`.
 
-    Seal: `born` behind the last bucket, and `sealed_to` moves. Merge: `gone` are the sources, `born` the one in their
-    place. Build: all are `gone`. Drop: `gone` alone.
+    A seal adds buckets after the last one and moves `sealed_to`. A merge replaces its sources with one bucket. A build
+    replaces all buckets. A drop only removes.
     """
 
     topic_id: TopicId
     expected: int  # version
     removed: tuple[LedgerId, ...] = ()
     added: tuple[NewBucket, ...] = ()
-    sealed_to: Position | None = None  # None: stays
-    reason: str = ""  # of the audit log, for what is retired
+    sealed_to: Position | None = None  # None: unchanged
+    reason: str = ""  # for the audit log, of removed buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsealedCounts:
-    """What of a topic's log lies behind its last bucket, as the rows of segments say."""
+    """Counts of a topic's log after the sealed range, from the rows of segments."""
 
-    entries: int  # with a delivery time
-    ledgers: int  # with any entry
-    changed_us: int | None  # when the newest one with a delivery time was registered; None: there never was one
+    entries: int  # entries with a delivery time
+    ledgers: int  # ledgers with any entry
+    changed_us: int | None  # registration of the newest entry with a delivery time; None: there never was one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedCounts:
-    """Numbers of all topics together, for gauges."""
+    """Totals of all topics, for gauges."""
 
     buckets: int
-    messages: int  # in them
-    unsealed: int  # entries with a delivery time behind the last bucket of their topic
+    messages: int  # in buckets
+    unsealed: int  # entries with a delivery time after the sealed range of their topic
 
 
 class DelayedIndex(Protocol):
-    """Which buckets each topic has. Every change compares and sets the version of the topic's list."""
+    """Lists of buckets. Every change compares and raises the version of the topic's list."""
 
     def listed(self, topic_id: TopicId) -> BucketList:
-        """The topic's list; an empty one where there is none, or no such topic."""
+        """Return the topic's list. It is empty if there is no list or no such topic."""
 
-    def unsealed(self, topic_id: TopicId) -> UnsealedCounts:
-        """What lies behind the last bucket."""
+    def unsealed(self, topic_id: TopicId) -> UnsealedCounts: ...
 
-    def counts(self) -> DelayedCounts:
-        """How much there is."""
+    def counts(self) -> DelayedCounts: ...
 
     def holder(self, topic_id: TopicId) -> str | None:
-        """The workflow that works on the topic's list, if its claim is alive."""
+        """Return the workflow with a live claim of the topic's list."""
 
     def due_topics(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
-        """Topics with something to seal, to merge or to drop, on which no workflow works, ascending, above `after`.
+        """Return unclaimed topics above `after` with work to seal, merge or drop, ascending.
 
-        To drop is a bucket whose latest time has passed by a minute, that lies behind the mark-delete position of every
-        subscription (there is one), or all of whose ledgers were trimmed.
+        A bucket is dropped in three cases: its latest message has been due for a minute; every subscription, of at
+        least one, has acknowledged its range; or all of its ledgers were trimmed.
         """
 
     def droppable(self, topic_id: TopicId) -> list[LedgerId]:
-        """Buckets of the topic that are to be dropped, as `due` says."""
+        """Return the topic's buckets to drop, by the rule of `due_topics`."""
 
     def claim(self, topic_id: TopicId, claim: Claim) -> bool:
-        """Take or renew the work on a topic's list; False where another workflow's claim is alive.
+        """Claim a topic's list, or renew the claim. Return whether it is claimed.
 
-        False as well where there is no such topic, or one that is not ACTIVE: nothing is to be done there.
-        Claims spare work alone: what is published is decided by the version.
+        It is not if another workflow has a live claim, or if the topic does not exist or is not ACTIVE. Claims only
+        save work. Versions decide what is published.
         """
 
     def renew(self, claim: Claim) -> int:
-        """Hold further every list that the workflow has claimed and no other workflow has taken since; how many.
-
-        They are renewed page by page. What dies in between leaves claims that lapse, which costs no more than work.
-        """
+        """Renew all claims of the workflow, page by page. Return their number."""
 
     def release(self, topic_id: TopicId, workflow_id: str) -> None:
-        """Release the claim if it is that workflow's."""
+        """Release the claim if it belongs to that workflow."""
 
     def switch(self, switch: BucketSwitch) -> bool:
-        """Change the list in one transaction: newborn ledgers are listed and CLOSED, and what is gone is retired.
+        """Change the list in one transaction. Newborn ledgers become listed and CLOSED, removed ones get an intent.
 
-        Retired is: out of its list, with an intent that no workflow works on yet.
-
-        Returns whether the list is as the switch says now (true again when repeated). When the version is another one,
-        when a bucket of `gone` is not in the list, or when the topic is not ACTIVE, intents for all that was born are
-        filed in the same transaction.
+        Returns whether the list has the change now, also if repeated. It is refused if the version differs, if a
+        removed bucket is not listed, or if the topic is not ACTIVE. The same transaction then files intents for the
+        newborn ledgers.
 
         Raises:
-            InvalidInput: Buckets would overlap, or reach behind `sealed_to`; nothing has changed.
+            InvalidInput: Buckets would overlap or end after `sealed_to`. Nothing has changed.
         """
 
     def clear(self, topic_id: TopicId, *, reason: str) -> int:
-        """Retire all buckets, raise the version, and let the log be looked through from its beginning; how many.
+        """Retire all buckets and reset the sealed range, so that the log is sealed again. Return their number.
 
-        Work in flight then fails to switch, and retires what it wrote.
+        The version rises, so that running seals and merges fail to switch and retire what they wrote.
 
         Raises:
-            UnknownObject, PreconditionFailed: No such topic, or one that is not ACTIVE.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
         """
 
     def now_ms(self) -> int:
-        """The catalog's clock."""
+        """Return the time of the catalog's clock."""

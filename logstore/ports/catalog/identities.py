@@ -1,4 +1,4 @@
-"""The catalog's own id, and in which buckets it has put its marker."""
+"""Id of the catalog, and the buckets with its marker."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,28 +8,23 @@ from logstore.ports.catalog.inspection import InspectedCopy
 
 
 class Identities(Protocol):
-    """The catalog's id and its buckets."""
+    """Id of the catalog and its buckets."""
 
     def catalog_id(self) -> str:
-        """A UUID that was given to the catalog when it was made, or brought to a version that has one."""
+        """Return the catalog's UUID, which never changes."""
 
     def marked_buckets(self) -> frozenset[tuple[Role, str]]:
-        """Role and name of every bucket that carries this catalog's marker, as far as was recorded."""
+        """Return role and name of every bucket that was recorded with this catalog's marker."""
 
     def record_marker(self, role: Role, bucket: str) -> None:
-        """Record that the bucket carries the marker: from then on it is refused without.
+        """Record that the bucket has the marker. From then on it is refused without its marker.
 
-        Idempotency: keyed by role and bucket; the time of the first call is kept.
+        Idempotency: keyed by role and bucket. The time of the first call stays.
         """
 
     def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
-        """Copies that stand in that bucket if it is this catalog's, each as storage can be asked for it.
+        """Return copies that the bucket holds if it is this catalog's.
 
-        Those are LIVE copies and, behind them, those that were detached and are not gone, newest first; of
-        tiered ones those whose context names the bucket. The records bucket has none.
-
-        Args:
-            role: Of the bucket.
-            bucket: Its name.
-            limit: The most rows to return.
+        First come LIVE copies, then detached ones that are not deleted, each newest first. Tiered copies are those
+        whose context names the bucket. The records bucket has none.
         """

@@ -8,10 +8,10 @@ from logstore.identity.markers import (
     MarkerState,
     NamedBucket,
     Role,
+    compare_marker,
     describe_owner,
-    judge,
     marker_content,
-    refusal,
+    mismatch_error,
 )
 from logstore.log.ledgers import owner_digest_from_key, segment_number_from_key
 
@@ -56,8 +56,8 @@ def test_judge_compares_the_marker_with_what_was_recorded(
     found: str | None, named: NamedBucket, marked: frozenset[tuple[Role, str]], standing: MarkerState
 ) -> None:
     """The whole rule; only a bucket that carries our id, or of whose role none was ever marked, may be used."""
-    assert judge(found, catalog_id=OURS, named=named, marked=marked) is standing
-    refused = refusal(standing, found, catalog_id=OURS, named=named, marked=marked)
+    assert compare_marker(found, catalog_id=OURS, bucket=named, marked=marked) is standing
+    refused = mismatch_error(standing, found, catalog_id=OURS, bucket=named, marked=marked)
     assert isinstance(refused, CatalogMismatch) is (standing not in {MarkerState.OURS, MarkerState.UNMARKED})
 
 
@@ -79,16 +79,16 @@ def test_refusal_names_bucket_endpoint_expected_and_found(
     standing: MarkerState, found: str | None, marked: frozenset[tuple[Role, str]], words: list[str]
 ) -> None:
     """An operator can tell which setting is wrong."""
-    told = str(refusal(standing, found, catalog_id=OURS, named=PRIMARY, marked=marked))
+    told = str(mismatch_error(standing, found, catalog_id=OURS, bucket=PRIMARY, marked=marked))
     assert [word for word in words if word not in told] == []
 
 
 def test_refusal_of_a_tiered_bucket_says_that_two_need_two_names() -> None:
     """Markers are kept by name: a second bucket of one name, at another endpoint, looks like one that lost its own."""
     marked = frozenset({(Role.TIERED, "cold")})
-    told = str(refusal(MarkerState.LOST, None, catalog_id=OURS, named=TIERED, marked=marked))
+    told = str(mismatch_error(MarkerState.LOST, None, catalog_id=OURS, bucket=TIERED, marked=marked))
     assert "two tiered buckets need two names, also where they are at two endpoints" in told
-    assert "two names" not in str(refusal(MarkerState.LOST, None, catalog_id=OURS, named=PRIMARY, marked=_LOGS))
+    assert "two names" not in str(mismatch_error(MarkerState.LOST, None, catalog_id=OURS, bucket=PRIMARY, marked=_LOGS))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_marker_is_read_back_and_a_damaged_one_is_nobodys(content: bytes, found:
 
 def test_marker_key_is_no_ledgers() -> None:
     """No listing of ledgers meets it."""
-    assert not [role for role in Role if role.holds(MARKER_KEY)]
+    assert not [role for role in Role if role.matches_key(MARKER_KEY)]
     assert owner_digest_from_key(MARKER_KEY) is None
     assert segment_number_from_key(MARKER_KEY) is None
 
@@ -128,9 +128,9 @@ def test_marker_key_is_no_ledgers() -> None:
 )
 def test_role_knows_the_keys_that_a_catalog_writes(role: Role, key: str, holds: bool) -> None:
     """These make a bucket without a marker somebody's."""
-    assert role.holds(key) is holds
+    assert role.matches_key(key) is holds
 
 
 def test_a_catalog_may_have_several_tiered_buckets_and_replicas() -> None:
     """Of the others it has one for ever."""
-    assert [role for role in Role if not role.single] == [Role.TIERED, Role.REPLICA]
+    assert [role for role in Role if not role.is_single] == [Role.TIERED, Role.REPLICA]

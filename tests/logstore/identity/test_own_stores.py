@@ -123,7 +123,11 @@ def test_marker_that_head_shows_otherwise_is_asked_for_later(
     """Its length says that the answers are not the object: that may pass, and refuses no bucket."""
     own(catalog, bucket).require()
     cut_answers(bucket, 1_000, body=body)
-    for use in (own(catalog, bucket).require, own(catalog, bucket).confirm, lambda: LostCatalog.of(LOGS, bucket)):
+    for use in (
+        own(catalog, bucket).require,
+        own(catalog, bucket).confirm,
+        lambda: LostCatalog.from_bucket(LOGS, bucket),
+    ):
         with pytest.raises(StoreUnavailable, match="expected answers that agree"):
             use()
 
@@ -134,7 +138,7 @@ def test_marker_that_is_damaged_in_storage_is_nobodys(catalog: FakeCatalog, buck
     with pytest.raises(CatalogMismatch, match="unreadable"):
         own(catalog, bucket).require()
     with pytest.raises(CatalogMismatch, match="unreadable"):
-        LostCatalog.of(LOGS, bucket)
+        LostCatalog.from_bucket(LOGS, bucket)
 
 
 def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -617,9 +621,9 @@ def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObject
 def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """For `status` and `doctor`."""
     stores = OwnStores(catalog.identities)
-    assert stores.look(LOGS, bucket) is MarkerState.UNMARKED
+    assert stores.check(LOGS, bucket) is MarkerState.UNMARKED
     assert (marker(bucket), catalog.identities.marked_buckets()) == (None, frozenset())
     stores.require(LOGS, bucket)
-    assert stores.look(LOGS, bucket) is MarkerState.OURS
+    assert stores.check(LOGS, bucket) is MarkerState.OURS
     with pytest.raises(CatalogMismatch):
-        stores.look(LOGS, FakeObjectStore())
+        stores.check(LOGS, FakeObjectStore())
