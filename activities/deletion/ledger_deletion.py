@@ -63,7 +63,7 @@ from logstore.ports.objects import Storages
 from logstore.ports.owners import Owners
 from logstore.positions import LedgerId, TopicId
 from logstore.records.services.flush_requests import FlushRequests
-from logstore.records.tombstones import asked_for
+from logstore.records.tombstones import parse_delete_policy
 
 
 class LedgerDeletion:
@@ -105,7 +105,7 @@ class LedgerDeletion:
         epoch = self._ledgers.epoch()
         if request.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
-        topic_id, durable = TopicId(request.topic_id), asked_for(request.durable_delete)
+        topic_id, durable = TopicId(request.topic_id), parse_delete_policy(request.durable_delete)
         arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         phase_one = self._phase_one.under(lease)
         if request.remove:

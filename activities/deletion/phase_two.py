@@ -58,7 +58,7 @@ def examine(
     The record log is told first, also of plain deletions. Where that fails, the copies stay. Otherwise a rebuild could
     bring back a ledger that lacks some objects, which looks like a loss of data.
     """
-    error_by_ledger = flushes.failures(sorted({intent.ledger_id for intent in intents}))
+    error_by_ledger = flushes.flush_deletions(sorted({intent.ledger_id for intent in intents}))
     examination = Examination(
         error_by_row={
             intent.row_id: error_by_ledger[intent.ledger_id]

@@ -8,7 +8,7 @@ from activities.heartbeats import beating, defined
 from logstore.errors import StaleCatalog
 from logstore.ports.catalog import Ledgers, PhaseOne
 from logstore.positions import TopicId
-from logstore.records.tombstones import asked_for
+from logstore.records.tombstones import parse_delete_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class TopicDeletion:
             (retry).
         """
         epoch = self._require_epoch(request)
-        asked_for(request.durable_delete)  # refused before anything changes
+        parse_delete_policy(request.durable_delete)  # refused before anything changes
         since_us = self._phase_one.begin_topic(
             TopicId(request.topic_id), request.topic, own_cause(request.actor, request.reason)
         )
@@ -91,7 +91,7 @@ class TopicDeletion:
         """
         epoch, order = self._require_epoch(request.order), request.order
         batch = detach_arguments(request.batch_id, request.batch_workflow_id, order.actor, order.reason)
-        durable = asked_for(order.durable_delete)
+        durable = parse_delete_policy(order.durable_delete)
         return report_detached(self._phase_one.detach_all(TopicId(order.topic_id), durable=durable, **batch), epoch)
 
     @defined(name="topic.remove")
@@ -105,7 +105,7 @@ class TopicDeletion:
         order = request.order
         self._require_epoch(order)
         topic_id = TopicId(order.topic_id)
-        cause, durable = own_cause(order.actor, order.reason), asked_for(order.durable_delete)
+        cause, durable = own_cause(order.actor, order.reason), parse_delete_policy(order.durable_delete)
         gone = self._phase_one.remove_topic(topic_id, cause, durable=durable)
         tally = self._phase_one.topic_tally(topic_id, since_us=request.since_us)
         return RemoveTopicResult(

@@ -8,7 +8,7 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import RowRange
 from logstore.positions import LedgerId
-from logstore.records.tombstones import Compound
+from logstore.records.tombstones import CompoundOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class DetachInput(TopicWork):
     pass_over: list[str] = field(default_factory=list)
     generation: int | None = None
 
-    def operation(self) -> Compound:
+    def operation(self) -> CompoundOperation:
         """Return the compound operation.
 
         Raises:
@@ -39,7 +39,7 @@ class DetachInput(TopicWork):
             raise InvalidInput("ledger_ids", expected="one ledger, not forced, of which copies are removed", found=ids)
         if unknown := sorted(set(self.remove) - set(CopyKind)):
             raise InvalidInput("remove", expected=f"copies out of {', '.join(CopyKind)}", found=unknown[0])
-        return Compound(
+        return CompoundOperation(
             ledger_id=LedgerId(ids[0]),
             remove=frozenset(map(CopyKind, self.remove)),
             pass_over=frozenset(self.pass_over),

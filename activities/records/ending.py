@@ -15,9 +15,9 @@ from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownO
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Deletions, Ledger, Ledgers, PhaseOne, Records, Topic, Topics, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctions, ends
-from logstore.records.jobs import Place
-from logstore.records.tombstones import asked_for
+from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctions, should_end_record
+from logstore.records.jobs import SelectionPosition
+from logstore.records.tombstones import parse_delete_policy
 from logstore.units import raise_if_stopped
 
 _MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
@@ -31,7 +31,7 @@ class _PageProgress:
     ledgers_by_topic: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # ledgers that the function ends
     ledgers: int = 0  # read so far
     records: int = 0  # ledgers that the function was asked about
-    after: Place | None = None  # start of the next page; `None`: there is none
+    after: SelectionPosition | None = None  # start of the next page; `None`: there is none
 
 
 class RecordEnding:
@@ -61,13 +61,13 @@ class RecordEnding:
         Raises: InvalidInput, UnknownObject, Unsupported, CatalogAdopting, StaleCatalog (terminal); StoreUnavailable,
             CatalogBusy (retry).
         """
-        self._functions.named(request.function)
-        asked_for(request.durable_delete)
+        self._functions.find_function(request.function)
+        parse_delete_policy(request.durable_delete)
         if request.topic_id:
             check_topic_name(self._topics, request.topic_id, request.topic)
             self._topics.get_by_id(TopicId(request.topic_id))
         state = self._records.state()
-        if state.adopting:
+        if state.is_adopting:
             raise CatalogAdopting("catalog: expected one that is complete, found one that is rebuilt and adopts")
         if request.catalog_epoch not in {None, state.epoch}:
             raise StaleCatalog(f"end records: expected catalog epoch {state.epoch}, found {request.catalog_epoch}")
@@ -122,7 +122,7 @@ class RecordEnding:
 
     def _ask_function(self, request: EndPageInput) -> _PageProgress:
         """Ask about ledgers, at least one, until the page is full or its time is over."""
-        function = self._functions.named(request.function)
+        function = self._functions.find_function(request.function)
         progress, deadline_s = _PageProgress(), self._clock.monotonic_s() + _MAX_ASKING_S
         for topic in self._read_topics(request):
             first = request.after.ledger_id if topic.topic_id == request.after.topic_id else 0
@@ -131,14 +131,14 @@ class RecordEnding:
                 if progress.ledgers and self._clock.monotonic_s() > deadline_s:
                     return progress
                 progress.ledgers += 1
-                progress.after = Place(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
+                progress.after = SelectionPosition(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
                 if ledger.state is LedgerState.CLOSED:
                     progress.records += 1
                     if _is_ended(request, function, topic, ledger):
                         progress.ledgers_by_topic.setdefault(topic.topic_id, []).append(ledger)
             if progress.ledgers >= request.page:
                 return progress
-            progress.after = None if request.topic_id else Place(topic_id=topic.topic_id + 1)
+            progress.after = None if request.topic_id else SelectionPosition(topic_id=topic.topic_id + 1)
         return progress
 
     def _read_topics(self, request: EndPageInput) -> Iterator[Topic]:
@@ -157,7 +157,7 @@ class RecordEnding:
         chosen = self._phase_one.detach_chosen(
             topic_id,
             ledgers,
-            durable=asked_for(request.durable_delete),
+            durable=parse_delete_policy(request.durable_delete),
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
         metrics.count_filed(chosen.detached.filed_counts)
@@ -177,4 +177,4 @@ def _is_ended(request: EndPageInput, function: RecordFunction, topic: Topic, led
         generation=ledger.generation,
         now_us=request.now_us,
     )
-    return ends(request.function, function, record)
+    return should_end_record(request.function, function, record)

@@ -18,7 +18,7 @@ from activities.records.values import FlushInput
 from logstore.errors import SextonError
 from logstore.ports.catalog import Records
 from logstore.records.jobs import FlushedRecords
-from logstore.records.services.flushing import Flusher, raised
+from logstore.records.services.flushing import Flusher, raise_ceilings
 from logstore.units import raise_if_stopped
 
 _MIN_INTERVAL_S: Final = 0.05
@@ -60,12 +60,15 @@ class RecordFlushing:
     def _flush_changes(self, *, now: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
         """Flush if there is something to flush. With `now`, flush changes of cursors that could still wait, too."""
         state = self._records.state()
-        has_changes = bool(state.outbox or state.staged) or raised(state.ceilings, state.next_ids) != state.ceilings
+        has_changes = (
+            bool(state.outbox_changes or state.staged_blocks)
+            or raise_ceilings(state.ceilings, state.next_ids) != state.ceilings
+        )
         if state.manifest and not has_changes and not now:
             return FlushedRecords(manifest=state.manifest)
         with _claiming(self._records, progress) as is_claimed:
             if not is_claimed:
-                return FlushedRecords(manifest=state.manifest, left=state.outbox, held=True)
+                return FlushedRecords(manifest=state.manifest, left=state.outbox_changes, held=True)
             flushed = _flush_once(self._flusher, now=now)
         metrics.count_flush(flushed)
         return flushed

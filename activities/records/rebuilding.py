@@ -27,11 +27,11 @@ from logstore.errors import PreconditionFailed
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import MAX_UNANSWERED_S
 from logstore.ports.bulk import BulkJobs
-from logstore.ports.catalog.rebuilding import Load, Rebuild
+from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildDatabase
 from logstore.ports.catalog.records import Records
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.records.jobs import RebuildAdopted
-from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildId, RebuildRecords
+from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, LoadFiles, RebuildId, RebuildRecords
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.flushing import Flusher
@@ -57,7 +57,7 @@ class Rebuilding:
         self,
         *,
         bulk: BulkJobs,
-        database: Rebuild,
+        database: RebuildDatabase,
         start: ColdStart,
         markers: Callable[[], Sequence[tuple[Role, str]]],
         open_loaded: Callable[[], LoadedCatalog],
@@ -139,11 +139,11 @@ class Rebuilding:
             return
         summary = self._read_summary(request)
         manifest = self._start.manifest(RebuildId.parse(request.rebuild).manifest)
-        load = Load(
+        load = CatalogLoad(
             rebuild=request.rebuild,
             manifest=manifest,
             epoch=manifest.epoch + 1,
-            version=summary.counts["version"],
+            highest_version=summary.counts["version"],
             stamp=uuid4().hex,
             markers=tuple(self._markers()),
             now_us=_now_us(),
@@ -202,7 +202,7 @@ class Rebuilding:
         """
         adopter = self._open_loaded().adopter
         unflushed_from = self._start.unflushed_from(
-            self._start.manifest(RebuildId.parse(self._database.target().rebuild).manifest)
+            self._start.manifest(RebuildId.parse(self._database.read_target().rebuild).manifest)
         )
         objects = staged = shards = 0
         with beating(lambda: (shards,)):
@@ -265,7 +265,7 @@ class Rebuilding:
         self._bulk.forget(_run_id(request))
 
     def _is_loaded(self, request: RebuildStep) -> bool:
-        rebuild = self._database.target().rebuild
+        rebuild = self._database.read_target().rebuild
         if rebuild not in {"", request.rebuild}:
             raise PreconditionFailed(
                 f"database: expected an empty one, found that of rebuild {rebuild}: finish that one"
@@ -286,7 +286,11 @@ def _run_id(request: RebuildStep) -> str:
 
 def _skipped_blocks(summary: BulkSummary) -> dict[str, str]:
     """Return the errors of skipped blocks by key."""
-    return {name.removeprefix(SKIPPED): error for name, error in summary.facts.items() if name.startswith(SKIPPED)}
+    return {
+        name.removeprefix(SKIPPED_BLOCK_PREFIX): error
+        for name, error in summary.facts.items()
+        if name.startswith(SKIPPED_BLOCK_PREFIX)
+    }
 
 
 def _now_us() -> int:

@@ -16,8 +16,8 @@ from activities.records.values import DefragmentInput, RaidInput, ReplicateInput
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
 from logstore.ports.catalog import Records
 from logstore.records.jobs import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
-from logstore.records.services.defragmenting import Defragmented, Defragmenter
-from logstore.records.services.raiding import Raided, Raider
+from logstore.records.services.defragmenting import Defragmenter, DefragmentResult
+from logstore.records.services.raiding import Raider, RaidResult
 from logstore.records.services.replicating import Replication
 from logstore.records.services.sweeping import Sweeper
 from logstore.units import raise_if_stopped
@@ -43,16 +43,16 @@ class RecordDefragmentation:
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         del request  # actor and reason are in the workflow's input
-        progress = Defragmented()
+        progress = DefragmentResult()
 
-        def set_progress(so_far: Defragmented) -> None:
+        def set_progress(so_far: DefragmentResult) -> None:
             nonlocal progress
             progress = so_far
 
         with beating(lambda: (progress.rewritten, progress.dropped)):
             defragmented = self._defragmenter.defragment(progress=set_progress)
             state = self._records.state()
-            swept = self._sweeper.sweep(state.now_us, staged=state.staged)
+            swept = self._sweeper.sweep(state.now_us, staged_blocks=state.staged_blocks)
         total = DefragmentedBlocks(
             manifest=defragmented.manifest,
             rewritten=defragmented.rewritten,
@@ -91,9 +91,9 @@ class TombRaider:
         Raises: InvalidInput, CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, MissingData,
             CorruptData, Unsupported (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        start_s, progress = time.monotonic(), Raided()
+        start_s, progress = time.monotonic(), RaidResult()
 
-        def set_progress(so_far: Raided) -> None:
+        def set_progress(so_far: RaidResult) -> None:
             nonlocal progress
             progress = so_far
 

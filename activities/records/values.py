@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from logstore.records.jobs import Place
+from logstore.records.jobs import SelectionPosition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class EndPageInput:
 
     function: str
     topic_id: int  # 0: all topics
-    after: Place
+    after: SelectionPosition
     page: int  # ledgers; fewer if they are of many topics
     now_us: int
     catalog_epoch: int
@@ -86,7 +86,7 @@ class EndedPage:
     kept: int = 0  # ledgers that the function ended, and that stay
     ledger_ids: list[int] = field(default_factory=list)  # ended ones: a sample
     because: list[str] = field(default_factory=list)  # why some stay: a sample
-    after: Place | None = None  # start of the next page; None: this was the last one
+    after: SelectionPosition | None = None  # start of the next page; None: this was the last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

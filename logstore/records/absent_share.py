@@ -1,4 +1,4 @@
-"""The rule by which a rebuild stops: too many ledgers of which storage holds nothing."""
+"""Guard of a rebuild against a storage that lacks the objects of too many ledgers."""
 
 from typing import Final
 
@@ -6,20 +6,20 @@ from logstore.errors import PreconditionFailed
 from logstore.reconciliation.rules import MAX_ORPHAN_SHARE, check_fraction, round_up_share
 
 MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
-"""Of all ledgers, above which a rebuild refuses unless it is told otherwise."""
+"""Share of all ledgers above which a rebuild refuses by default."""
 
 
 def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
-    """Refuse to go on with a catalog of whose ledgers too many have no objects.
+    """Refuse a catalog in which too large a share of ledgers has no objects.
 
     Args:
-        absent: Listed ledgers of which no bucket holds anything.
-        ledgers: All listed ledgers, these included.
+        absent: Listed ledgers without an object in any bucket.
+        ledgers: All listed ledgers, including these.
         max_share: 0 to 1 inclusive.
 
     Raises:
-        InvalidInput: A share that is none.
-        PreconditionFailed: More.
+        InvalidInput: `max_share` is out of its bounds.
+        PreconditionFailed: The share is above `max_share`.
     """
     check_fraction("max-absent-share", max_share)
     share = absent / ledgers if absent else 0.0

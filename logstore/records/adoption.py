@@ -1,30 +1,29 @@
-"""Which uploads that no row speaks of had been registered, and at which entries: the rule of adoption.
+"""Rule of adoption: which uploads without a row had been registered, and at which entries.
 
-A catalog that is rebuilt knows a ledger as it was at the last flush. Beyond that, storage holds uploads that were
-registered since, and such that never were: of writers that lost a race, gave up or died. Every answered append must
-come back, with its positions; an append that was never answered may. So an upload is left out only if it cannot have
-been registered:
+A rebuilt catalog knows a ledger as of the last flush. Storage also holds later uploads: registered ones, and uploads of
+writers that lost a race, gave up or died. Every answered append must come back with its positions. An unanswered append
+may come back. So an upload is left out only if it cannot have been registered. That is so if one of these holds:
 
-- it has no entries: it is a confirmation, there for what it says;
-- it is not the last upload of its append;
-- it speaks of an earlier epoch than the catalog had at the flush that was loaded;
-- its epoch, or a transaction that it names, is none that the catalog had begun (`Issued`);
-- it holds entries of a transaction that was decided before: at the flush, or by a marker that stands before it;
-- all of it is stored already, as its producers' sequence ids say.
+- It has no entries: it is a confirmation.
+- It is not the last upload of its append.
+- Its epoch is before the catalog's epoch at the loaded flush.
+- Its epoch, or a transaction that it names, is none that the catalog had begun (`IssuedIds`).
+- It has entries of a transaction that was decided before: at the flush, or by an earlier marker.
+- All of its entries are stored already, as its producers' sequence ids show.
 
-Where each stands follows from what uploads say of their moment (`RegisteredExtent`): which segment was registered
-last, and how many entries were registered up to it. Answered is an upload only if
+The positions follow from statements of uploads (`RegisteredExtent`): the last registered segment when the upload was
+written, and the number of registered entries up to it. An upload was answered only if one of these holds:
 
-- its number is the next one after the segment that it names: if it was registered, it begins where it says; or
-- another upload names it, as a confirmation does.
+- Its number follows the segment that it names. If it was registered, it begins at the stated entry.
+- Another upload, such as a confirmation, names it.
 
-So between two such statements at most the first and the last upload were answered. The uploads there must add up; of
-several ways the first is taken, which has both of them wherever one has, and what others have beyond it comes back at
-the end of the ledger. Behind the last statement the upload of the next number comes first, and nothing else there was
-answered.
+So between two statements only the first and the last upload can have been answered. The entries of the registered
+uploads must add up to the difference. If several choices add up, the first is taken. It contains the first and the last
+upload if any choice does. Uploads of the other choices come back at the end of the ledger. After the last statement the
+upload with the next number comes first, and no other upload there was answered.
 
-Of objects from before there were confirmations any may have been answered. Of several ways to add up one is taken, and
-behind the last statement one that was never registered may move others.
+Uploads from before confirmations existed may all have been answered. One of several choices is taken, and after the
+statement an unregistered upload may shift others.
 
 Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
 """
@@ -39,12 +38,12 @@ from logstore.log.producers import ProducerSequence
 from logstore.positions import LedgerId
 from logstore.transactions.transactions import TransactionId
 
-_CHOICES: Final = 256
-"""Ways to add up that are looked at; with more of them nothing tells which one was the case."""
+_MAX_CHOICES: Final = 256
+"""Choices that are examined. With more, nothing tells which one was registered."""
 
 
-class Advance(NamedTuple):
-    """One producer's sequence ids in an upload, in one transaction or in none; bounds are inclusive."""
+class UploadedSequences(NamedTuple):
+    """Sequence ids of one producer in an upload, in one transaction or in none. Bounds are inclusive."""
 
     producer: str
     first: int
@@ -52,222 +51,229 @@ class Advance(NamedTuple):
     txn: TransactionId | None = None
 
 
-class Run(NamedTuple):
-    """Entries of an upload, one after the other, of one transaction."""
+class TransactionSpan(NamedTuple):
+    """Consecutive entries of one transaction in an upload."""
 
     txn: TransactionId
-    offset: int  # in the upload
+    offset: int  # of the first entry in the upload
     entries: int
 
 
-class FoundMarker(NamedTuple):
-    """An entry that tells how a transaction ended: for the topic, or for one subscription of it."""
+class UploadedMarker(NamedTuple):
+    """Transaction marker in an upload: the end of a transaction for the topic or for one subscription."""
 
     offset: int
     txn: TransactionId
     commits: bool
     subscription: str = ""  # empty: for the topic's messages
-    positions: str = ""  # what the transaction acknowledged of the subscription, packed, in base64
+    positions: str = ""  # acknowledged positions, packed, in base64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A segment in storage that no row names, as its object and its columns tell."""
+    """Segment in storage without a row. Stored as JSON by the names of its fields."""
 
     number: int
     entries: int
     size_bytes: int
     sha256: str | None  # of the object, hexadecimal
-    epoch: int  # of the catalog that its writer knew
-    mark: SegmentUploadId | None = None  # None: it is of an append of its own
+    epoch: int  # catalog epoch of its writer
+    mark: SegmentUploadId | None = None  # `None`: the only upload of its append
     behind: RegisteredExtent | None = None
-    producers: tuple[Advance, ...] = ()
+    producers: tuple[UploadedSequences, ...] = ()
     numbered: int = 0  # entries with a sequence id
-    transactions: tuple[Run, ...] = ()
-    markers: tuple[FoundMarker, ...] = ()
+    transactions: tuple[TransactionSpan, ...] = ()
+    markers: tuple[UploadedMarker, ...] = ()
     delayed: int = 0  # entries with a delivery time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tail:
-    """A ledger that took segments at the flush or since, and its uploads behind what the catalog knows."""
+class LedgerTail:
+    """Ledger that can have new segments, with its uploads after the last known segment."""
 
     ledger_id: LedgerId
-    last_segment: int = -1  # as the catalog knows; uploads of it and of lower numbers are not looked at
+    last_segment: int = -1  # last known segment; uploads up to this number are ignored
     entries: int = 0
     uploads: tuple[Upload, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicAtFlush:
-    """What the catalog knows of a topic whose ledgers are looked at."""
+    """State of a topic at the loaded flush."""
 
-    epoch: int  # that the catalog had, whichever rebuilds have begun since
+    epoch: int  # catalog epoch at the flush
     sequences: Mapping[str, ProducerSequence] = field(default_factory=dict)
-    decided: Collection[TransactionId] = ()  # of those that uploads name
-    repeated: Mapping[str, int] = field(default_factory=dict)  # see `repeated`; of uploads in other ledgers too
+    decided_transactions: Collection[TransactionId] = ()  # of the transactions that uploads name
+    last_attempt_by_append: Mapping[str, int] = field(default_factory=dict)  # of uploads in all ledgers of the topic
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptedSegment:
-    """An upload that is taken in, and the entry at which it begins."""
+    """Adopted upload with its first entry."""
 
     ledger_id: LedgerId
     first_entry: int
     upload: Upload
 
 
-def adopted(tails: Sequence[Tail], known: TopicAtFlush) -> list[AdoptedSegment]:
-    """The uploads of a topic's ledgers that are taken in, in the order of the log.
+def adopt_uploads(tails: Sequence[LedgerTail], topic: TopicAtFlush) -> list[AdoptedSegment]:
+    """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
-    Ledgers may come page by page: what was taken in of a page is known for the next one.
+    Ledgers may come in pages. `topic` then includes the uploads adopted from earlier pages.
 
     Args:
-        tails: By ledger id.
-        known: The topic as it was flushed, or up to the page before.
+        tails: Ledgers, ascending by id.
+        topic: State of the topic at the flush, or after the previous page.
     """
-    last = dict(known.repeated) | repeated((upload for tail in tails for upload in tail.uploads), known.repeated)
-    log = _Log(dict(known.sequences), set(known.decided))
-    found: list[AdoptedSegment] = []
+    all_uploads = (upload for tail in tails for upload in tail.uploads)
+    last_attempts = dict(topic.last_attempt_by_append) | find_last_attempts(all_uploads, topic.last_attempt_by_append)
+    log = _Log(dict(topic.sequences), set(topic.decided_transactions))
+    adopted: list[AdoptedSegment] = []
     for tail in tails:
         uploads = sorted(
-            (one for one in tail.uploads if one.number > tail.last_segment), key=lambda upload: upload.number
+            (upload for upload in tail.uploads if upload.number > tail.last_segment), key=lambda upload: upload.number
         )
-        possible = [
-            one
-            for one in uploads
-            if one.entries and one.epoch >= known.epoch and _is_last(one, last) and log.is_open_to(one)
+        candidates = [
+            upload
+            for upload in uploads
+            if upload.entries
+            and upload.epoch >= topic.epoch
+            and (upload.mark is None or upload.mark.number >= last_attempts.get(upload.mark.append_id, 1))
+            and log.is_open_to(upload)
         ]
-        found += _of_ledger(tail, possible, _statements(tail, uploads, known.epoch), log)
-    return found
+        adopted += _place_uploads(tail, candidates, _consistent_statements(tail, uploads, topic.epoch), log)
+    return adopted
 
 
-def repeated(uploads: Iterable[Upload], known: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Of each append that was uploaded more than once the number of its last upload, as far as `known` says less.
+def find_last_attempts(uploads: Iterable[Upload], known: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Return the number of the last upload of each append with several uploads, if it is above the number in `known`.
 
-    Those before that one were refused, or it had been answered.
+    Earlier uploads of the append were refused, or the append had been answered.
     """
-    last: dict[str, int] = {}
+    last_attempts: dict[str, int] = {}
     for mark in (upload.mark for upload in uploads):
-        if mark and mark.number > max(last.get(mark.append_id, 1), (known or {}).get(mark.append_id, 1)):
-            last[mark.append_id] = mark.number
-    return last
-
-
-def _is_last(upload: Upload, last: Mapping[str, int]) -> bool:
-    return upload.mark is None or upload.mark.number >= last.get(upload.mark.append_id, 1)
+        if mark and mark.number > max(last_attempts.get(mark.append_id, 1), (known or {}).get(mark.append_id, 1)):
+            last_attempts[mark.append_id] = mark.number
+    return last_attempts
 
 
 @dataclass(slots=True)
 class _Log:
-    """A topic's log as far as it has been taken in."""
+    """State of a topic's log with the uploads adopted so far."""
 
     sequences: dict[str, ProducerSequence]
-    decided: set[TransactionId]
-
-    def copy(self) -> "_Log":
-        return _Log(dict(self.sequences), set(self.decided))
+    decided_transactions: set[TransactionId]
 
     def is_open_to(self, upload: Upload) -> bool:
-        """Whether no transaction of it is decided: otherwise its registration was refused as a whole."""
-        return not any(one.txn in self.decided for one in upload.transactions)
+        """Return whether none of its transactions is decided. Otherwise its registration was refused as a whole."""
+        return not any(span.txn in self.decided_transactions for span in upload.transactions)
 
-    def holds(self, upload: Upload) -> bool:
-        """Whether sequence ids say that all its entries are stored: if not, its registration may have been accepted."""
-        return 0 < upload.numbered == upload.entries and all(one.last <= self._reached(one) for one in upload.producers)
+    def has_all_entries(self, upload: Upload) -> bool:
+        """Return whether all its entries are stored, by their sequence ids."""
+        return 0 < upload.numbered == upload.entries and all(
+            sequences.last <= self._last_stored(sequences) for sequences in upload.producers
+        )
 
-    def _reached(self, advance: Advance) -> int:
-        known = self.sequences.get(advance.producer, ProducerSequence())
-        return known.committed if known.refuses(advance.txn) else known.last
+    def _last_stored(self, sequences: UploadedSequences) -> int:
+        known = self.sequences.get(sequences.producer, ProducerSequence())
+        return known.committed if known.refuses(sequences.txn) else known.last
 
     def refuses(self, upload: Upload) -> bool:
-        """Whether the log would not have taken it."""
-        return not self.is_open_to(upload) or any(one.first <= self._reached(one) for one in upload.producers)
+        """Return whether the log would have refused the registration."""
+        return not self.is_open_to(upload) or any(
+            sequences.first <= self._last_stored(sequences) for sequences in upload.producers
+        )
 
     def take(self, upload: Upload) -> None:
-        for one in upload.producers:
-            known = self.sequences.get(one.producer, ProducerSequence())
-            self.sequences[one.producer] = known.advance(max(one.last, known.last), one.txn)
-        self.decided.update(one.txn for one in upload.markers)
+        for sequences in upload.producers:
+            known = self.sequences.get(sequences.producer, ProducerSequence())
+            last = max(sequences.last, known.last)
+            self.sequences[sequences.producer] = known.advance(last, sequences.txn)
+        self.decided_transactions.update(marker.txn for marker in upload.markers)
 
 
-def _statements(tail: Tail, uploads: Sequence[Upload], epoch: int) -> list[RegisteredExtent]:
-    """What uploads say of their moments, also those that are left out; ascending, and none that contradicts."""
-    said = {one.behind for one in uploads if one.behind and one.epoch >= epoch}
-    beyond = sorted(one for one in said if one.last_segment > tail.last_segment)
-    kept: list[RegisteredExtent] = []
-    for one in beyond:
-        before = kept[-1] if kept else RegisteredExtent(tail.last_segment, tail.entries)
-        if one.last_segment > before.last_segment and one.entries >= before.entries:
-            kept.append(one)
-    return kept
+def _consistent_statements(tail: LedgerTail, uploads: Sequence[Upload], epoch: int) -> list[RegisteredExtent]:
+    """Return the statements of all uploads, ascending, without those that contradict an earlier one."""
+    statements = {upload.behind for upload in uploads if upload.behind and upload.epoch >= epoch}
+    consistent: list[RegisteredExtent] = []
+    for statement in sorted(statement for statement in statements if statement.last_segment > tail.last_segment):
+        previous = consistent[-1] if consistent else RegisteredExtent(tail.last_segment, tail.entries)
+        if statement.last_segment > previous.last_segment and statement.entries >= previous.entries:
+            consistent.append(statement)
+    return consistent
 
 
-def _of_ledger(
-    tail: Tail, possible: Sequence[Upload], said: Sequence[RegisteredExtent], log: _Log
+def _place_uploads(
+    tail: LedgerTail, candidates: Sequence[Upload], statements: Sequence[RegisteredExtent], log: _Log
 ) -> Iterator[AdoptedSegment]:
-    """Place the uploads of one ledger between the statements, then those behind them, then those without a place."""
-    entries, after, doubtful = tail.entries, tail.last_segment, list[Upload]()
-    for statement in said:
-        between = [one for one in possible if after < one.number <= statement.last_segment]
-        placed, others = _that_add_up(between, statement, statement.entries - entries, log)
-        doubtful += others
-        for upload in placed:
+    """Place uploads between the statements, then uploads after them, then doubtful ones."""
+    entries, last_segment, doubtful = tail.entries, tail.last_segment, list[Upload]()
+    for statement in statements:
+        between = [upload for upload in candidates if last_segment < upload.number <= statement.last_segment]
+        registered, alternatives = _choose_registered(between, statement, statement.entries - entries, log)
+        doubtful += alternatives
+        for upload in registered:
             log.take(upload)
             yield AdoptedSegment(tail.ledger_id, entries, upload)
             entries += upload.entries
-        after, entries = statement.last_segment, max(entries, statement.entries)
-    for upload in [*(one for one in possible if one.number > after), *doubtful]:
-        if log.is_open_to(upload) and not log.holds(upload):
+        last_segment, entries = statement.last_segment, max(entries, statement.entries)
+    for upload in [*(upload for upload in candidates if upload.number > last_segment), *doubtful]:
+        if log.is_open_to(upload) and not log.has_all_entries(upload):
             log.take(upload)
             yield AdoptedSegment(tail.ledger_id, entries, upload)
             entries += upload.entries
 
 
-def _that_add_up(
-    between: Sequence[Upload], statement: RegisteredExtent, wanted: int, log: _Log
+def _choose_registered(
+    between: Sequence[Upload], statement: RegisteredExtent, entries: int, log: _Log
 ) -> tuple[Sequence[Upload], Sequence[Upload]]:
-    """Which of the uploads were registered, by a statement that counts them; and which others may have been instead.
+    """Return the uploads that were registered by a statement's count of entries, and those of alternative choices.
 
-    The segment that the statement names is one of them: only reconciliation passes a number over, once in a while. Of
-    several ways the first is taken, lower numbers first. What is in none of them was never registered; where none
-    add up, all were.
+    The segment that the statement names is one of them. Only a reconciliation skips a number, which is rare. Of several
+    choices the first is taken, lower numbers first. Uploads in no choice were never registered. If no choice adds up,
+    all uploads count as registered.
     """
-    named = [one for one in between if one.number == statement.last_segment]
-    others = [one for one in between if one.number != statement.last_segment]
-    ways = [[*way, *named] for way in islice(_ways(others, wanted - sum(one.entries for one in named)), _CHOICES)]
-    ways = ways or list(islice(_ways(others, wanted), _CHOICES))
-    if len(ways) < 2:
-        return (ways[0] if ways else between), ()
-    allowed = [way for way in ways if _allowed(way, log)] or ways
-    chosen = {one.number for one in allowed[0]}
-    perhaps = {one.number for one in (between if len(ways) == _CHOICES else chain.from_iterable(allowed))}
-    return allowed[0], [one for one in between if one.number in perhaps - chosen]
+    named = [upload for upload in between if upload.number == statement.last_segment]
+    others = [upload for upload in between if upload.number != statement.last_segment]
+    other_entries = entries - sum(upload.entries for upload in named)
+    choices = [[*choice, *named] for choice in islice(_choices_that_add_up(others, other_entries), _MAX_CHOICES)]
+    choices = choices or list(islice(_choices_that_add_up(others, entries), _MAX_CHOICES))
+    if len(choices) < 2:
+        return (choices[0] if choices else between), ()
+    accepted = [choice for choice in choices if _accepts(log, choice)] or choices
+    chosen_numbers = {upload.number for upload in accepted[0]}
+    possible = between if len(choices) == _MAX_CHOICES else chain.from_iterable(accepted)
+    alternative_numbers = {upload.number for upload in possible} - chosen_numbers
+    return accepted[0], [upload for upload in between if upload.number in alternative_numbers]
 
 
-def _allowed(way: Sequence[Upload], log: _Log) -> bool:
-    trial = log.copy()
-    for upload in way:
+def _accepts(log: _Log, uploads: Sequence[Upload]) -> bool:
+    trial = _Log(dict(log.sequences), set(log.decided_transactions))
+    for upload in uploads:
         if trial.refuses(upload):
             return False
         trial.take(upload)
     return True
 
 
-def _ways(uploads: Sequence[Upload], wanted: int) -> Iterator[list[Upload]]:
-    """Choices of the uploads, in their order, that have `wanted` entries together."""
-    if wanted < 0:
+def _choices_that_add_up(uploads: Sequence[Upload], entries: int) -> Iterator[list[Upload]]:
+    """Yield the subsequences of the uploads with this total number of entries, lower numbers first."""
+    if entries < 0:
         return
-    reach = [1]  # of the last ones, more and more of them: a bit for each sum
+    sums_from = [1]  # by position: bit n is set if later uploads can have n entries together
     for upload in reversed(uploads):
-        reach.append(reach[-1] | reach[-1] << upload.entries)
-    reach.reverse()
-    open_ways: list[tuple[int, int, list[Upload]]] = [(0, wanted, [])]
-    while open_ways:
-        at, left, chosen = open_ways.pop()
-        if left < 0 or not reach[at] >> left & 1:
+        sums_from.append(sums_from[-1] | sums_from[-1] << upload.entries)
+    sums_from.reverse()
+    stack: list[tuple[int, int, list[Upload]]] = [(0, entries, [])]
+    while stack:
+        position, missing_entries, choice = stack.pop()
+        if missing_entries < 0 or not sums_from[position] >> missing_entries & 1:
             continue
-        if at == len(uploads):
-            yield chosen
+        if position == len(uploads):
+            yield choice
             continue
-        open_ways += [(at + 1, left, chosen), (at + 1, left - uploads[at].entries, [*chosen, uploads[at]])]
+        upload = uploads[position]
+        stack += [
+            (position + 1, missing_entries, choice),
+            (position + 1, missing_entries - upload.entries, [*choice, upload]),
+        ]

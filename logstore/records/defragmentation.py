@@ -1,8 +1,8 @@
-"""Which blocks are worth rewriting, and what stays of them: rules on columns, without any store.
+"""Rules of defragmentation on columns: which blocks are rewritten, and which versions stay.
 
-A version is live while it is the newest of its record, and the record stands in the catalog as a row or a tombstone.
-What is superseded may go wherever it is. The newest version of a record that is gone may go only together with all
-older ones: if one of those stayed behind, a state that was over would come back.
+A version is live while it is the newest of its record and the catalog has the record or its tombstone. A superseded
+version may always go. The newest version of a removed record may go only with all older versions: if an older one
+stayed, an ended state would come back.
 
 Source: Aerospike's defragmentation (`defrag-lwm-pct`, 50 %).
 """
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from logstore.records.blocks import VERSIONS
+from logstore.records.blocks import MAX_VERSIONS_PER_BLOCK
 from logstore.records.manifest import Block
-from logstore.records.winners import Ranked
+from logstore.records.winners import RankedVersions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,77 +22,77 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-SMALL_BYTES: Final = 1 << 20
-"""Blocks below it are joined, unless they have half as many versions as a block may have: such versions are small."""
+SMALL_BLOCK_BYTES: Final = 1 << 20
+"""Size below which blocks are joined, unless they have at least half the versions that a block may have."""
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """How much of a block is needed."""
+class BlockUsage:
+    """Number of needed versions of a block."""
 
     block: Block
-    live: int  # versions that are live, and those that keep an older version of a record that is gone from returning
+    needed_versions: int  # live versions, and versions that keep an older version of a removed record from returning
 
 
-def worth_rewriting(usages: Sequence[Usage]) -> list[Block]:
-    """The blocks of one kind to be rewritten together: those under half live, and small ones if that joins them."""
-    sparse = [one.block for one in usages if 2 * one.live < one.block.records]
-    small = [one.block for one in usages if is_small(one.block) and one.block not in sparse]
+def select_blocks_to_rewrite(usages: Sequence[BlockUsage]) -> list[Block]:
+    """Return the blocks of one kind to rewrite together: blocks that are under half live, and small blocks to join."""
+    sparse = [usage.block for usage in usages if 2 * usage.needed_versions < usage.block.records]
+    small = [usage.block for usage in usages if is_small_block(usage.block) and usage.block not in sparse]
     return [*sparse, *(small if len(small) > 1 or sparse else [])]
 
 
-def is_small(block: Block) -> bool:
-    """Whether a block should be joined with others."""
-    return block.size_bytes < SMALL_BYTES and 2 * block.records < VERSIONS
+def is_small_block(block: Block) -> bool:
+    """Return whether a block should be joined with others."""
+    return block.size_bytes < SMALL_BLOCK_BYTES and 2 * block.records < MAX_VERSIONS_PER_BLOCK
 
 
-class Survey:
-    """Versions of one kind with ids in one range, of all blocks of the kind, each with the block it stands in."""
+class RangeSurvey:
+    """All versions of one kind with ids in one range, with the number of the block of each.
 
-    def __init__(self, versions: "pa.Table", part: "npt.NDArray[np.intp]") -> None:
-        """Rank them.
+    Args:
+        versions: Table with at least `logstore.records.winners.KEY_COLUMNS`.
+        block_numbers: Number of the block of each row.
+    """
 
-        Args:
-            versions: With the columns of `logstore.records.winners.KEYS`.
-            part: Of each row, the number of its block.
-        """
-        self._ranked, self._part = Ranked(versions), part
+    def __init__(self, versions: "pa.Table", block_numbers: "npt.NDArray[np.intp]") -> None:
+        self._ranked, self._block_numbers = RankedVersions(versions), block_numbers
         self.rows = versions.num_rows
 
     @property
-    def newest(self) -> "npt.NDArray[np.intp]":
-        """The rows that are the newest of their records, ascending by record."""
-        return self._ranked.newest
+    def newest_rows(self) -> "npt.NDArray[np.intp]":
+        """Newest row of each record, ascending by record."""
+        return self._ranked.newest_rows
 
-    def used(self, stands: "Mask", parts: int) -> "npt.NDArray[np.intp]":
-        """How many rows of each block are needed, by number of the block.
+    def count_needed_rows(self, exists: "Mask", blocks: int) -> "npt.NDArray[np.intp]":
+        """Return the number of needed rows of each block.
 
         Args:
-            stands: Of the newest rows, whether their records stand in the catalog.
-            parts: How many blocks there are.
+            exists: For each of `newest_rows`, whether the catalog has the record.
+            blocks: Number of blocks.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if not self.rows:
-            return np.zeros(parts, dtype=np.intp)
-        ordered, starts = self._part[self._ranked.order], self._ranked.starts
-        spread = np.minimum.reduceat(ordered, starts) != np.maximum.reduceat(ordered, starts)
-        found: npt.NDArray[np.intp] = np.bincount(self._part[self.newest[stands | spread]], minlength=parts)
-        return found
+            return np.zeros(blocks, dtype=np.intp)
+        ordered, starts = self._block_numbers[self._ranked.order], self._ranked.starts
+        in_several_blocks = np.minimum.reduceat(ordered, starts) != np.maximum.reduceat(ordered, starts)
+        needed_rows = self.newest_rows[exists | in_several_blocks]
+        counts: npt.NDArray[np.intp] = np.bincount(self._block_numbers[needed_rows], minlength=blocks)
+        return counts
 
-    def kept(self, stands: "Mask", rewritten: "Mask") -> "Mask":
-        """Of all rows, which ones of the blocks that are rewritten stay.
+    def needed_row_mask(self, exists: "Mask", is_rewritten: "Mask") -> "Mask":
+        """Return for each row whether it is in a rewritten block and stays.
 
         Args:
-            stands: Of the newest rows, whether their records stand in the catalog.
-            rewritten: Of each block, whether it is rewritten.
+            exists: For each of `newest_rows`, whether the catalog has the record.
+            is_rewritten: For each block, whether it is rewritten.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        keep = np.zeros(self.rows, dtype=bool)
+        is_needed = np.zeros(self.rows, dtype=bool)
         if not self.rows:
-            return keep
-        here = rewritten[self._part]
-        elsewhere = np.logical_or.reduceat(~here[self._ranked.order], self._ranked.starts)
-        keep[self.newest[stands | elsewhere]] = True
-        return keep & here
+            return is_needed
+        in_rewritten = is_rewritten[self._block_numbers]
+        has_other_block = np.logical_or.reduceat(~in_rewritten[self._ranked.order], self._ranked.starts)
+        is_needed[self.newest_rows[exists | has_other_block]] = True
+        return is_needed & in_rewritten

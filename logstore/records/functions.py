@@ -1,14 +1,12 @@
-"""Functions of an operator's own over records: each is asked of every record of a selection, and None ends the record.
+"""Record functions: functions of an operator over the records of closed ledgers.
 
-A function gets the record of a closed ledger and answers that same record, which stays as it is, or None. Nothing of a
-ledger's record may be changed: what it holds is what storage holds, and lists, copies and cursors are changed by
-commands of their own. So any other answer is refused, by name.
+A function gets a record and returns it unchanged, or `None`, which ends the record. Any other result is refused: lists,
+copies and cursors are changed by their own commands.
 
-It must answer alike for the same record: after a crash it is asked again. For what depends on the time, a record says
-when its selection began. No lock is held meanwhile: a record that has changed since the function saw it stays.
+A function must return the same result for the same record, because it is called again after a crash. A function that
+depends on time uses `now_us`. No lock is held meanwhile: a record that changes after the call stays.
 
-Source: Aerospike's record functions (a function that removes the record ends it, under the policy of its call), here
-without changes of bins.
+Source: Aerospike's record functions (a function that removes the record ends it, under the policy of its call).
 """
 
 from collections.abc import Callable
@@ -22,54 +20,56 @@ from logstore.positions import LedgerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRecord:
-    """What a function sees of a closed ledger of messages."""
+    """Record of a closed message ledger, as a function gets it."""
 
-    topic: str  # its name, encoded
+    topic: str  # encoded name
     ledger_id: LedgerId
     entries: int
-    size_bytes: int  # of its primary copy, whether or not that is still there
-    created_us: int  # by the catalog's clock, microseconds since 1970, as all times here
+    size_bytes: int  # of the primary copy, even if that is removed
+    created_us: int  # microseconds since 1970 by the catalog's clock, like all times here
     closed_us: int
-    copies: frozenset[CopyKind]  # those that can be read
-    generation: int  # how often a copy of it was taken away
-    now_us: int  # when the selection began: one time for all of its records, and for every repetition
+    copies: frozenset[CopyKind]  # readable copies
+    generation: int  # number of removals of copies
+    now_us: int  # start of the selection, equal for all records and repetitions
 
 
-_TOLD: Final = 1_000  # characters of what a function raised: an answer to Temporal holds 2 MB
+_MAX_ERROR_CHARACTERS: Final = 1_000  # of a function's error; a Temporal payload holds 2 MB
 
 RecordFunction = Callable[[LedgerRecord], LedgerRecord | None]
 
 
 class RecordFunctions(Protocol):
-    """The functions that an operator has registered, by name."""
+    """Functions that an operator has registered, by name."""
 
-    def named(self, name: str) -> RecordFunction:
-        """The function of that name.
+    def find_function(self, name: str) -> RecordFunction:
+        """Return the function of that name.
 
         Raises:
-            InvalidInput: None has it; names those that there are.
+            InvalidInput: No function has the name. The error lists the names.
         """
 
 
-def ends(name: str, function: RecordFunction, record: LedgerRecord) -> bool:
-    """Whether the function ends the record.
+def should_end_record(name: str, function: RecordFunction, record: LedgerRecord) -> bool:
+    """Return whether the function ends the record.
 
     Raises:
-        FunctionFailed: It raised, or answered neither the record nor None.
+        FunctionFailed: The function raised, or returned neither the record nor `None`.
     """
-    whose = f"function {name}: ledger {record.ledger_id} of {record.topic}"
+    subject = f"function {name}: ledger {record.ledger_id} of {record.topic}"
     try:
-        answer: object = function(record)
-        if answer is None or answer == record:
-            return answer is None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - one that calls `sys.exit` would otherwise be asked without end
-        told = f"{type(error).__name__}: {error}"
-        fit = told[:_TOLD].encode(errors="backslashreplace").decode()  # no lone surrogate travels
-        raise FunctionFailed(f"{whose}: {fit}") from (error if fit == told else None)
-    if not isinstance(answer, LedgerRecord):
-        found = f"a {type(answer).__name__}"
+        result: object = function(record)
+        if result is None or result == record:
+            return result is None
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a function that calls `sys.exit` would be retried for ever
+        text = f"{type(error).__name__}: {error}"
+        # Temporal refuses lone surrogates.
+        safe_text = text[:_MAX_ERROR_CHARACTERS].encode(errors="backslashreplace").decode()
+        raise FunctionFailed(f"{subject}: {safe_text}") from (error if safe_text == text else None)
+    if not isinstance(result, LedgerRecord):
+        found = f"a {type(result).__name__}"
     else:
-        found = "another " + ", ".join(
-            one.name for one in fields(record) if getattr(answer, one.name) != getattr(record, one.name)
-        )
-    raise FunctionFailed(f"{whose}: expected the record as it is, or None, found {found}: nothing of it may be changed")
+        changed = (field.name for field in fields(record) if getattr(result, field.name) != getattr(record, field.name))
+        found = "another " + ", ".join(changed)
+    raise FunctionFailed(
+        f"{subject}: expected the record as it is, or None, found {found}: nothing of it may be changed"
+    )

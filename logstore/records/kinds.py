@@ -1,10 +1,10 @@
-"""Kinds of records: what the record log keeps of the catalog's rows, as columns of Arrow.
+"""Kinds of records: the columns of the record log for the catalog's rows.
 
-A record is one row of the catalog, or one aggregate of rows, by `(kind, id, sub)`. A version of it is what the row held
-at one flush. Every block holds versions of one kind, and its columns are `RECORD` and those of the kind; in the
+A record is one catalog row, or several rows that belong together, identified by `(kind, id, sub)`. A version is its
+content at one flush. A block has versions of one kind, with the columns `RECORD_COLUMNS` and those of the kind. In the
 version of a tombstone the columns of the kind are null.
 
-Source: Aerospike's records, here rows; ADR 15.
+Source: Aerospike's records; ADR 15.
 """
 
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT: Final = 1
-"""Of blocks and manifests; a build refuses those of a higher one by name."""
+RECORD_LOG_FORMAT: Final = 1
+"""Format of blocks and manifests. A build refuses higher formats."""
 
 
 class RecordKind(StrEnum):
-    """What a record is of. Beside each kind: its id, and its `sub` where that is not empty."""
+    """Kind of a record. The comment of a kind names its id and, unless it is empty, its `sub`."""
 
     TOPIC = "topic"  # topic id
     LIST = "list"  # list id
@@ -30,30 +30,30 @@ class RecordKind(StrEnum):
     SCHEMA = "schema"  # topic id; version
     PRODUCER = "producer"  # topic id; name of the producer
     DELETION = "deletion"  # row id of the intent
-    TRANSACTION = "transaction"  # sequence; tc id. With its participants and its unsettled ranges of entries
+    TRANSACTION = "transaction"  # sequence; tc id; with its participants and unsettled entry ranges
     HIDDEN = "hidden"  # ledger id
-    INDEX = "index"  # topic id; with the buckets of delayed messages
-    SNAPSHOT = "snapshot"  # topic id: its transaction snapshot
+    INDEX = "index"  # topic id; with its index buckets of delayed messages
+    SNAPSHOT = "snapshot"  # topic id; a transaction snapshot
 
 
-RECORD: Final = (
+RECORD_COLUMNS: Final = (
     ("id", "int64"),
     ("sub", "string"),  # empty where the kind has none
     ("epoch", "int64"),  # of the catalog that wrote the version
-    ("version", "int64"),  # the number of the manifest that first named it: a flush sets it
-    ("generation", "int64"),  # of a ledger; otherwise 0
-    ("at_us", "int64"),  # last update by the catalog's clock, microseconds since 1970; ages tombstones, orders nothing
+    ("version", "int64"),  # number of the first manifest that names it
+    ("generation", "int64"),  # of a ledger; else 0
+    ("at_us", "int64"),  # last update by the catalog's clock, microseconds since 1970; never used for order
     ("tombstone", "bool"),
 )
-"""Columns of every version, none null. `(epoch, version)` orders the versions of a record."""
+"""Columns of every version, never null. `(epoch, version)` orders the versions of a record."""
 
-FIELDS: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
+COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
     RecordKind.TOPIC: (
         ("name", "string"),
         ("state", "string"),
         ("retention_s", "int64"),
         ("retention_bytes", "int64"),  # null: no limit
-        ("durable_delete", "int64"),  # 1, 0 or null: as the operation says
+        ("durable_delete", "int64"),  # 1, 0, or null: the operation decides
         ("created_us", "int64"),
     ),
     RecordKind.LIST: (
@@ -61,25 +61,22 @@ FIELDS: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("component", "string"),
         ("owner", "string"),  # the component's keys as canonical JSON
         ("list_version", "int64"),
-        (
-            "ledgers",
-            "binary",
-        ),  # ids of the listed ledgers: a 64-bit roaring bitmap; places are ids, so it says the order
+        ("ledgers", "binary"),  # 64-bit roaring bitmap of the listed ids; ascending ids are the order of the list
     ),
     RecordKind.LEDGER: (
         ("list_id", "int64"),
         ("topic_id", "int64"),
-        ("topic", "string"),  # its name, encoded
+        ("topic", "string"),  # encoded name
         ("component", "string"),
-        ("owner", "string"),  # as of the list
+        ("owner", "string"),  # as in the list
         ("place", "int64"),  # null: not listed yet
         ("application", "string"),
         ("state", "string"),
-        ("last_segment", "int64"),  # at least; segments say more
+        ("last_segment", "int64"),  # lower bound; segments may be newer
         ("ledger_epoch", "int64"),  # of the catalog that created the ledger
         ("created_us", "int64"),
         ("closed_us", "int64"),
-        ("primary_state", "string"),  # of its copies; null: it has none of the kind
+        ("primary_state", "string"),  # null: no such copy
         ("primary_context", "string"),  # JSON
         ("tiered_state", "string"),
         ("tiered_context", "string"),
@@ -167,12 +164,12 @@ FIELDS: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("read_entry", "int64"),
     ),
 }
-"""Columns of each kind, any of which may be null; those without a note are the catalog's columns of the same name."""
+"""Nullable columns of each kind. Columns without a comment are the catalog's columns of the same name."""
 
-TOMBSTONED: Final = (RecordKind.TOPIC, RecordKind.LEDGER)
-"""What a durable delete ends. What else there is goes with its topic or ledger."""
+TOMBSTONED_KINDS: Final = (RecordKind.TOPIC, RecordKind.LEDGER)
+"""Kinds that durable deletions leave tombstones of. Other records go with their topic or ledger."""
 
-PARENTS: Final[Mapping[RecordKind, RecordKind]] = {
+PARENT_BY_KIND: Final[Mapping[RecordKind, RecordKind]] = {
     RecordKind.LIST: RecordKind.TOPIC,  # by `topic_id`
     RecordKind.CURSOR: RecordKind.TOPIC,
     RecordKind.SCHEMA: RecordKind.TOPIC,  # by `id`
@@ -182,14 +179,14 @@ PARENTS: Final[Mapping[RecordKind, RecordKind]] = {
     RecordKind.SEGMENT: RecordKind.LEDGER,
     RecordKind.HIDDEN: RecordKind.LEDGER,
 }
-"""Records that live no longer than their parent. Their removal is not recorded: without it they count for nothing."""
+"""Parents of dependent records. The removal of a dependent record is not recorded: without its parent it is ignored."""
 
 
 @cache
-def schema(kind: RecordKind) -> "pa.Schema":
-    """The columns of a block of the kind."""
+def block_schema(kind: RecordKind) -> "pa.Schema":
+    """Return the columns of a block of the kind."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     types = {"int64": pa.int64(), "string": pa.string(), "binary": pa.binary(), "bool": pa.bool_()}
-    fixed = [pa.field(name, types[kind_of], nullable=False) for name, kind_of in RECORD]
-    return pa.schema([*fixed, *(pa.field(name, types[kind_of]) for name, kind_of in FIELDS[kind])])
+    fixed = [pa.field(name, types[type_name], nullable=False) for name, type_name in RECORD_COLUMNS]
+    return pa.schema([*fixed, *(pa.field(name, types[type_name]) for name, type_name in COLUMNS_BY_KIND[kind])])

@@ -1,6 +1,6 @@
-"""A cold start: the record log becomes a catalog again. Its bulk job, its output as files, and the id that it has.
+"""Bulk job of a rebuild, its output files, and the id of a rebuild.
 
-Source: Aerospike, which builds its index from storage when a node starts cold.
+Source: Aerospike's cold start, which builds the index from storage.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ LOAD_ORDER: Final = (
     "delayed_bucket",
     "tombstone",
 )
-"""Tables of the catalog that are rebuilt, in the order in which they are loaded."""
+"""Tables that a rebuild fills, in the order of their load."""
 
-SKIPPED: Final = "skipped: "
-"""How the name of a fact begins that says of a block, by its key, why it could not be read."""
+SKIPPED_BLOCK_PREFIX: Final = "skipped: "
+"""Prefix of the name of a fact about an unreadable block. The rest of the name is the block's key."""
 
 _ID: Final = re.compile(r"([0-9a-f-]{36})-(\d{1,12})-([0-9a-f]{8})")
 _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
@@ -41,74 +41,70 @@ _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildRecords:
-    """Find the winning version of every record, and write them as rows of the catalog's tables.
+    """Bulk job that writes the winning version of every record as rows of the catalog's tables.
 
-    Its summary counts `records`, `tombstones`, `version` (the highest there was) and the rows of each table; its
-    facts name blocks that were left out. Its folder holds the rows as `LoadFiles` reads them.
+    Its summary counts `records`, `tombstones`, `version` (the highest) and the rows of each table. Its facts name the
+    blocks that were left out. `LoadFiles` reads its folder.
     """
 
     run_id: str
-    catalog_id: str  # whose marker the records bucket must carry
+    catalog_id: str  # the records bucket must have its marker
     manifest: int  # number
-    skip_unreadable: bool = False  # blocks that are corrupt or gone are left out, and named
+    skip_unreadable: bool = False  # leave out corrupt and absent blocks
 
     name = "rebuild-records"
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildId:
-    """Which rebuild: of which catalog, from which manifest, and into which database with which options."""
+    """Identity of a rebuild: catalog, manifest, and a digest of the target database and the options."""
 
     catalog_id: str
     manifest: int
     target: str  # 8 hexadecimal digits
 
     @classmethod
-    def of(cls, catalog_id: str, manifest: int, *, database_url: str, skip_unreadable: bool) -> "RebuildId":
-        """The id that every run of the same command comes to; the URL cannot be read out of it."""
-        told = f"{database_url}\n{skip_unreadable}"
-        return cls(catalog_id, manifest, hashlib.sha256(told.encode()).hexdigest()[:8])
+    def for_command(cls, catalog_id: str, manifest: int, *, database_url: str, skip_unreadable: bool) -> "RebuildId":
+        """Return the id of every run of the same command. The id does not reveal the URL."""
+        target = hashlib.sha256(f"{database_url}\n{skip_unreadable}".encode()).hexdigest()[:8]
+        return cls(catalog_id, manifest, target)
 
     @classmethod
     def parse(cls, text: str) -> "RebuildId":
-        """Read what `str` has written.
+        """Return the id of a text, the reverse of `str`.
 
         Raises:
-            InvalidInput: It is no such id.
+            InvalidInput: The text is no id of a rebuild.
         """
-        found = _ID.fullmatch(text)
-        if not found:
+        match = _ID.fullmatch(text)
+        if not match:
             raise InvalidInput("rebuild", expected="CATALOG_ID-MANIFEST-TARGET", found=text)
-        return cls(found[1], int(found[2]), found[3])
+        return cls(match[1], int(match[2]), match[3])
 
     def __str__(self) -> str:
         return f"{self.catalog_id}-{self.manifest}-{self.target}"
 
 
 class LoadFiles:
-    """Rows of tables as Arrow files in one folder, those of one table in the order of their ids."""
+    """Arrow files of table rows in one folder, in parts by ascending ids."""
 
     def __init__(self, folder: Path) -> None:
-        """Of a folder that is there."""
         self._folder = folder
 
-    def path(self, table: str, part: int) -> Path:
-        """Where a part of a table's rows is; parts are loaded in the order of their numbers."""
+    def part_path(self, table: str, part: int) -> Path:
+        """Return the path of a part. Parts are loaded in the order of their numbers."""
         return self._folder / f"{table}-{part:06d}.arrow"
 
-    def of(self, table: str) -> list[Path]:
-        """The parts of a table that were written."""
-        return sorted(path for path in self._folder.glob(f"{table}-*.arrow") if _table(path) == table)
+    def part_paths(self, table: str) -> list[Path]:
+        """Return the paths of a table's written parts, in order."""
+        # A glob alone also matches the parts of tables whose names begin alike.
+        matches = ((path, _FILE.fullmatch(path.name)) for path in self._folder.glob(f"{table}-*.arrow"))
+        return sorted(path for path, match in matches if match and match[1] == table)
 
-    def listed(self) -> Path:
-        """Ids of all ledgers that their lists name, ascending: an array of numpy's."""
+    def listed_ledgers_path(self) -> Path:
+        """Return the path of the ids of all listed ledgers, an ascending numpy array."""
         return self._folder / "listed.npy"
 
-    def topics(self) -> Path:
-        """Ids of all topics, ascending."""
+    def topics_path(self) -> Path:
+        """Return the path of the ids of all topics, an ascending numpy array."""
         return self._folder / "topics.npy"
-
-
-def _table(path: Path) -> str:
-    found = _FILE.fullmatch(path.name)
-    return found[1] if found else ""

@@ -1,12 +1,12 @@
-"""Which version of a record counts: of all that stand in the blocks of one manifest, the newest.
+"""Rule of the winning version: the newest version of a record in the blocks of one manifest.
 
-One rule, by `(epoch, version)` and no clock, for every reader: the cold start takes the winners, the defragmentation
-drops what is superseded, and the raid keeps a tombstone while it covers a version of its record. Of two topics
-with one name `select_newest` in `infra/catalog/records/version_rows.py` takes the newer one.
+Every reader uses this rule by `(epoch, version)`, without a clock. The cold start takes the winners, defragmentation
+drops superseded versions, and a raid keeps a tombstone while it covers a version. If two topics have one name,
+`newest_of_each` in `infra/catalog/records/version_rows.py` takes the newer topic.
 
-Everything works on columns. Memory is bounded by working range by range of ids: no record is in two ranges.
+All functions work on columns. Ranges of ids bound the memory: no record is in two ranges.
 
-Source: Aerospike's conflict resolution by last-update-time, here by order of flushes; ADR 15.
+Source: Aerospike's conflict resolution by last-update-time, here by the order of flushes; ADR 15.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,105 +24,107 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.int64]
     Mask = npt.NDArray[np.bool_]
 
-KEYS: Final = ("id", "sub", "epoch", "version", "tombstone")
-"""The columns that the rule looks at."""
+KEY_COLUMNS: Final = ("id", "sub", "epoch", "version", "tombstone")
+"""Columns that the rule reads."""
 
-RANGE_VERSIONS: Final = 2_000_000
-"""About how many versions are looked at together."""
+VERSIONS_PER_RANGE: Final = 2_000_000
+"""Approximate number of versions in memory at once."""
 
-_PART: Final = 1 << 96
-"""Versions an id are counted in whole parts, so that what a block adds is taken away again exactly."""
+_DENSITY_UNIT: Final = 1 << 96
+"""Scale of integer densities (versions per id): a block's density is subtracted exactly as it was added."""
 
 
-def winners(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
-    """The newest version of each record, ascending by id and sub; tombstones are among them.
+def select_winners(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
+    """Return the newest version of each record, ascending by id and sub, including tombstones.
 
     Args:
-        versions: Of one kind, with at least the columns of `KEYS`, in any order. Sorted parts one after the other are
-            fastest. Versions of one record with equal `(epoch, version)` are equal: one of them is taken.
+        versions: Versions of one kind in any order, with at least `KEY_COLUMNS`. Consecutive sorted parts are fastest.
+            Versions of one record with equal `(epoch, version)` are equal, so any of them is taken.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     table = versions if isinstance(versions, pa.Table) else pa.concat_tables(list(versions))
-    return table.combine_chunks().take(pa.array(Ranked(table).newest))
+    return table.combine_chunks().take(pa.array(RankedVersions(table).newest_rows))
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
-    """What counts of some versions of one kind; each table ascends by id and sub."""
+class SplitWinners:
+    """Winners of one kind, split by whether they are tombstones. Each table ascends by id and sub."""
 
     live: "pa.Table"  # winners that are no tombstones
-    ended: "pa.Table"  # winners that are
-    covered: "pa.Table"  # of the records of these, the newest version that is no tombstone, where there is one
+    tombstones: "pa.Table"  # winners that are tombstones
+    covered: "pa.Table"  # newest version with content of each record in `tombstones` that has one
 
 
-def parted(versions: "pa.Table") -> Parted:
-    """The winners, and what the tombstones among them cover.
+def split_winners(versions: "pa.Table") -> SplitWinners:
+    """Return the winners, and the versions that tombstones among them cover.
 
-    A tombstone that covers nothing counts as well: storage may hold objects of its ledger, which adoption would take
-    in, and a replica may not have seen it yet. The next raid judges that.
-
-    Args:
-        versions: As for `winners`.
+    A tombstone that covers nothing counts as well. Storage may hold objects of its ledger, which adoption would adopt,
+    and a replica may not have seen it yet. A raid decides about it.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
 
-    found = winners(versions)
-    over = pa.array(_flags(found))
-    ended = found.filter(over)
-    behind = pc.is_in(versions.column("id"), value_set=ended.column("id").combine_chunks())
-    older = versions.filter(pc.and_(behind, pa.array(~_flags(versions))))
-    return Parted(live=found.filter(pc.invert(over)), ended=ended, covered=winners(older))
+    newest = select_winners(versions)
+    is_tombstone = pa.array(_tombstone_mask(newest))
+    tombstones = newest.filter(is_tombstone)
+    has_tombstone = pc.is_in(versions.column("id"), value_set=tombstones.column("id").combine_chunks())
+    older = versions.filter(pc.and_(has_tombstone, pa.array(~_tombstone_mask(versions))))
+    return SplitWinners(
+        live=newest.filter(pc.invert(is_tombstone)), tombstones=tombstones, covered=select_winners(older)
+    )
 
 
-def covered(ids: "Numbers", versions: "pa.Table") -> "Mask":
-    """Of each of the ids, whether a version of its record that is no tombstone is among the versions.
+def live_version_mask(ids: "Numbers", versions: "pa.Table") -> "Mask":
+    """Return for each id whether `versions` has a version of its record that is no tombstone.
 
-    A tombstone is needed while it covers one: whatever its `(epoch, version)`, because ids are never used again, and a
-    version that seems to be newer is no reason to forget the tombstone.
+    A tombstone is needed while it covers a version, whatever the `(epoch, version)` of that version. Ids are never used
+    again, so a version that seems newer is no reason to drop the tombstone.
 
     Args:
-        ids: Of records whose sub is empty, ascending.
-        versions: Of their kind, with the columns id and tombstone, in any order.
+        ids: Ascending ids of records without a sub.
+        versions: Versions of their kind in any order, with the columns id and tombstone.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
-    alive = versions.column("id").to_numpy()[~_flags(versions)]
-    found = np.zeros(len(ids), dtype=bool)
-    at = np.searchsorted(ids, alive)
-    at, alive = at[at < len(ids)], alive[at < len(ids)]
-    found[at[ids[at] == alive]] = True
-    return found
+    live_ids = versions.column("id").to_numpy()[~_tombstone_mask(versions)]
+    mask = np.zeros(len(ids), dtype=bool)
+    positions = np.searchsorted(ids, live_ids)
+    positions, live_ids = positions[positions < len(ids)], live_ids[positions < len(ids)]
+    mask[positions[ids[positions] == live_ids]] = True
+    return mask
 
 
-class Ranked:
-    """Versions of one kind, seen by record: which one of each is the newest, and which ones stand behind it."""
+class RankedVersions:
+    """Order of the versions of one kind by record, with the newest version of each record.
+
+    `order` sorts the rows by record. `starts` are the positions in it at which records begin. `newest_rows` has the
+    newest row of each record.
+    """
 
     def __init__(self, versions: "pa.Table") -> None:
-        """Rank the rows of a table with the columns of `KEYS`."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         keys = _record_keys(versions)
-        self.order = keys.argsort(kind="stable")  # rows of one record stand together; sorted parts are merged
+        self.order = keys.argsort(kind="stable")  # stable, so that sorted parts are merged
         keys = keys[self.order]
-        first = np.ones(len(keys), dtype=bool)
-        first[1:] = keys[1:] != keys[:-1]
-        self.starts: npt.NDArray[np.intp] = np.flatnonzero(first)
+        is_first = np.ones(len(keys), dtype=bool)
+        is_first[1:] = keys[1:] != keys[:-1]
+        self.starts: npt.NDArray[np.intp] = np.flatnonzero(is_first)
         self._rows = len(keys)
-        self.newest = self.order[self._newest(versions)] if len(keys) else self.order
+        self.newest_rows = self.order[self._newest_positions(versions)] if len(keys) else self.order
 
     @property
-    def record(self) -> "npt.NDArray[np.intp]":
-        """Of each row of the table, the number of its record: records are numbered by id and sub, from 0."""
+    def record_numbers(self) -> "npt.NDArray[np.intp]":
+        """Number of the record of each row. Records are numbered from 0 by id and sub."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         numbers = np.empty(self._rows, dtype=np.intp)
         numbers[self.order] = np.repeat(np.arange(len(self.starts)), np.diff(self.starts, append=self._rows))
         return numbers
 
-    def _newest(self, versions: "pa.Table") -> "npt.NDArray[np.intp]":
-        """Where in the order the newest row of each record stands."""
+    def _newest_positions(self, versions: "pa.Table") -> "npt.NDArray[np.intp]":
+        """Return the position in `order` of the newest row of each record."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         last = np.append(self.starts[1:], self._rows) - 1
@@ -130,47 +132,44 @@ class Ranked:
             return last
         ages = _ages(versions)
         if (ages[1:] >= ages[:-1]).all():
-            return last  # the rows stood in the order of their flushes, and the sort kept it
+            return last  # the rows are in the order of their flushes, and the sort is stable
         ages = ages[self.order]
         counts = last - self.starts + 1
         hits = np.flatnonzero(ages == np.repeat(np.maximum.reduceat(ages, self.starts), counts))
-        last[np.repeat(np.arange(len(counts)), counts)[hits]] = hits  # of equal ones the last stays
+        last[np.repeat(np.arange(len(counts)), counts)[hits]] = hits  # the last of equal versions stays
         return last
 
 
 def _record_keys(versions: "pa.Table") -> "Numbers":
-    """A number for each row: equal for rows of one record, and ascending by id and sub."""
+    """Return one number for each row: equal for rows of one record, ascending by id and sub."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     ids: Numbers = versions.column("id").to_numpy()
-    subs, distinct = _subs(versions)
-    if distinct <= 1 or not len(ids):
+    sub_ranks, subs = _rank_subs(versions)
+    if subs <= 1 or not len(ids):
         return ids
     low, high = int(ids.min()), int(ids.max())
-    if (high - low + 1) * distinct < 2**62:
-        ids = ids - low
-    else:
-        ids = np.unique(ids, return_inverse=True)[1].astype(np.int64)
-    keys: Numbers = ids * distinct + subs
+    ids = ids - low if (high - low + 1) * subs < 2**62 else np.unique(ids, return_inverse=True)[1].astype(np.int64)
+    keys: Numbers = ids * subs + sub_ranks
     return keys
 
 
-def _subs(versions: "pa.Table") -> "tuple[Numbers, int]":
-    """The rank of each row's sub among all of the table, and how many there are."""
+def _rank_subs(versions: "pa.Table") -> "tuple[Numbers, int]":
+    """Return the rank of each row's sub, and the number of distinct subs."""
     import numpy as np  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415 - start-up time
 
     column = versions.column("sub").combine_chunks()
     if not len(column) or pc.max(pc.binary_length(column)).as_py() == 0:
         return np.zeros(len(column), dtype=np.int64), 1
-    found = column.dictionary_encode()
-    ranks = np.empty(len(found.dictionary), dtype=np.int64)
-    ranks[pc.array_sort_indices(found.dictionary).to_numpy()] = np.arange(len(ranks))
-    return ranks[found.indices.to_numpy(zero_copy_only=False)], len(ranks)
+    encoded = column.dictionary_encode()
+    ranks = np.empty(len(encoded.dictionary), dtype=np.int64)
+    ranks[pc.array_sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(ranks))
+    return ranks[encoded.indices.to_numpy(zero_copy_only=False)], len(ranks)
 
 
 def _ages(versions: "pa.Table") -> "Numbers":
-    """A number for each row that ascends with `(epoch, version)`."""
+    """Return one number for each row that ascends with `(epoch, version)`."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     epochs: Numbers = versions.column("epoch").to_numpy()
@@ -189,57 +188,57 @@ def _ages(versions: "pa.Table") -> "Numbers":
     return ranks
 
 
-def _flags(versions: "pa.Table") -> "Mask":
-    found: Mask = versions.column("tombstone").to_numpy()
-    return found
+def _tombstone_mask(versions: "pa.Table") -> "Mask":
+    mask: Mask = versions.column("tombstone").to_numpy()
+    return mask
 
 
-def ranges(blocks: Sequence[Block], *, versions: int = RANGE_VERSIONS) -> list[tuple[int, int]]:
-    """Ranges of ids, both ends inclusive, ascending and without a gap, that cover all of the blocks.
+def split_id_ranges(blocks: Sequence[Block], *, versions: int = VERSIONS_PER_RANGE) -> list[tuple[int, int]]:
+    """Return ascending ranges of ids, both ends inclusive, that cover all blocks without a gap.
 
-    Each has about `versions` versions, if those of a block lie evenly among its ids. One id is never divided.
+    Each range has about `versions` versions if those of a block are spread evenly over its ids. An id is never split.
     """
     if not blocks:
         return []
-    changes: dict[int, int] = {}  # of versions an id, in parts of `_PART`, where a block begins or has ended
-    for one in blocks:
-        density = one.records * _PART // (one.last_id - one.first_id + 1)
-        changes[one.first_id] = changes.get(one.first_id, 0) + density
-        changes[one.last_id + 1] = changes.get(one.last_id + 1, 0) - density
-    edges = sorted(changes)
-    found, start, held, density, most = [], edges[0], 0, 0, versions * _PART
+    density_changes: dict[int, int] = {}  # by the id where a block begins, or after it ends
+    for block in blocks:
+        density = block.records * _DENSITY_UNIT // (block.last_id - block.first_id + 1)
+        density_changes[block.first_id] = density_changes.get(block.first_id, 0) + density
+        density_changes[block.last_id + 1] = density_changes.get(block.last_id + 1, 0) - density
+    edges = sorted(density_changes)
+    id_ranges, start, weight, density, max_weight = [], edges[0], 0, 0, versions * _DENSITY_UNIT
     for left, right in pairwise(edges):
-        density += changes[left]
-        at = left
-        while density and held + density * (right - at) >= most:
-            at = min(right, at + max(1, (most - held) // density))
-            found.append((start, at - 1))
-            start, held = at, 0
-        held += density * (right - at)
-    return [*found, (start, edges[-1] - 1)] if start < edges[-1] else found
+        density += density_changes[left]
+        position = left
+        while density and weight + density * (right - position) >= max_weight:
+            position = min(right, position + max(1, (max_weight - weight) // density))
+            id_ranges.append((start, position - 1))
+            start, weight = position, 0
+        weight += density * (right - position)
+    return [*id_ranges, (start, edges[-1] - 1)] if start < edges[-1] else id_ranges
 
 
-def by_range(
+def read_by_range(
     blocks: Sequence[Block],
     read: "Callable[[Block, tuple[int, int]], pa.Table]",
     *,
-    versions: int = RANGE_VERSIONS,
+    versions: int = VERSIONS_PER_RANGE,
 ) -> "Iterator[pa.Table]":
-    """All versions of the blocks, range by range, ascending by range: in memory is one range at a time.
+    """Yield all versions of blocks of one kind, one ascending range of ids at a time.
 
     Args:
-        blocks: Of one kind.
-        read: The versions of a block with ids in a range, both ends inclusive.
-        versions: As in `ranges`.
+        blocks: Blocks of one kind.
+        read: Returns the versions of a block with ids in a range, both ends inclusive.
+        versions: Approximate number of versions of a range.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-    for ids in ranges(blocks, versions=versions):
-        parts = [read(block, ids) for block in overlapping(blocks, ids)]
-        if parts:
-            yield pa.concat_tables(parts)
+    for ids in split_id_ranges(blocks, versions=versions):
+        tables = [read(block, ids) for block in overlapping_blocks(blocks, ids)]
+        if tables:
+            yield pa.concat_tables(tables)
 
 
-def overlapping(blocks: Sequence[Block], ids: tuple[int, int]) -> list[Block]:
-    """Those of the blocks that may hold one of the ids, which are from the first to the last of the two."""
-    return [one for one in blocks if one.first_id <= ids[1] and one.last_id >= ids[0]]
+def overlapping_blocks(blocks: Sequence[Block], ids: tuple[int, int]) -> list[Block]:
+    """Return the blocks that may hold an id from the first to the last of the two."""
+    return [block for block in blocks if block.first_id <= ids[1] and block.last_id >= ids[0]]

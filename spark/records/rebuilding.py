@@ -38,12 +38,12 @@ from logstore.errors import CorruptData, MissingData
 from logstore.identity.markers import NamedBucket, Role
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.reconciliation.jobs import BulkSummary
-from logstore.records.kinds import PARENTS, TOMBSTONED, RecordKind, schema
+from logstore.records.kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 from logstore.records.manifest import Block
-from logstore.records.rebuilding import SKIPPED, LoadFiles, RebuildRecords
+from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, LoadFiles, RebuildRecords
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
-from logstore.records.winners import overlapping, parted, ranges
+from logstore.records.winners import overlapping_blocks, split_id_ranges, split_winners
 from logstore.whole_files import replace_atomically
 from spark.runner import JobRun
 from spark.sources.objects import StoreAddress
@@ -98,7 +98,7 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
         *_tasks_by_range(blocks, _K.TRANSACTION),
     ]
     results = run.spread("find topics and lists", [task for task in tasks if task.ranges], run_task)
-    if not LoadFiles(run.folder).topics().exists():  # there is neither a topic nor a list
+    if not LoadFiles(run.folder).topics_path().exists():  # there is neither a topic nor a list
         _save_ids(LoadFiles(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
     ledger_ranges = _cut_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
     tasks = [_Task((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
@@ -112,8 +112,10 @@ def _cut_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1
     """Cut the ids that the kinds share into at least `min_ranges` ranges with about equal numbers of versions."""
     blocks_of_kinds = [block for block in blocks if block.kind in kinds]
     versions_per_range = math.ceil(sum(block.records for block in blocks_of_kinds) / min_ranges)
-    id_ranges = ranges(blocks_of_kinds, versions=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range)))
-    return [_IdRange(number, ids, tuple(overlapping(blocks_of_kinds, ids))) for number, ids in enumerate(id_ranges)]
+    id_ranges = split_id_ranges(blocks_of_kinds, versions=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range)))
+    return [
+        _IdRange(number, ids, tuple(overlapping_blocks(blocks_of_kinds, ids))) for number, ids in enumerate(id_ranges)
+    ]
 
 
 def _task_of_all_ids(blocks: Iterable[Block], *kinds: RecordKind) -> _Task:
@@ -131,7 +133,7 @@ def _summarize(results: list[_TaskResult]) -> BulkSummary:
     counts["version"] = max((result.version for result in results), default=0)
     error_by_block = {key: error for result in results for key, error in result.error_by_block.items()}
     counts["skipped"] = len(error_by_block)
-    facts = {f"{SKIPPED}{key}": error_by_block[key] for key in sorted(error_by_block)[:_MAX_SKIPPED_FACTS]}
+    facts = {f"{SKIPPED_BLOCK_PREFIX}{key}": error_by_block[key] for key in sorted(error_by_block)[:_MAX_SKIPPED_FACTS]}
     return BulkSummary(counts=dict(counts), facts=facts)
 
 
@@ -172,14 +174,14 @@ class _Rebuilder:
 
     def rebuild_cursors(self, task: _Task) -> None:
         """Write all cursors."""
-        cursors = self._read_unique(task, _K.CURSOR, np.load(self._files.topics()))
+        cursors = self._read_unique(task, _K.CURSOR, np.load(self._files.topics_path()))
         self._write(0, [to_table_rows(_K.CURSOR, cursors)])
 
     def rebuild_ledgers(self, task: _Task) -> None:
         """Write ledgers of one range with their segments and hidden entries."""
         (id_range,) = task.ranges
         ledgers = self._read_live(_K.LEDGER, id_range)
-        ledger_ids, all_listed = id_column(ledgers), np.load(self._files.listed(), mmap_mode="r")
+        ledger_ids, all_listed = id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
         first, last = id_range.ids
         listed = np.asarray(all_listed[np.searchsorted(all_listed, first) : np.searchsorted(all_listed, last, "right")])
         segments = select_with_parent(self._read_live(_K.SEGMENT, id_range), ledger_ids)
@@ -193,8 +195,8 @@ class _Rebuilder:
         """Write one range of a kind that is one table, or an aggregate of tables."""
         (kind,), (id_range,) = task.kinds, task.ranges
         live = self._read_live(kind, id_range)
-        if PARENTS.get(kind) is _K.TOPIC:
-            live = select_with_parent(live, np.load(self._files.topics()))
+        if PARENT_BY_KIND.get(kind) is _K.TOPIC:
+            live = select_with_parent(live, np.load(self._files.topics_path()))
         self._count_records(live)
         if kind is _K.TRANSACTION:
             self._write(id_range.number, transaction_rows(live))
@@ -205,7 +207,7 @@ class _Rebuilder:
 
     def _read_unique(self, task: _Task, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
         """Read all records of a kind whose names are unique, ascending by id; of `topic_ids` only, if given."""
-        tables = [schema(kind).empty_table()]
+        tables = [block_schema(kind).empty_table()]
         for id_range in task.ranges:
             if any(block.kind is kind for block in id_range.blocks):
                 live = self._read_live(kind, id_range)
@@ -220,10 +222,10 @@ class _Rebuilder:
         if not versions.num_rows:
             return versions
         self.result.version = max(self.result.version, pc.max(versions.column("version")).as_py())
-        winners = parted(versions)
-        if kind in TOMBSTONED:
+        winners = split_winners(versions)
+        if kind in TOMBSTONED_KINDS:
             number = 2 * id_range.number + (kind is _K.LEDGER)  # two kinds share the table of tombstones
-            self._write(number, [tombstone_rows(winners.ended, winners.covered, kind)])
+            self._write(number, [tombstone_rows(winners.tombstones, winners.covered, kind)])
         return winners.live
 
     def _read_versions(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
@@ -242,7 +244,7 @@ class _Rebuilder:
                         " aborted transactions. Restore the object from a version of the bucket or from a replica."
                     ) from error
                 self.result.error_by_block[block.key] = str(error)
-        return pa.concat_tables(tables) if tables else schema(kind).empty_table()
+        return pa.concat_tables(tables) if tables else block_schema(kind).empty_table()
 
     def _write(self, number: int, tables: Iterable[TableRows]) -> None:
         """Write rows of tables into files with this number."""
@@ -251,7 +253,7 @@ class _Rebuilder:
             self.result.counts[table.name] += rows.num_rows
             if rows.num_rows:
                 with (
-                    replace_atomically(self._files.path(table.name, number)) as new,
+                    replace_atomically(self._files.part_path(table.name, number)) as new,
                     pa.ipc.new_file(new, rows.schema, options=options) as writer,
                 ):
                     writer.write_table(rows, max_chunksize=65_536)
@@ -262,6 +264,6 @@ class _Rebuilder:
 
 def _save_ids(files: LoadFiles, topic_ids: Ids, listed_ledger_ids: Ids) -> None:
     """Save the topics last: their file says that both exist."""
-    for path, ids in ((files.listed(), listed_ledger_ids), (files.topics(), topic_ids)):
+    for path, ids in ((files.listed_ledgers_path(), listed_ledger_ids), (files.topics_path(), topic_ids)):
         with replace_atomically(path) as new, new.open("wb") as file:
             np.save(file, ids)

@@ -30,8 +30,8 @@ from pyspark.sql import functions as sql
 
 from infra.catalog.records.loading import SqlRebuild
 from logstore.identity.markers import Role
-from logstore.ports.catalog.rebuilding import Load
-from logstore.records.kinds import RecordKind, schema
+from logstore.ports.catalog.rebuilding import CatalogLoad
+from logstore.records.kinds import RecordKind, block_schema
 from logstore.records.manifest import Block, Ceilings, Manifest
 from logstore.records.rebuilding import LoadFiles, RebuildId, RebuildRecords
 from logstore.records.services.record_log import RecordLog
@@ -86,11 +86,11 @@ def _ours(jobs: SparkJobs, manifest: Manifest, folder: Path, run_id: str) -> dic
     began = time.perf_counter()
     done = jobs.run(job, lambda progress: None)
     found = time.perf_counter()
-    load = Load(
-        rebuild=str(RebuildId.of(manifest.catalog_id, 1, database_url=url, skip_unreadable=False)),
+    load = CatalogLoad(
+        rebuild=str(RebuildId.for_command(manifest.catalog_id, 1, database_url=url, skip_unreadable=False)),
         manifest=manifest,
         epoch=2,
-        version=done.counts["version"],
+        highest_version=done.counts["version"],
         stamp=uuid4().hex,
         markers=(),
         now_us=_NOW_US,
@@ -137,7 +137,7 @@ def _put(on: Stage, records: int, copies: Path) -> Manifest:
             (copies / kind.value).mkdir(parents=True, exist_ok=True)
             stored = on.log.record_objects.get(block.key)
             (copies / kind.value / f"{block.block_id}.parquet").write_bytes(stored.body if stored else b"")
-    before = log.newest()
+    before = log.newest_manifest()
     manifest = Manifest(
         number=1 + (before.number if before else 0),
         catalog_id=on.log.catalog.identities.catalog_id(),
@@ -216,7 +216,7 @@ def _some(kind: RecordKind, at: Any, counts: dict[RecordKind, int], version: int
     elif kind is _K.PRODUCER:
         found["id"] = np.sort(at % counts[_K.TOPIC])
         found |= {"sub": text("producer-"), "sequence_id": at}
-    wanted = schema(kind)
+    wanted = block_schema(kind)
     columns = [found.get(one.name, pa.nulls(count, one.type)) for one in wanted]
     table = pa.table([pa.array(one) if not isinstance(one, pa.Array) else one for one in columns], wanted.names)
     return table.cast(wanted).sort_by([("id", "ascending"), ("sub", "ascending")])

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logstore.records.kinds import RecordKind, schema
+from logstore.records.kinds import RecordKind, block_schema
 
 Numbers = npt.NDArray[np.int64]
 START_US: Final = 1_750_000_000_000_000
@@ -24,7 +24,7 @@ def versions(ids: Numbers, *, version: int, tombstone: bool = True, at_us: Numbe
         "at_us": np.full(count, START_US) if at_us is None else at_us,
         "tombstone": np.full(count, tombstone),
     }
-    fields = schema(RecordKind.LEDGER)
+    fields = block_schema(RecordKind.LEDGER)
     nothing = {one.name: pa.nulls(count, one.type) for one in fields if one.name not in fixed}
     arrays = [nothing[one.name] if one.name in nothing else pa.array(fixed[one.name], one.type) for one in fields]
     return pa.Table.from_arrays(arrays, schema=fields)

@@ -22,7 +22,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import ProducerAdvance, RegisterSegment, RegisterSegmentResult
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings
-from logstore.records.services.publishing import publish, standing
+from logstore.records.services.publishing import publish, read_head
 from logstore.records.services.raiding import Raider
 from logstore.records.services.record_log import RecordLog
 from tests.benchmarks.graves import Numbers, versions
@@ -138,7 +138,7 @@ def _raid_once(url: str) -> None:
             *log.put_blocks(RecordKind.LEDGER, versions(ids, version=1, tombstone=True)),
             *log.put_blocks(RecordKind.LEDGER, versions(ids[::2], version=0, tombstone=False)),
         ]
-        found = standing(catalog.records, log)
+        found = read_head(catalog.records, log)
         assert publish(
             catalog.records, log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=state.now_us, next_ids=None
         )

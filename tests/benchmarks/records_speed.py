@@ -18,14 +18,14 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.clock import Clock
-from logstore.records.blocks import encode
+from logstore.records.blocks import encode_block
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings
-from logstore.records.services.publishing import publish, standing
-from logstore.records.services.raiding import Raided, Raider
+from logstore.records.services.publishing import publish, read_head
+from logstore.records.services.raiding import Raider, RaidResult
 from logstore.records.services.record_log import RecordLog
-from logstore.records.tombstones import sizing
-from logstore.records.winners import KEYS, winners
+from logstore.records.tombstones import estimate_tombstone_sizes
+from logstore.records.winners import KEY_COLUMNS, select_winners
 from tests.benchmarks.graves import START_US, Numbers, versions
 from tests.benchmarks.raid_foreground import beside_writers
 from tests.logstore.records.world import RecordsWorld
@@ -45,7 +45,7 @@ def winning() -> dict[str, Any]:
         blocks = [_keys(number, subs) for number in range(_VERSIONS // _BLOCK)]
         random = np.random.default_rng(2)
         shuffled = [blocks[at] for at in random.permutation(len(blocks))]
-        ours = statistics.median(_cpu(lambda parts=shuffled: winners(parts)) for _ in range(_ROUNDS))  # type: ignore[misc]
+        ours = statistics.median(_cpu(lambda parts=shuffled: select_winners(parts)) for _ in range(_ROUNDS))  # type: ignore[misc]
         bare = statistics.median(_cpu(lambda parts=shuffled: _grouped(parts)) for _ in range(_ROUNDS))  # type: ignore[misc]
         found[name] = {
             "versions_s": round(_VERSIONS / ours),
@@ -64,7 +64,7 @@ def _keys(number: int, subs: int) -> pa.Table:
     if subs:
         sub = pa.array([str(one) for one in range(subs)]).take(pa.array(random.integers(0, subs, _BLOCK)))
     columns = [ids, sub, np.ones(_BLOCK, np.int64), np.full(_BLOCK, number), np.zeros(_BLOCK, bool)]
-    table = pa.table([pa.array(column) for column in columns], names=list(KEYS))
+    table = pa.table([pa.array(column) for column in columns], names=list(KEY_COLUMNS))
     return table.sort_by([("id", "ascending"), ("sub", "ascending")])
 
 
@@ -112,7 +112,7 @@ class _Timed(Raider):
         finally:
             self.scan_s += time.process_time() - began
 
-    def look(self, _: Raided) -> None:
+    def look(self, _: RaidResult) -> None:
         """Somebody is told."""
 
 
@@ -136,7 +136,7 @@ def _stored(world: RecordsWorld, ids: Numbers, *, version: int, tombstone: bool 
 
 
 def _publish(world: RecordsWorld, blocks: Sequence[Block]) -> None:
-    found = standing(world.catalog.records, world.log)
+    found = read_head(world.catalog.records, world.log)
     assert publish(
         world.catalog.records, world.log, found, blocks=blocks, ceilings=Ceilings(), flushed_us=START_US, next_ids=None
     )
@@ -147,15 +147,15 @@ def costs() -> dict[str, Any]:
     random = np.random.default_rng(1)
     ids = np.sort(random.choice(10**8, _BLOCK, replace=False))
     times = START_US + random.integers(0, _DAY_US, _BLOCK)
-    file = len(encode(RecordKind.LEDGER, versions(ids, version=7, at_us=times)))
-    batch = len(encode(RecordKind.LEDGER, versions(np.arange(_BLOCK), version=7)))
+    file = len(encode_block(RecordKind.LEDGER, versions(ids, version=7, at_us=times)))
+    batch = len(encode_block(RecordKind.LEDGER, versions(np.arange(_BLOCK), version=7)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "catalog.db"
         migrated(path)
         before = path.stat().st_size
         _bury(path, ids)
         row = (path.stat().st_size - before) / _BLOCK
-    estimate = sizing(_BLOCK, database="sqlite")
+    estimate = estimate_tombstone_sizes(_BLOCK, database="sqlite")
     found = {
         "index_bytes_sqlite": round(row, 1),
         "disk_bytes_worst": round(file / _BLOCK, 2),

@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 
 from logstore.records.kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
-from logstore.records.winners import winners
+from logstore.records.winners import select_winners
 from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from tests.faults.world import LyingStore
@@ -167,7 +167,7 @@ class Recording(Operators):
 def _unreadable(store: LyingStore) -> Iterator[str]:
     """Blocks that the newest manifest names and that cannot be read."""
     log = RecordLog(store)
-    manifest = log.newest()
+    manifest = log.newest_manifest()
     for block in manifest.blocks if manifest else ():
         try:
             log.read_block(block)
@@ -178,9 +178,9 @@ def _unreadable(store: LyingStore) -> Iterator[str]:
 def _ledgers(store: LyingStore) -> set[tuple[Any, ...]]:
     """Id, state and place of every ledger that a rebuild would find."""
     log = RecordLog(store)
-    manifest = log.newest()
+    manifest = log.newest_manifest()
     blocks = [one for one in (manifest.blocks if manifest else ()) if one.kind is RecordKind.LEDGER]
     if not blocks:
         return set()
-    found = winners([log.read_block(one) for one in blocks])
+    found = select_winners([log.read_block(one) for one in blocks])
     return {(row["id"], row["state"], row["place"]) for row in found.to_pylist() if not row["tombstone"]}

@@ -14,7 +14,7 @@ from temporalio.client import WorkflowHandle
 from infra.stack import stack
 from logstore.ports.catalog import Topic
 from logstore.records.kinds import RecordKind
-from logstore.records.winners import winners
+from logstore.records.winners import select_winners
 from tests.faults.auditor import wrong_at_any_moment
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
@@ -56,11 +56,11 @@ class _Workers:
 def _recorded(world: RealWorld) -> tuple[set[int], set[int], int]:
     """Ledgers that a rebuild would find, those that there are, and how many tombstones."""
     with open_log(world.settings) as log:
-        manifest = log.records.log.newest()
+        manifest = log.records.log.newest_manifest()
         assert manifest
         blocks = [log.records.log.read_block(one) for one in manifest.blocks if one.kind is RecordKind.LEDGER]
-        rows = winners(blocks).to_pylist()
-        tombstones = sum(log.catalog.tombstones.counts().by_kind.values())
+        rows = select_winners(blocks).to_pylist()
+        tombstones = sum(log.catalog.tombstones.count().by_kind.values())
     return {row["id"] for row in rows if not row["tombstone"]}, set(world.look().ledgers), tombstones
 
 

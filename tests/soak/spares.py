@@ -14,7 +14,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from logstore.records.tombstones import Compound
+from logstore.records.tombstones import CompoundOperation
 from tests.soak.functions import OFFERED, every_other
 from tests.soak.scene import CONSUMED, SPARE, Ops
 from workers.assembly.log import LogStore
@@ -64,7 +64,7 @@ class Spares:
             (ids[1], _BOTH, passed),
             (ids[2], _BOTH, frozenset[str]()),
         ):
-            asked = Compound(ledger_id=ledger_id, remove=remove, pass_over=pass_over)
+            asked = CompoundOperation(ledger_id=ledger_id, remove=remove, pass_over=pass_over)
             await self._job(
                 "operate",
                 self._sexton.operate(topic, asked, *_WHY, durable_delete=durable),

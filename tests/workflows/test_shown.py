@@ -61,7 +61,7 @@ from activities.transactions.values import ForgetTransactionsInput as Transactio
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import RowRange
-from logstore.records.jobs import Place
+from logstore.records.jobs import SelectionPosition
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
@@ -171,7 +171,14 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     ),
     "records.end_page": (
         EndPageInput(
-            function="expired", topic_id=0, after=Place(), page=500, now_us=1, catalog_epoch=1, **_BATCH, **_WHY
+            function="expired",
+            topic_id=0,
+            after=SelectionPosition(),
+            page=500,
+            now_us=1,
+            catalog_epoch=1,
+            **_BATCH,
+            **_WHY,
         ),
         "function expired, batch b",
     ),

@@ -20,11 +20,11 @@ from logstore.errors import ServiceRefused
 from logstore.identity.markers import Role
 from logstore.identity.services.own_stores import OwnStores
 from logstore.offload.tiered import CopyLocation
-from logstore.ports.catalog.rebuilding import Rebuild
+from logstore.ports.catalog.rebuilding import RebuildDatabase
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.flushing import Flusher
-from logstore.records.services.following import Follow, Follower
+from logstore.records.services.following import Follower, FollowSettings
 from logstore.records.services.record_log import RecordLog
 from workers.assembly.adapters import make_store_clock, open_bulk_jobs
 from workers.assembly.buckets import open_marked_catalog, own_buckets
@@ -37,7 +37,7 @@ class RebuildParts:
 
     catalog_id: str
     start: ColdStart
-    database: Rebuild
+    database: RebuildDatabase
     activities: Rebuilding
 
 
@@ -141,10 +141,10 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
     copied = bucket != settings.records_bucket
     followed = RecordLog(catalog.own(*get_bucket(Role.REPLICA, bucket))) if copied else source
     url = mask_passwords(settings.database_url)  # so that the replica keeps its name when the password changes
-    follow = Follow(
+    follow = FollowSettings(
         replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",
         bucket=bucket,
-        copied=copied,
+        follows_replica_bucket=copied,
         eligible_age_s=settings.eligible_age,
     )
     with open_replica(settings.database_url) as database:
@@ -155,7 +155,7 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
 
         def require() -> None:
             followed.require()
-            database.applied()
+            database.applied_manifest()
 
         yield FollowParts(
             catalog_id=catalog.catalog_id(), replica=follow.replica, activities=activities, require=require

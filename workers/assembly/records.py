@@ -36,7 +36,7 @@ class NamedFunctions:
         """
         _ = self._functions
 
-    def named(self, name: str) -> RecordFunction:
+    def find_function(self, name: str) -> RecordFunction:
         if name not in self._functions:
             names = ", ".join(sorted(self._functions))
             expected = f"one of {names}" if names else "one that the workers' setting functions names; it names none"

@@ -7,7 +7,7 @@ import typer
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import SHARDS
 from logstore.records.absent_share import MAX_ABSENT_SHARE
-from logstore.records.jobs import FollowedRecords, counts
+from logstore.records.jobs import FollowedRecords, integer_fields
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.job_commands import answer_partial
@@ -207,4 +207,4 @@ def follow(
         )
     if not totals.manifest:
         note("there is no manifest yet: nothing was flushed, or nothing shipped")
-    return Answer(document={"replica": totals.replica, **counts(totals)})
+    return Answer(document={"replica": totals.replica, **integer_fields(totals)})

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.records.jobs import counts
+from logstore.records.jobs import integer_fields
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.job_commands import (
@@ -46,13 +46,15 @@ def status(context: CommandContext) -> Answer:
     the manifest that the catalog knows, and a database that is older than its record log, are refused. `refused` are
     records with a value that no block can hold: flushes leave them out, and `refused_records` says what to mend.
     """
-    from logstore.records.services.flushing import refused  # noqa: PLC0415 - start-up time
+    from logstore.records.services.flushing import find_unrecordable  # noqa: PLC0415 - start-up time
     from logstore.records.services.publishing import require_known  # noqa: PLC0415 - start-up time
 
     catalog_records = context.catalog.records
     state = catalog_records.state()
-    newest = context.log.records.log.newest(state.manifest)
-    require_known(catalog_records.known(), newest)  # read after the manifest: a flush may have published another
+    newest = context.log.records.log.newest_manifest(state.manifest)
+    require_known(
+        catalog_records.known_manifest(), newest
+    )  # read after the manifest: a flush may have published another
     blocks = newest.blocks if newest else ()
     rows_by_kind: dict[str, dict[str, Any]] = {}
     for block in blocks:
@@ -63,16 +65,20 @@ def status(context: CommandContext) -> Answer:
         row["tombstones"] += block.tombstones
         row["bytes"] += block.size_bytes
     rows = [row for _, row in sorted(rows_by_kind.items())]
-    refused_rows = [{"record": str(record)} for record in refused(catalog_records)] if state.outbox else []
+    refused_rows = (
+        [{"record": str(record)} for record in find_unrecordable(catalog_records)] if state.outbox_changes else []
+    )
     facts: dict[str, object] = {
         "manifest": newest.number if newest else 0,
         "epoch": state.epoch,
-        "adopting": state.adopting,
+        "adopting": state.is_adopting,
         "flushed": format_time_us(newest.flushed_us) if newest else None,
-        "changes": state.outbox,
-        "staged_blocks": len(state.staged),
-        "oldest_change_s": None if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000,
-        "deletions_waiting": catalog_records.waiting_deletions(),
+        "changes": state.outbox_changes,
+        "staged_blocks": len(state.staged_blocks),
+        "oldest_change_s": None
+        if state.oldest_change_us is None
+        else max(0, state.now_us - state.oldest_change_us) / 1_000_000,
+        "deletions_waiting": catalog_records.count_unflushed_deletions(),
         "refused": len(refused_rows),
         "blocks": len(blocks),
         "bytes": sum(block.size_bytes for block in blocks),
@@ -101,7 +107,7 @@ def flush(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
 
 def _answer_counts(workflow_id: str, result: object, error: str | None) -> Answer:
     failures = [{"id": workflow_id, "error": error}] if error is not None else []
-    return answer_unless_failed({"workflow_id": workflow_id, **counts(result)}, failures)
+    return answer_unless_failed({"workflow_id": workflow_id, **integer_fields(result)}, failures)
 
 
 @command(records, "rewrite", "", "--json")
@@ -186,7 +192,7 @@ def replicas(context: CommandContext) -> Answer:
             **select_fields(replica, "manifest newest lag_s"),
             "acknowledged": None if replica.at_us is None else format_time_us(replica.at_us),
         }
-        for replica in context.log.records.replication.standings()
+        for replica in context.log.records.replication.replica_statuses()
     ]
     return Answer(
         document=rows,
@@ -207,7 +213,7 @@ def replicate(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
 
 
 def _answer_replication(workflow_id: str, result: "ReplicateRecordsResult") -> Answer:
-    rows: list[dict[str, Any]] = [{"id": replica.replica, **counts(replica)} for replica in result.shipped]
+    rows: list[dict[str, Any]] = [{"id": replica.replica, **integer_fields(replica)} for replica in result.shipped]
     document: dict[str, object] = {"workflow_id": workflow_id, "replicas": rows}
     failures = [{"id": replica.replica, "error": replica.error} for replica in result.shipped if replica.error]
     if result.joined:

@@ -32,7 +32,7 @@ KeyBytes = Annotated[
 @command(tombstones, "stats", "", "--json")
 def stats(context: CommandContext) -> Answer:
     """Count tombstones by what they stand for, and those that a raid at work has marked: its candidates, cenotaphs."""
-    counts = context.catalog.tombstones.counts()
+    counts = context.catalog.tombstones.count()
     document: dict[str, object] = {
         "tombstones": sum(counts.by_kind.values()),
         "by_kind": dict(sorted(counts.by_kind.items())),
@@ -81,5 +81,5 @@ def sizing(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8
     from logstore.records import tombstones as estimates  # noqa: PLC0415
 
     database = "sqlite" if context.settings.database_url.startswith("sqlite") else "postgresql"
-    estimate = estimates.sizing(records, key_bytes=key_bytes, database=database)
+    estimate = estimates.estimate_tombstone_sizes(records, key_bytes=key_bytes, database=database)
     return Answer(document={**asdict(estimate), "database": database})

@@ -21,7 +21,7 @@ from logstore.deletion.intents import BatchCertificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
-from logstore.records.tombstones import Compound, DeletePolicy
+from logstore.records.tombstones import CompoundOperation, DeletePolicy
 from workers.client import schedules
 from workers.client.connections import connect_client
 from workers.client.deletion_batches import DeletionBatches, release_paused_batch
@@ -146,7 +146,7 @@ class Sexton(StoreJobs, TransactionJobs):
             reason=reason,
             catalog_epoch=await asyncio.to_thread(self._epoch),
             policy=self._deletion_policy,
-            durable_delete=DeletePolicy.of(durable_delete),
+            durable_delete=DeletePolicy.from_flag(durable_delete),
         )
         summary, attributes = f"delete {topic.name}", [topic_attribute(topic)]
         return await self.start(DELETE_TOPIC, request, topic.topic_id, summary=summary, attributes=attributes)
@@ -172,14 +172,14 @@ class Sexton(StoreJobs, TransactionJobs):
         detach = ExplicitDetach(
             ledger_ids=sorted({int(ledger_id) for ledger_id in ledger_ids}),
             force=force,
-            durable_delete=DeletePolicy.of(durable_delete),
+            durable_delete=DeletePolicy.from_flag(durable_delete),
         )
         return await self._start_explicit_deletion(topic, detach, reason, actor)
 
     async def operate(
         self,
         topic: Topic,
-        operation: Compound,
+        operation: CompoundOperation,
         reason: str = "",
         actor: str = "",
         *,
@@ -192,7 +192,7 @@ class Sexton(StoreJobs, TransactionJobs):
         """
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
-            durable_delete=DeletePolicy.of(durable_delete),
+            durable_delete=DeletePolicy.from_flag(durable_delete),
             remove=sorted(operation.remove),
             pass_over=sorted(operation.pass_over),
             generation=operation.generation,

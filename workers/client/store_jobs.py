@@ -280,7 +280,7 @@ class StoreJobs(JobClient):
             topic_id=topic.topic_id if topic else 0,
             topic=topic.name if topic else "",
             dry_run=dry_run,
-            durable_delete=DeletePolicy.of(durable_delete),
+            durable_delete=DeletePolicy.from_flag(durable_delete),
             catalog_epoch=await asyncio.to_thread(self._epoch),
             actor=actor,
             reason=reason,

@@ -204,7 +204,7 @@ async def _choose_rebuild(
     client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool
 ) -> tuple[str, bool]:
     """Return the id of the database's rebuild, or of one from the newest manifest, and whether it is new."""
-    target = await asyncio.to_thread(parts.database.target)
+    target = await asyncio.to_thread(parts.database.read_target)
     if target.rebuild:
         if target.state == _READY and not await _is_running(client, REBUILD_CATALOG.id(target.rebuild)):
             raise PreconditionFailed(
@@ -212,9 +212,9 @@ async def _choose_rebuild(
                 f" found the catalog that rebuild {target.rebuild} has completed"
             )
         return target.rebuild, False
-    newest = await asyncio.to_thread(parts.start.newest)
+    newest = await asyncio.to_thread(parts.start.newest_manifest)
     url = settings.database_url
-    new = RebuildId.of(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable)
+    new = RebuildId.for_command(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable)
     return str(new), True
 
 
@@ -228,9 +228,9 @@ async def _end_abandoned(
     them, because the database names it.
     """
     new = RebuildId.parse(rebuild)
-    make_id = partial(RebuildId.of, new.catalog_id, new.manifest, database_url=settings.database_url)
+    make_id = partial(RebuildId.for_command, new.catalog_id, new.manifest, database_url=settings.database_url)
     targets = {make_id(skip_unreadable=skip).target for skip in (False, True)}
-    for pinned in await asyncio.to_thread(parts.start.held):
+    for pinned in await asyncio.to_thread(parts.start.pinned_rebuilds):
         if pinned == new or pinned.catalog_id != new.catalog_id or pinned.target not in targets:
             continue
         handle = client.get_workflow_handle(REBUILD_CATALOG.id(pinned))
@@ -270,7 +270,7 @@ def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
 async def _abandon(settings: Settings, catalog_id: str, start: ColdStart, rebuild_id: RebuildId) -> AbandonedRebuild:
     client = await connect_client(settings)
     await require_namespace(client, catalog_id)
-    pinned = await asyncio.to_thread(start.held)
+    pinned = await asyncio.to_thread(start.pinned_rebuilds)
     workflow_id = REBUILD_CATALOG.id(str(rebuild_id))
     is_running = await _is_running(client, workflow_id)
     if rebuild_id not in pinned and not is_running:

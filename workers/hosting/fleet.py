@@ -133,7 +133,7 @@ async def _serve(
             ),
         )
         ui = WebUi(settings.ui_address, settings.temporal_namespace)
-        store = StoreStatus(log.catalog, log.records.replication.standings, ui)
+        store = StoreStatus(log.catalog, log.records.replication.replica_statuses, ui)
         add_status_pages(endpoints.pages, StatusDocument(name, store, client, endpoints.readiness, ui))
         worker_set = WorkerSet(
             client=client, activities=create_activities(log, owners), settings=settings, running=running

@@ -143,14 +143,14 @@ def read_records(
 ) -> Iterator[Sample]:
     """Iterate over the gauges of the outbox, the newest manifest, and tombstones."""
     state, counts = read_state(), count_tombstones()
-    yield Sample("sexton_records_outbox", state.outbox, "Changes of records that are in no block yet")
-    age_s, description = _age_s(state.oldest_us, state.now_us), "For how long the oldest of them has waited"
+    yield Sample("sexton_records_outbox", state.outbox_changes, "Changes of records that are in no block yet")
+    age_s, description = _age_s(state.oldest_change_us, state.now_us), "For how long the oldest of them has waited"
     yield Sample("sexton_records_outbox_oldest_seconds", age_s, description, "s")
     yield Sample("sexton_records_manifest", state.manifest, "Number of the newest manifest")
     description = "Unfinished deletions whose intent is in no block yet"
     yield Sample("sexton_records_deletions_waiting", count_waiting_deletions(), description)
     description = "1 while a rebuilt catalog is not complete, and destructive jobs refuse"
-    yield Sample("sexton_records_adopting", int(state.adopting), description)
+    yield Sample("sexton_records_adopting", int(state.is_adopting), description)
     for kind in ("ledger", "topic"):
         count = counts.by_kind.get(kind, 0)
         yield Sample("sexton_tombstones", count, "Tombstones, by kind", labels={"kind": kind})
@@ -161,7 +161,7 @@ def read_replicas(replication: Replication) -> Iterator[Sample]:
     """Iterate over the gauges of replicas of the record log by state, and of the lag of each."""
     if not replication.names:
         return
-    replicas = replication.standings()
+    replicas = replication.replica_statuses()
     for state, name in _LABEL_BY_STATE.items():
         count, description = sum(replica.state is state for replica in replicas), "Replicas of the record log, by state"
         yield Sample("sexton_records_replicas", count, description, labels={"state": name})
@@ -261,7 +261,7 @@ def make_catalog_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -
         partial(read_plans, catalog.reconciliation.runs),
         partial(read_transactions, catalog.transactions.counts),
         partial(read_delayed, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes),
-        partial(read_records, records.state, catalog.tombstones.counts, records.waiting_deletions),
+        partial(read_records, records.state, catalog.tombstones.count, records.count_unflushed_deletions),
         partial(read_replicas, log.records.replication),
     )
     return CatalogGauges(*(make_gauge_updater(meter, source) for source in sources))

@@ -16,8 +16,8 @@ from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import SextonError
 from logstore.ports.catalog import Catalog, ReconciliationRun, RunKind, StoredTransaction
 from logstore.reconciliation.findings import plan_result
-from logstore.records.services.flushing import refused
-from logstore.records.services.replicating import Replica
+from logstore.records.services.flushing import find_unrecordable
+from logstore.records.services.replicating import ReplicaStatus
 from logstore.transactions.transactions import TransactionState
 from workers.pages.texts import decode_topic_name, format_time_s, select_fields
 from workflows.delayed.values import MERGE_BUCKETS, SEAL_BUCKETS
@@ -61,7 +61,7 @@ class WebUi:
 class StoreStatus:
     """Reader of the state of one store. Its methods block."""
 
-    def __init__(self, catalog: Catalog, list_replicas: Callable[[], Sequence[Replica]], ui: WebUi) -> None:
+    def __init__(self, catalog: Catalog, list_replicas: Callable[[], Sequence[ReplicaStatus]], ui: WebUi) -> None:
         self._catalog, self._list_replicas, self._ui = catalog, list_replicas, ui
         self._read_by_section: Mapping[str, Callable[[], Section]] = {
             "totals": self._read_totals,
@@ -85,7 +85,7 @@ class StoreStatus:
     def read_replicas(self) -> Section:
         """Return the section of replicas, read from the records bucket, or only an `error`."""
 
-        def to_row(replica: Replica) -> Section:
+        def to_row(replica: ReplicaStatus) -> Section:
             return {"replica": replica.replica, "state": str(replica.state or "NEW"), "lag_s": replica.lag_s}
 
         return _read_or_error(lambda: {"known": list(map(to_row, self._list_replicas()[:MAX_ROWS_PER_LIST]))})
@@ -168,13 +168,13 @@ class StoreStatus:
         }
 
     def _read_records(self) -> Section:
-        state, tombstones = self._catalog.records.state(), self._catalog.tombstones.counts()
+        state, tombstones = self._catalog.records.state(), self._catalog.tombstones.count()
         return {
             **select_fields(state, "manifest outbox"),
-            "outbox_oldest_s": _age_s(state.oldest_us),
-            "deletions_waiting": self._catalog.records.waiting_deletions(),
-            "refused": [str(problem) for problem in refused(self._catalog.records)][:MAX_ROWS_PER_LIST]
-            if state.outbox
+            "outbox_oldest_s": _age_s(state.oldest_change_us),
+            "deletions_waiting": self._catalog.records.count_unflushed_deletions(),
+            "refused": [str(problem) for problem in find_unrecordable(self._catalog.records)][:MAX_ROWS_PER_LIST]
+            if state.outbox_changes
             else [],
             "tombstones": dict(tombstones.by_kind),
             "cenotaphs": tombstones.candidates,

@@ -52,18 +52,18 @@ def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
 
 
 def _check_outbox(records: Records) -> tuple[list[str], str]:
-    from logstore.records.services.flushing import refused  # noqa: PLC0415 - start-up time
+    from logstore.records.services.flushing import find_unrecordable  # noqa: PLC0415 - start-up time
 
     state = records.state()
-    if not state.outbox and not state.staged:
+    if not state.outbox_changes and not state.staged_blocks:
         return [], f"manifest {state.manifest} has all changes"
-    refused_records = refused(records)
+    refused_records = find_unrecordable(records)
     problems = [f"no block can hold {len(refused_records)} records: {refused_records[0]}"] if refused_records else []
-    age_s = 0.0 if state.oldest_us is None else max(0, state.now_us - state.oldest_us) / 1_000_000
+    age_s = 0.0 if state.oldest_change_us is None else max(0, state.now_us - state.oldest_change_us) / 1_000_000
     if age_s > MAX_CHANGE_AGE_S:
-        waiting = records.waiting_deletions()
+        waiting = records.count_unflushed_deletions()
         problems.append(f"changes of the last {age_s:.0f} s would be lost with the database, {waiting} deletions wait")
-    return problems, f"manifest {state.manifest}, {state.outbox} changes since, the oldest {age_s:.0f} s ago"
+    return problems, f"manifest {state.manifest}, {state.outbox_changes} changes since, the oldest {age_s:.0f} s ago"
 
 
 def _ask_flush_failure(settings: Settings) -> str | None:

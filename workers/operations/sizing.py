@@ -16,7 +16,7 @@ from typing import Final
 from logstore.deletion.services.absence import SAMPLE_KEYS
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import SHARDS
-from logstore.records.blocks import VERSIONS
+from logstore.records.blocks import MAX_VERSIONS_PER_BLOCK
 from workflows.deletion.values import DeletionPolicy, TrimTopicsInput
 
 ROW_BYTES: Final[Mapping[str, Mapping[str, int]]] = {
@@ -163,7 +163,7 @@ def estimate_size(plan: StorePlan) -> StoreSize:
     objects, bytes_per_row = plan.ledgers * (plan.segments + 1), ROW_BYTES[plan.database]
     requests = estimate_deletion_requests(_DEFAULT_POLICY.chunk, segments=plan.segments)
     records = sum(count for table, count in rows.items() if table != "ledger_copy")
-    blocks = ceil(records / VERSIONS)
+    blocks = ceil(records / MAX_VERSIONS_PER_BLOCK)
     topics_per_s = plan.topics / plan.trim_interval_s
     return StoreSize(
         rows=rows,

@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.records.ending import RecordEnding
     from activities.records.values import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
     from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
-    from logstore.records.jobs import Place
+    from logstore.records.jobs import SelectionPosition
     from workflows import options, refusals, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.values import DELETE_LEDGERS
@@ -58,7 +58,7 @@ class EndRecords:
         search_attributes.ensure_topic(request.topic)
         if not await self._begin():
             return self._conclude()
-        place: Place | None = self._request.after
+        place: SelectionPosition | None = self._request.after
         while place is not None and (page := await self._end_page(place)):
             self._add(page)
             place = page.after
@@ -95,7 +95,7 @@ class EndRecords:
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
         return True
 
-    async def _end_page(self, place: Place) -> EndedPage | None:
+    async def _end_page(self, place: SelectionPosition) -> EndedPage | None:
         """Return the result of a page, or `None` if the job stops here."""
         request = self._request
         page_input = EndPageInput(

@@ -9,9 +9,9 @@ from logstore.records.jobs import (
     DefragmentedBlocks,
     FlushedRecords,
     FollowedRecords,
-    Place,
     RaidedTombstones,
     RebuildAdopted,
+    SelectionPosition,
     ShippedBlocks,
 )
 from workflows.deletion.values import DeletionPolicy
@@ -183,7 +183,7 @@ class EndRecordsInput:
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     page: int = 500  # ledgers; after a crash the function is asked again about one page at most
     now_us: int = 0  # start by the catalog's clock; 0: not started
-    after: Place = field(default_factory=Place)
+    after: SelectionPosition = field(default_factory=SelectionPosition)
     carried: EndRecordsResult = field(default_factory=EndRecordsResult)
 
     @property

@@ -21,7 +21,7 @@ from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import Compound, Ending, is_durable
+from logstore.records.tombstones import CompoundOperation, EndingOperation, is_durable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Order:
     claim: Claim
     cause: Cause
     request: str  # fingerprint, which distinguishes a repeated call from a reused batch id
-    ending: Ending
+    ending: EndingOperation
     force: bool = False
     passed_over: Sequence[str] = ()  # subscriptions that do not keep the ledger
     durable: bool | None = None  # None: the setting of the topic or the operation
@@ -41,8 +41,8 @@ class Order:
 
     def is_durable(self, view: ListView, *, newborn: bool = False) -> bool:
         """Return whether detached ledgers leave tombstones."""
-        ending = Ending.EXPIRY if newborn else self.ending
-        return is_durable(ending, topic=view.durable_delete, asked=self.durable)
+        ending = EndingOperation.EXPIRY if newborn else self.ending
+        return is_durable(ending, topic_setting=view.durable_delete, command_setting=self.durable)
 
 
 def replace_by_intents(connection: Connection, view: ListView, detachable: Detachable, order: Order) -> DetachedBatch:
@@ -105,15 +105,15 @@ def _abandon_newborn(connection: Connection, view: ListView, order: Order) -> in
     )
 
 
-def fingerprint_operation(topic_id: TopicId, operation: Compound, *, durable: bool | None) -> str:
+def fingerprint_operation(topic_id: TopicId, operation: CompoundOperation, *, durable: bool | None) -> str:
     """Return the fingerprint of an operation. It is the same in every process, because sets are sorted."""
     sets = f"{sorted(operation.remove)}/{sorted(operation.pass_over)}"
     return fingerprint(f"{topic_id}/{sets}/{operation.generation}/durable {durable}", [operation.ledger_id])
 
 
 def resolve_operation(
-    connection: Connection, full_view: ListView, operation: Compound
-) -> tuple[ListView, Ending | None, Detachable | None]:
+    connection: Connection, full_view: ListView, operation: CompoundOperation
+) -> tuple[ListView, EndingOperation | None, Detachable | None]:
     """Return the list without the passed-over subscriptions, and how the ledger ends, if it does.
 
     Raises:
@@ -129,7 +129,7 @@ def resolve_operation(
     view = replace(
         full_view, marks={name: mark for name, mark in full_view.marks.items() if name not in operation.pass_over}
     )
-    ending = operation.ending(listed[0].copies, generation=listed[0].generation)
+    ending = operation.find_ending(listed[0].copies, generation=listed[0].generation)
     return view, ending, find_detachable(connection, view, [operation.ledger_id], force=False) if ending else None
 
 

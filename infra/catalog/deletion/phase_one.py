@@ -33,7 +33,7 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Cause, Claim, DetachChosenResult, DetachedBatch, Ledger, Tally, TopicContents
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import Compound, Ending
+from logstore.records.tombstones import CompoundOperation, EndingOperation
 
 _P = t.pending_deletion.c
 _MANY_TOPICS: Final = "trim-topics"
@@ -80,7 +80,7 @@ class SqlPhaseOne(LeasedPort):
             claim=claim,
             cause=cause,
             request=fingerprint(f"{topic_id}/{force}{suffix}", ledger_ids, without="retention"),
-            ending=Ending.RETENTION if ledger_ids is None else Ending.DELETE,
+            ending=EndingOperation.RETENTION if ledger_ids is None else EndingOperation.DELETE,
             durable=durable,
         )
 
@@ -118,7 +118,7 @@ class SqlPhaseOne(LeasedPort):
             claim=claim,
             cause=cause,
             request=_CHOSEN,
-            ending=Ending.FUNCTION,
+            ending=EndingOperation.FUNCTION,
             durable=durable,
             shared=True,
         )
@@ -128,7 +128,7 @@ class SqlPhaseOne(LeasedPort):
     def operate(
         self,
         topic_id: TopicId,
-        operation: Compound,
+        operation: CompoundOperation,
         *,
         batch_id: str,
         claim: Claim,
@@ -141,7 +141,7 @@ class SqlPhaseOne(LeasedPort):
             claim=claim,
             cause=cause,
             request=fingerprint_operation(topic_id, operation, durable=durable),
-            ending=Ending.COMPOUND,
+            ending=EndingOperation.COMPOUND,
             durable=durable,
             passed_over=sorted(operation.pass_over),
         )
@@ -157,7 +157,7 @@ class SqlPhaseOne(LeasedPort):
         with effect("catalog.operate"):
             return self._run_once(topic_id, order, work)
 
-    def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
+    def would_end(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
         return self._db.read(
             lambda c: resolve_operation(c, self._read_view(c, topic_id, lock=False), operation)[1] is not None
         )
@@ -179,7 +179,7 @@ class SqlPhaseOne(LeasedPort):
             claim=claim,
             cause=cause,
             request=_MANY_TOPICS,
-            ending=Ending.RETENTION,
+            ending=EndingOperation.RETENTION,
             shared=True,
         )
         try:

@@ -30,7 +30,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, DetachedBatch, Tally, TopicContents, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import Ending, is_durable
+from logstore.records.tombstones import EndingOperation, is_durable
 
 _Removals = Mapping[str, Callable[[Connection, TopicId], int]]
 
@@ -201,7 +201,7 @@ def _remove_rows(connection: Connection, topic_id: TopicId, removals: _Removals)
 
 
 def _is_durable(topic: Row[Any], asked: bool | None) -> bool:
-    return is_durable(Ending.DELETE, topic=to_topic(topic).durable_delete, asked=asked)
+    return is_durable(EndingOperation.DELETE, topic_setting=to_topic(topic).durable_delete, command_setting=asked)
 
 
 def _require_deleting(topic: Row[Any]) -> None:

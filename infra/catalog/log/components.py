@@ -18,7 +18,7 @@ from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Topic
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import Ending, is_durable
+from logstore.records.tombstones import EndingOperation, is_durable
 
 REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,
@@ -112,7 +112,7 @@ def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, 
 
     A trim of the topic or a sweep processes the intent, even if this process dies (apache/pulsar#982).
     """
-    durable = is_durable(Ending.UPKEEP, topic=topic.durable_delete)
+    durable = is_durable(EndingOperation.UPKEEP, topic_setting=topic.durable_delete)
     file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us, durable=durable)
     cause = Cause(actor="sexton", reason=reason, workflow_id="")
     audit(

@@ -15,7 +15,7 @@ from infra.catalog.transactions.transaction_rows import insert_open, lock_transa
 from logstore.cursors.state import unpack_acknowledged
 from logstore.ports.catalog import StoredParticipant
 from logstore.positions import LedgerId, TopicId
-from logstore.records.adoption import AdoptedSegment, FoundMarker
+from logstore.records.adoption import AdoptedSegment, UploadedMarker
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 
 
@@ -131,8 +131,8 @@ class _TransactionAdoption:
         )
 
     @cached_property
-    def _markers(self) -> list[FoundMarker]:
+    def _markers(self) -> list[UploadedMarker]:
         return [marker for segment in self._segments for marker in segment.upload.markers]
 
-    def _to_participant(self, marker: FoundMarker) -> Participant:
+    def _to_participant(self, marker: UploadedMarker) -> Participant:
         return Participant(self._topic_id, marker.subscription)

@@ -35,12 +35,12 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledgers import SHARDS, Component, CopyKind, CopyState, LedgerOwner, LedgerState
 from logstore.ports.catalog.rebuilding import (
-    Absence,
-    Adoptee,
+    AbsenceCounts,
+    AdoptionOutcome,
     AdoptionReport,
-    Fate,
-    Issued,
-    KnownLedger,
+    IssuedIds,
+    LoadedLedger,
+    MissingRowCause,
     StagedLedger,
 )
 from logstore.positions import LedgerId, TopicId
@@ -54,30 +54,32 @@ class SqlAdoption(CatalogAdapter):
     """The `Adoption` port."""
 
     @reads
-    def issued(self, connection: Connection) -> Issued:
+    def issued_ids(self, connection: Connection) -> IssuedIds:
         _require_adopting(connection)
         state = read_log_state(connection, now_us=0)
         ids = state.next_ids  # no id is given out before the catalog is READY
-        return Issued(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
+        return IssuedIds(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
 
     @reads
     def is_adopting(self, connection: Connection) -> bool:
         return is_adopting(connection)
 
-    def known(self, shard: int, *, after: LedgerId, limit: int) -> list[KnownLedger]:
+    def loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> list[LoadedLedger]:
         return self._db.read(lambda connection: _read_known_ledgers(connection, shard, after, limit))
 
     @reads
-    def fates(self, connection: Connection, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, Fate]:
+    def missing_row_causes(
+        self, connection: Connection, ledger_ids: Collection[LedgerId]
+    ) -> Mapping[LedgerId, MissingRowCause]:
         detached = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids))
         tombstoned = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, among(connection, _T.id, ledger_ids))
-        fates = dict.fromkeys(ledger_ids, Fate.UNKNOWN)
-        for query, fate in ((tombstoned, Fate.TOMBSTONED), (detached, Fate.DETACHED)):
+        fates = dict.fromkeys(ledger_ids, MissingRowCause.UNKNOWN)
+        for query, fate in ((tombstoned, MissingRowCause.TOMBSTONED), (detached, MissingRowCause.DETACHED)):
             fates |= {LedgerId(ledger_id): fate for ledger_id in connection.execute(query).scalars()}
         return fates
 
     @reads
-    def highest_id(self, connection: Connection) -> LedgerId:
+    def highest_ledger_id(self, connection: Connection) -> LedgerId:
         next_id = select(t.catalog.c.next_ledger_id).scalar_subquery()
         columns = ((_L.ledger_id, ()), (_P.ledger_id, ()), (_T.id, (_T.kind == RecordKind.LEDGER.value,)))
         queries = [select(func.max(column)).where(column < next_id, *where) for column, where in columns]
@@ -85,31 +87,31 @@ class SqlAdoption(CatalogAdapter):
         return LedgerId(max((ledger_id for ledger_id in highest_ids if ledger_id is not None), default=-1))
 
     @writes()
-    def stage(
+    def stage_ledgers(
         self,
         connection: Connection,
         shard: int,
-        found: Sequence[StagedLedger],
+        ledgers: Sequence[StagedLedger],
         *,
         above: LedgerId,
         up_to: LedgerId | None = None,
     ) -> None:
         _require_adopting(connection)
-        replace_staged(connection, shard, found, above=above, up_to=up_to)
+        replace_staged(connection, shard, ledgers, above=above, up_to=up_to)
 
-    def absence(self) -> Absence:
+    def count_absent_ledgers(self) -> AbsenceCounts:
         return self._db.read(_read_absence)
 
-    def unsettled(self, *, after: TopicId, limit: int) -> list[TopicId]:
+    def unsettled_topics(self, *, after: TopicId, limit: int) -> list[TopicId]:
         return self._db.read(lambda connection: unsettled_topic_ids(connection, after=after, limit=limit))
 
     @writes()
-    def settle(self, connection: Connection, topic_id: TopicId, *, rows_epoch: int) -> None:
+    def settle_topic(self, connection: Connection, topic_id: TopicId, *, rows_epoch: int) -> None:
         _require_adopting(connection)
         settle_topic(connection, topic_id, rows_epoch=rows_epoch, now_us=self._db.now_us(connection))
 
     @writes()
-    def conclude(self, connection: Connection) -> None:
+    def settle_remaining_rows(self, connection: Connection) -> None:
         """Run all steps in one transaction, because each step reads the rows that earlier steps left."""
         if not is_adopting(connection):
             return
@@ -117,7 +119,7 @@ class SqlAdoption(CatalogAdapter):
         _remove_revived(connection)
         _forget_lost_snapshots(connection)
         schema_ledgers = remove_versions_where(connection, ~_is_listed(t.schema_version.c.ledger_id))
-        settle_unstaged(connection, schema_ledgers, Adoptee.LEFT_OUT, overwrite=True)
+        settle_unstaged(connection, schema_ledgers, AdoptionOutcome.LEFT_OUT, overwrite=True)
         _remove_unnamed(connection)
         close_followed_ledgers(connection, now_us=now_us)
         recount_all_unsealed(connection)
@@ -144,15 +146,15 @@ def _require_adopting(connection: Connection) -> None:
         raise PreconditionFailed("adoption: expected a catalog that is being adopted, found one that is complete")
 
 
-def _read_absence(connection: Connection) -> Absence:
+def _read_absence(connection: Connection) -> AbsenceCounts:
     if not is_adopting(connection):
-        return Absence()
+        return AbsenceCounts()
     listed = select(func.count()).select_from(t.ledger).where(_L.place.is_not(None))
     ledgers = connection.execute(listed).scalar_one() + count_removed(connection)
-    return Absence(absent=count_absent(connection), ledgers=ledgers)
+    return AbsenceCounts(absent_ledgers=count_absent(connection), total_ledgers=ledgers)
 
 
-def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[KnownLedger]:
+def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:
     """Return ledgers whose list and topic have a row, ascending."""
     columns = (
         t.ledger,
@@ -173,7 +175,7 @@ def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, lim
     context_by_copy = {(row.ledger_id, row.kind): row.context for row in connection.execute(copies)}
     return [
         dataclass_from_row(
-            KnownLedger,
+            LoadedLedger,
             row,
             component=Component(row.component),
             owner=LedgerOwner(
@@ -210,12 +212,12 @@ def _remove_revived(connection: Connection) -> None:
         ledgers_by_topic[topic_id].append(ledger_id)
     for topic_id, ledger_ids in ledgers_by_topic.items():
         close_holes(connection, topic_id, ledger_ids)
-    settle_unstaged(connection, topic_by_ledger, Adoptee.REVIVED)
+    settle_unstaged(connection, topic_by_ledger, AdoptionOutcome.REVIVED)
 
 
 def _is_lost(column: ColumnElement[Any]) -> ColumnElement[bool]:
     """Select rows that name a ledger which is in no list, or whose objects are missing."""
-    is_missing = exists().where(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == Adoptee.MISSING.value)
+    is_missing = exists().where(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == AdoptionOutcome.MISSING.value)
     return and_(column.is_not(None), or_(~_is_listed(column), is_missing))
 
 
@@ -247,23 +249,23 @@ def _remove_unnamed(connection: Connection) -> None:
     rows = connection.execute(query.where(or_(is_unnamed, is_newborn)))
     topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
     remove_ledgers(connection, among(connection, _L.ledger_id, topic_by_ledger))
-    settle_unstaged(connection, topic_by_ledger, Adoptee.DETACHED)
+    settle_unstaged(connection, topic_by_ledger, AdoptionOutcome.DETACHED)
 
 
 def _report(connection: Connection) -> AdoptionReport:
     counts = count_adoptees(connection)
 
-    def count_ledgers(adoptee: Adoptee) -> int:
+    def count_ledgers(adoptee: AdoptionOutcome) -> int:
         return counts.get(adoptee, (0, 0))[0]
 
     return AdoptionReport(
-        adopted_ledgers=count_ledgers(Adoptee.ADOPTED),
+        adopted_ledgers=count_ledgers(AdoptionOutcome.ADOPTED),
         adopted_segments=sum(segments for _, segments in counts.values()),
-        detached=count_ledgers(Adoptee.DETACHED),
-        revived=count_ledgers(Adoptee.REVIVED),
-        revived_ledgers=sample_ledger_ids(connection, Adoptee.REVIVED),
-        missing_data=count_ledgers(Adoptee.MISSING),
-        missing_ledgers=sample_ledger_ids(connection, Adoptee.MISSING),
-        schemas_left_out=count_ledgers(Adoptee.LEFT_OUT),
-        schemas_left_out_of=sample_topic_names(connection, Adoptee.LEFT_OUT),
+        detached=count_ledgers(AdoptionOutcome.DETACHED),
+        revived=count_ledgers(AdoptionOutcome.REVIVED),
+        revived_ledgers=sample_ledger_ids(connection, AdoptionOutcome.REVIVED),
+        missing_data=count_ledgers(AdoptionOutcome.MISSING),
+        missing_ledgers=sample_ledger_ids(connection, AdoptionOutcome.MISSING),
+        schemas_left_out=count_ledgers(AdoptionOutcome.LEFT_OUT),
+        schemas_left_out_of=sample_topic_names(connection, AdoptionOutcome.LEFT_OUT),
     )

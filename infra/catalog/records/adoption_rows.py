@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, select, upda
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter, insert_if_absent
-from logstore.ports.catalog.rebuilding import SAMPLE, Adoptee, StagedLedger, Standing
+from logstore.ports.catalog.rebuilding import MAX_SAMPLE_ITEMS, AdoptionOutcome, StagedLedger, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:
@@ -78,7 +78,9 @@ def _next_page(connection: Connection, topic_id: TopicId, after: int) -> list[in
 
 
 def settle_ledgers(
-    connection: Connection, adoptee_by_ledger: Mapping[LedgerId, Adoptee], segments_by_ledger: Mapping[LedgerId, int]
+    connection: Connection,
+    adoptee_by_ledger: Mapping[LedgerId, AdoptionOutcome],
+    segments_by_ledger: Mapping[LedgerId, int],
 ) -> None:
     """Save what became of staged ledgers and how many segments each got. Their facts are dropped."""
     rows = [
@@ -98,7 +100,11 @@ def _compile_settling(dialect: str) -> Statement:
 
 
 def settle_unstaged(
-    connection: Connection, topic_by_ledger: Mapping[LedgerId, TopicId], adoptee: Adoptee, *, overwrite: bool = False
+    connection: Connection,
+    topic_by_ledger: Mapping[LedgerId, TopicId],
+    adoptee: AdoptionOutcome,
+    *,
+    overwrite: bool = False,
 ) -> None:
     """Save what became of ledgers that have no staged row. An earlier result stays unless `overwrite`."""
     rows = [
@@ -119,16 +125,16 @@ def settle_unstaged(
             settle_ledgers(connection, dict.fromkeys(topic_by_ledger, adoptee), {})
 
 
-def count_adoptees(connection: Connection) -> dict[Adoptee, tuple[int, int]]:
+def count_adoptees(connection: Connection) -> dict[AdoptionOutcome, tuple[int, int]]:
     """Return the number of ledgers and of adopted segments by what became of the ledgers."""
     query = select(_A.adoptee, func.count(), func.sum(_A.segments)).where(_A.adoptee.is_not(None))
     rows = connection.execute(query.group_by(_A.adoptee))
-    return {Adoptee(name): (ledgers, int(segments)) for name, ledgers, segments in rows}
+    return {AdoptionOutcome(name): (ledgers, int(segments)) for name, ledgers, segments in rows}
 
 
 def count_absent(connection: Connection) -> int:
     """Count the ledgers that were staged as absent, settled or not."""
-    query = select(func.count()).select_from(t.adoption).where(_A.standing == Standing.ABSENT.value)
+    query = select(func.count()).select_from(t.adoption).where(_A.standing == StorageDiscrepancy.ABSENT.value)
     return connection.execute(query).scalar_one()
 
 
@@ -137,23 +143,23 @@ def count_removed(connection: Connection) -> int:
 
     With them the share of absent ledgers does not rise when a process dies between two steps.
     """
-    had_row = _A.standing.not_in([Standing.STRANGER.value, Standing.ENDED.value])
-    is_settled = (_A.adoptee.is_not(None), _A.adoptee != Adoptee.LEFT_OUT.value)
+    had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
+    is_settled = (_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
     is_removed = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)
     query = select(func.count()).select_from(t.adoption).where(had_row, *is_settled, is_removed)
     return connection.execute(query).scalar_one()
 
 
-def sample_ledger_ids(connection: Connection, adoptee: Adoptee) -> tuple[LedgerId, ...]:
-    """Return the lowest ids of ledgers with that result, at most `SAMPLE`."""
-    page = select(_A.ledger_id).where(_A.adoptee == adoptee.value).order_by(_A.ledger_id).limit(SAMPLE)
+def sample_ledger_ids(connection: Connection, adoptee: AdoptionOutcome) -> tuple[LedgerId, ...]:
+    """Return the lowest ids of ledgers with that result, at most `MAX_SAMPLE_ITEMS`."""
+    page = select(_A.ledger_id).where(_A.adoptee == adoptee.value).order_by(_A.ledger_id).limit(MAX_SAMPLE_ITEMS)
     return tuple(LedgerId(ledger_id) for ledger_id in connection.execute(page).scalars())
 
 
-def sample_topic_names(connection: Connection, adoptee: Adoptee) -> tuple[str, ...]:
-    """Return the first names of topics that have ledgers with that result, at most `SAMPLE`."""
+def sample_topic_names(connection: Connection, adoptee: AdoptionOutcome) -> tuple[str, ...]:
+    """Return the first names of topics that have ledgers with that result, at most `MAX_SAMPLE_ITEMS`."""
     mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == adoptee.value)
-    return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(SAMPLE)).scalars())
+    return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)).scalars())
 
 
 def has_unsettled(connection: Connection) -> bool:

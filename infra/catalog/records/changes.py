@@ -35,8 +35,8 @@ from infra.catalog import tables as t
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.records.outbox_rows import SOURCES
 from logstore.log.ledgers import Component, CopyKind
-from logstore.ports.catalog import Unrecordable
-from logstore.records.kinds import FIELDS, TOMBSTONED, RecordKind, schema
+from logstore.ports.catalog import UnrecordableRecord
+from logstore.records.kinds import COLUMNS_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 
 _ROWS_PER_BATCH: Final = 50_000
 _LISTS_PER_BATCH: Final = 500  # each row has the ids of all ledgers of its list
@@ -73,7 +73,7 @@ class SqlChanges:
         versions = select(_O.version).where(self._condition)
         rows = connection.execute(versions, execution_options={"yield_per": _ROWS_PER_BATCH})
         self._versions = BitMap64()
-        self._refused: list[Unrecordable] = []
+        self._refused: list[UnrecordableRecord] = []
         for part in rows.scalars().partitions(_ROWS_PER_BATCH):
             self._versions.update(part)
         kinds = connection.execute(select(_O.kind).where(self._condition).distinct()).scalars()
@@ -85,11 +85,11 @@ class SqlChanges:
         return self._at_us
 
     @property
-    def taken(self) -> Collection[int]:
+    def outbox_rows(self) -> Collection[int]:
         return self._versions  # type: ignore[return-value]  # its `in` accepts only numbers
 
     @property
-    def refused(self) -> Sequence[Unrecordable]:
+    def unrecordable(self) -> Sequence[UnrecordableRecord]:
         return self._refused
 
     def batches(self) -> Iterator[tuple[RecordKind, pa.RecordBatch]]:
@@ -126,15 +126,15 @@ class SqlChanges:
         for name, (table, keys) in _PARTS.get(kind, {}).items():
             parts = _read_parts(self._connection, table, keys, latest, first=rows[0].id, last=rows[-1].id)
             columns[name] = tuple(json.dumps(parts[row.id, row.sub]) for row in rows)
-        arrays = [pa.array(columns[field.name], field.type) for field in schema(kind)]
-        return pa.record_batch(arrays, schema=schema(kind))
+        arrays = [pa.array(columns[field.name], field.type) for field in block_schema(kind)]
+        return pa.record_batch(arrays, schema=block_schema(kind))
 
 
-def _to_unrecordable(kind: RecordKind, names: Sequence[str], row: Any, error: Exception) -> Unrecordable:  # noqa: ANN401
+def _to_unrecordable(kind: RecordKind, names: Sequence[str], row: Any, error: Exception) -> UnrecordableRecord:  # noqa: ANN401
     """Return the refusal of a row. It names the first field that cannot be converted alone, if there is one."""
     values = dict(zip(names, row, strict=True))
     name, expected, found = "", "values that Arrow can hold", ascii(str(error))
-    for field in schema(kind):
+    for field in block_schema(kind):
         try:
             if field.name in values and not pa.types.is_binary(field.type):
                 pa.array([values[field.name]], field.type)
@@ -142,7 +142,7 @@ def _to_unrecordable(kind: RecordKind, names: Sequence[str], row: Any, error: Ex
             name, expected, found = field.name, _EXPECTED_BY_TYPE[str(field.type)], ascii(values[field.name])
             break
     sub = row.sub.encode("ascii", "backslashreplace").decode()
-    return Unrecordable(
+    return UnrecordableRecord(
         kind=kind, id=row.id, sub=sub, field=name, expected=expected, found=found[:_MAX_VALUE_CHARACTERS]
     )
 
@@ -198,7 +198,7 @@ def _select_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: 
     at_us: ColumnElement[Any] = changed.at_us
     joined = latest.outerjoin(row, _is_row_of(kind, changed, row))
     exists_now: ColumnElement[bool] = key.is_not(None)
-    if kind in TOMBSTONED:
+    if kind in TOMBSTONED_KINDS:
         joined = joined.outerjoin(t.tombstone, and_(_S.kind == kind.value, _S.id == changed.id))
         generation = case((key.is_(None), _S.generation), else_=generation)
         at_us = case((key.is_(None), _S.at_us), else_=at_us)
@@ -244,7 +244,7 @@ def _select_fields(kind: RecordKind, row: Any, dialect: str) -> dict[str, Column
         joined |= {"component": ledger_list.component, "owner": ledger_list.owner}
         for name, copy in (("primary", _PRIMARY), ("tiered", _TIERED)):
             joined |= {f"{name}_state": copy.c.state, f"{name}_context": _json_as_text(copy.c.context)}
-    own = [name for name, _ in FIELDS[kind] if name not in joined and name not in _PARTS.get(kind, {})]
+    own = [name for name, _ in COLUMNS_BY_KIND[kind] if name not in joined and name not in _PARTS.get(kind, {})]
     return {name: _json_as_text(row.c[_COLUMN_BY_FIELD.get(name, name)]) for name in own} | joined
 
 

@@ -40,11 +40,11 @@ from infra.catalog.records.version_rows import (
 )
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.records import Applied, AppliedRecords, Versions
-from logstore.records.kinds import PARENTS, RecordKind, schema
+from logstore.ports.catalog.records import AppliedCounts, AppliedManifest, VersionReader
+from logstore.records.kinds import PARENT_BY_KIND, RecordKind, block_schema
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import LOAD_ORDER
-from logstore.records.winners import Parted, parted
+from logstore.records.winners import SplitWinners, split_winners
 
 _K = RecordKind
 _COVERED_COLUMNS: Final = ("id", "topic_id", "list_id", "component")
@@ -57,22 +57,22 @@ class SqlReplica:
     def __init__(self, database: Database, database_url: str) -> None:
         self._db, self._url = database, database_url
 
-    def applied(self) -> Applied | None:
+    def applied_manifest(self) -> AppliedManifest | None:
         if self._db.is_absent or version(self._db) is None:
             return None
         check_version(self._db)
         return self._db.read(self._read_applied)
 
     def apply(
-        self, manifest: Manifest, versions: Versions, *, seen: Applied | None, replica: str, seed: bool
-    ) -> AppliedRecords:
+        self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
+    ) -> AppliedCounts:
         if self._db.is_absent or version(self._db) is None:
             self._db.make_folder()
             upgrade(self._db, bundles=manifest.bundles)
 
-        def apply_step(connection: Connection) -> AppliedRecords:
+        def apply_step(connection: Connection) -> AppliedCounts:
             connection.execute(select(t.record_log.c.id).with_for_update())
-            if self._read_applied(connection) != seen:
+            if self._read_applied(connection) != expected:
                 raise CatalogBusy("replica: another process has applied to its database meanwhile")
             if seed:
                 for name in LOAD_ORDER:
@@ -86,11 +86,11 @@ class SqlReplica:
         with effect("records.apply"):
             return self._db.write(apply_step)
 
-    def _read_applied(self, connection: Connection) -> Applied | None:
+    def _read_applied(self, connection: Connection) -> AppliedManifest | None:
         row = read_log_row(connection)
         if row.state == REPLICA:
             catalog = read_catalog_row(connection)
-            return Applied(
+            return AppliedManifest(
                 catalog_id=catalog.catalog_id,
                 epoch=catalog.epoch,
                 manifest=row.manifest,
@@ -119,11 +119,11 @@ class _Step:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._counts = Counter[str]()  # by fields of `AppliedRecords`
+        self._counts = Counter[str]()  # by fields of `AppliedCounts`
         self._changed_ledger_ids = set[int]()  # ledgers with a new version or with new segments
         self._deleted_topic_ids: list[int] = []  # their lists stay until the ledgers are applied, which need them
 
-    def apply(self, versions: Versions) -> AppliedRecords:
+    def apply(self, versions: VersionReader) -> AppliedCounts:
         connection = self._connection
         self._apply_unique(_K.TOPIC, versions)
         lists = self._apply_unique(_K.LIST, versions)
@@ -136,18 +136,18 @@ class _Step:
         self._apply_unique(_K.CURSOR, versions)
         for kind in (_K.SCHEMA, _K.PRODUCER, _K.DELETION, _K.TRANSACTION, _K.INDEX, _K.SNAPSHOT):
             self._apply_kind(kind, versions)
-        return AppliedRecords(**self._counts)
+        return AppliedCounts(**self._counts)
 
-    def _apply_unique(self, kind: RecordKind, versions: Versions) -> pa.Table:
+    def _apply_unique(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
         """Apply all records of a kind with unique names. The newer of two namesakes counts. Return the live versions.
 
         They are in memory at once.
         """
-        parts = [parted(part) for part in versions(kind)]
+        parts = [split_winners(part) for part in versions(kind)]
         for part in parts:
             self._apply_tombstones(kind, part)
         live = [self._select_with_parent(kind, part.live) for part in parts]
-        newest = select_newest(pa.concat_tables([schema(kind).empty_table(), *live]), UNIQUE_COLUMNS[kind])
+        newest = select_newest(pa.concat_tables([block_schema(kind).empty_table(), *live]), UNIQUE_COLUMNS[kind])
         table, rows = to_table_rows(kind, newest)
         displaced_ids = replica_rows.find_displaced_ids(self._connection, table, UNIQUE_COLUMNS[kind], rows)
         if kind is _K.TOPIC:
@@ -160,8 +160,8 @@ class _Step:
         self._counts.update(records=newest.num_rows)
         return newest
 
-    def _apply_kind(self, kind: RecordKind, versions: Versions) -> None:
-        for part in map(parted, versions(kind)):
+    def _apply_kind(self, kind: RecordKind, versions: VersionReader) -> None:
+        for part in map(split_winners, versions(kind)):
             self._apply_tombstones(kind, part)
             live = self._select_with_parent(kind, part.live)
             self._upsert(kind, live)
@@ -173,7 +173,7 @@ class _Step:
             self._changed_ledger_ids |= set(ids)
         if kind is _K.LEDGER:
             replica_rows.delete_rows(self._connection, t.ledger_copy.c.ledger_id, ids)
-            tables = ledger_rows(live, schema(_K.SEGMENT).empty_table(), id_column(live))
+            tables = ledger_rows(live, block_schema(_K.SEGMENT).empty_table(), id_column(live))
         elif kind is _K.INDEX:
             replica_rows.delete_rows(self._connection, t.delayed_bucket.c.topic_id, ids)
             tables = index_rows(live)
@@ -187,23 +187,23 @@ class _Step:
 
     def _select_with_parent(self, kind: RecordKind, live: pa.Table) -> pa.Table:
         """Return the versions whose parent has a row. Kinds without a parent stay as they are."""
-        if kind not in PARENTS:
+        if kind not in PARENT_BY_KIND:
             return live
         column = "topic_id" if kind in {_K.LIST, _K.CURSOR} else "id"
-        (key,) = _PARENT_TABLES[PARENTS[kind]].primary_key
+        (key,) = _PARENT_TABLES[PARENT_BY_KIND[kind]].primary_key
         parent_ids = replica_rows.existing_ids(self._connection, key, np.unique(id_column(live, column)).tolist())
         return select_with_parent(live, parent_ids, column)
 
-    def _apply_tombstones(self, kind: RecordKind, part: Parted) -> None:
+    def _apply_tombstones(self, kind: RecordKind, part: SplitWinners) -> None:
         """Replace rows by newer tombstones, and remove tombstones of records with newer versions."""
         if kind not in _PARENT_TABLES:
             return
         is_kind = t.tombstone.c.kind == kind.value
         replica_rows.delete_rows(self._connection, t.tombstone.c.id, id_column(part.live).tolist(), is_kind)
-        if not part.ended.num_rows:
+        if not part.tombstones.num_rows:
             return
-        ids = id_column(part.ended).tolist()
-        table, rows = tombstone_rows(part.ended, self._find_covered(kind, ids, part.covered), kind)
+        ids = id_column(part.tombstones).tolist()
+        table, rows = tombstone_rows(part.tombstones, self._find_covered(kind, ids, part.covered), kind)
         replica_rows.upsert_rows(self._connection, table, rows)
         self._counts.update(tombstones=len(ids))
         if kind is _K.LEDGER:

@@ -1,4 +1,4 @@
-"""The `Rebuild` port: a bulk load of a catalog into an empty database, as a whole or not at all.
+"""The `RebuildDatabase` port: a bulk load of a catalog into an empty database, as a whole or not at all.
 
 On PostgreSQL the load is one transaction that locks the tables. On SQLite it writes a new file beside the target, under
 a name that no process opens. The file gets its name once it is complete and on the disk.
@@ -25,7 +25,7 @@ from infra.catalog.engine.versions import check_version, upgrade, version
 from infra.catalog.records.log_rows import ADOPTING, REPLICA, end_rebuild, read_log_row
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.rebuilding import Load, Target
+from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildTarget
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import LOAD_ORDER, LoadFiles
@@ -42,7 +42,7 @@ _NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
 
 
 class SqlRebuild:
-    """The `Rebuild` port: a database into which a catalog is rebuilt. It is opened on demand."""
+    """The `RebuildDatabase` port: a database into which a catalog is rebuilt. It is opened on demand."""
 
     def __init__(self, database_url: str) -> None:
         """Parse the URL.
@@ -52,28 +52,28 @@ class SqlRebuild:
         """
         self._url, self._parsed_url = database_url, parse_database_url(database_url)
 
-    def target(self) -> Target:
+    def read_target(self) -> RebuildTarget:
         with closing(Database(self._url, pool_size=1)) as database:
             if database.is_absent or version(database) is None:
-                return Target()
+                return RebuildTarget()
             check_version(database)
             with database.open_read_only() as read_only:
                 return read_only.read(self._read_target)
 
-    def _read_target(self, connection: Connection) -> Target:
+    def _read_target(self, connection: Connection) -> RebuildTarget:
         row = read_log_row(connection)
         if row.rebuild and row.state != REPLICA:
-            return Target(rebuild=row.rebuild, state=row.state)
+            return RebuildTarget(rebuild=row.rebuild, state=row.state)
         if content := describe_content(connection):
             raise self._not_empty_error(content)
-        return Target()
+        return RebuildTarget()
 
     def _not_empty_error(self, content: str) -> PreconditionFailed:
         masked_url = mask_passwords(self._url)
         return PreconditionFailed(f"database {masked_url}: expected an empty one to rebuild into, found {content}")
 
-    def load(self, load: Load, files: LoadFiles, proceed: Callable[[], None]) -> None:
-        if self.target().rebuild == load.rebuild:
+    def load(self, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
+        if self.read_target().rebuild == load.rebuild:
             return
         if self._parsed_url.get_backend_name() == "sqlite":
             self._load_file(load, files, proceed)
@@ -85,11 +85,11 @@ class SqlRebuild:
             self._require_unloaded(writer, load)
             _load_tables(writer, load, files, proceed)
 
-    def end(self, rebuild: str) -> None:
+    def end_rebuild(self, rebuild: str) -> None:
         with closing(Database(self._url, pool_size=1)) as database:
             database.write(lambda connection: end_rebuild(connection, rebuild))
 
-    def _require_unloaded(self, writer: ArrowWriter, load: Load) -> None:
+    def _require_unloaded(self, writer: ArrowWriter, load: CatalogLoad) -> None:
         """Check again under the locks: the second of two loads at once finds the rows of the first.
 
         A retry after the load of the same rebuild finds it in `target`.
@@ -100,7 +100,7 @@ class SqlRebuild:
                 f"a catalog of rebuild {rebuild}, which is not {load.rebuild}, or loaded meanwhile"
             )
 
-    def _load_file(self, load: Load, files: LoadFiles, proceed: Callable[[], None]) -> None:
+    def _load_file(self, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
         path = Path(str(self._parsed_url.database))
         # files of attempts that died; a live attempt whose file is removed here cannot name it, and is repeated
         for old_file in path.parent.glob(f".{path.name}.{load.rebuild}.*"):
@@ -123,7 +123,7 @@ class SqlRebuild:
     def _publish_file(self, new: Path, path: Path) -> None:
         """Give the file its name. An empty catalog under that name is removed."""
         if path.exists():
-            if self.target().rebuild:
+            if self.read_target().rebuild:
                 raise self._not_empty_error("a catalog that another attempt has loaded meanwhile")
             for old_file in (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm"))):
                 old_file.unlink(missing_ok=True)
@@ -153,11 +153,11 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _load_tables(writer: ArrowWriter, load: Load, files: LoadFiles, proceed: Callable[[], None]) -> None:
+def _load_tables(writer: ArrowWriter, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
     """Load all tables, and write the rows that no record holds."""
     with _without_indexes(writer):
         for name in LOAD_ORDER:
-            for part in files.of(name):
+            for part in files.part_paths(name):
                 proceed()
                 with pa.memory_map(str(part)) as source, pa.ipc.open_file(source) as rows:
                     batches = (rows.get_batch(index) for index in range(rows.num_record_batches))
@@ -198,12 +198,12 @@ def _without_indexes(writer: ArrowWriter) -> Iterator[None]:
         writer.execute(statement)
 
 
-def _set_next_numbers(writer: ArrowWriter, load: Load) -> None:
+def _set_next_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
     """Let new rows get numbers above all that the lost catalog can have given out."""
     blocks = load.manifest.blocks
     last_by_column = {
         ("topic", "topic_id"): load.manifest.ceilings.topic - 1,
-        ("record_outbox", "version"): load.version,
+        ("record_outbox", "version"): load.highest_version,
     }
     for name, (column, kind) in _NUMBERED_TABLES.items():
         last_by_column[name, column] = max((block.last_id for block in blocks if block.kind is kind), default=0)
@@ -216,7 +216,7 @@ def _set_next_numbers(writer: ArrowWriter, load: Load) -> None:
                 writer.execute(f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{name}', {last})")
 
 
-def _unrecorded_rows_of_load(load: Load) -> Iterator[tuple[str, pa.Table]]:
+def _unrecorded_rows_of_load(load: CatalogLoad) -> Iterator[tuple[str, pa.Table]]:
     pending = f'{{"{load.stamp}": {load.now_us}}}'
     yield from unrecorded_rows(load.manifest, epoch=load.epoch, state=ADOPTING, rebuild=load.rebuild, pending=pending)
     markers = [{"role": role.value, "bucket": bucket, "marked_us": load.now_us} for role, bucket in load.markers]

@@ -95,8 +95,8 @@ def read_known_manifest(connection: Connection) -> KnownManifest:
         epoch=row.epoch,
         manifest=row.manifest,
         stamp=row.stamp,
-        pending=frozenset(row.pending),
-        replica=row.state == REPLICA,
+        pending_stamps=frozenset(row.pending),
+        is_replica=row.state == REPLICA,
     )
 
 
@@ -119,16 +119,16 @@ def read_log_state(connection: Connection, *, now_us: int) -> RecordLogState:
         bundles=catalog.bundles,
         manifest=row.manifest,
         stamp=row.stamp,
-        pending=frozenset(row.pending),
-        adopting=row.state != READY,
-        replica=row.state == REPLICA,
+        pending_stamps=frozenset(row.pending),
+        is_adopting=row.state != READY,
+        is_replica=row.state == REPLICA,
         ceilings=Ceilings(ledger=row.ledger_ceiling, topic=row.topic_ceiling, transaction=row.transaction_ceiling),
         next_ids=next_ids,
-        outbox=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
-        oldest_us=min(times_us, default=None),
-        oldest_cursor_us=connection.execute(oldest_cursor).scalar(),
+        outbox_changes=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
+        oldest_change_us=min(times_us, default=None),
+        oldest_cursor_change_us=connection.execute(oldest_cursor).scalar(),
         now_us=now_us,
-        staged=tuple(Block.of(json.loads(block.facts)) for block in staged),
+        staged_blocks=tuple(Block.from_fields(json.loads(block.facts)) for block in staged),
     )
 
 

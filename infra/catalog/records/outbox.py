@@ -35,7 +35,7 @@ from infra.catalog.records.outbox_rows import (
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
-from logstore.records.kinds import TOMBSTONED, RecordKind
+from logstore.records.kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.records.manifest import Block, Ceilings
 from logstore.units import raise_if_stopped
 
@@ -53,7 +53,7 @@ _SQLITE_PAUSE_S = 0.006  # between transactions: a writer that waits for SQLite'
 class SqlRecords(CatalogAdapter):
     """The `Records` port."""
 
-    def known(self) -> KnownManifest:
+    def known_manifest(self) -> KnownManifest:
         return self._db.read(read_known_manifest)
 
     def state(self) -> RecordLogState:
@@ -65,45 +65,45 @@ class SqlRecords(CatalogAdapter):
     def release(self, workflow_id: str) -> None:
         self._db.write(lambda connection: release_claim(connection, workflow_id))
 
-    def begin(self, stamp: str) -> None:
+    def begin_manifest(self, stamp: str) -> None:
         self._db.write(lambda c: begin_stamp(c, stamp, now_us=self._db.now_us(c)))
 
     @contextmanager
-    def changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlChanges]":
+    def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlChanges]":
         from infra.catalog.records.changes import SqlChanges  # noqa: PLC0415 - its pyarrow costs start-up time
 
         with self._db.snapshot() as connection:
             yield SqlChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
 
-    def record_all(self) -> None:
+    def requeue_all_records(self) -> None:
         """Record each kind in a transaction of its own, so that no writer waits for all of them."""
         for keys in select_all_records():
             self._db.write(lambda c, keys=keys: enqueue_records(c, keys, at_us=self._db.now_us(c)))  # type: ignore[misc]
 
-    def settle(
+    def settle_manifest(
         self,
         *,
         number: int,
         stamp: str,
         ceilings: Ceilings,
-        taken: Collection[int] = (),
-        whole: bool = True,
-        staged: Sequence[Block] = (),
+        outbox_rows: Collection[int] = (),
+        shows_own_moment: bool = True,
+        staged_blocks: Sequence[Block] = (),
     ) -> None:
         """Settle the manifest, then empty the outbox in several transactions, so that no writer waits for long.
 
         A process that dies in between leaves rows that the manifest covers. They are flushed again as equal versions.
         """
-        versions = iter(taken)
+        versions = iter(outbox_rows)
 
         def settle_first(connection: Connection, first_versions: Sequence[int]) -> bool:
             if is_manifest_settled(connection, number):
-                if whole:
+                if shows_own_moment:
                     remove_changes(connection, first_versions)
-                return whole
+                return shows_own_moment
             now_us = self._db.now_us(connection)
             settle_manifest(connection, number=number, stamp=stamp, ceilings=ceilings, now_us=now_us)
-            stage_blocks(connection, number, staged) if not whole else unstage_blocks(connection)
+            stage_blocks(connection, number, staged_blocks) if not shows_own_moment else unstage_blocks(connection)
             remove_changes(connection, first_versions)
             return True
 
@@ -117,7 +117,7 @@ class SqlRecords(CatalogAdapter):
             self._db.write(partial(remove_changes, versions=next_versions))
 
     @reads
-    def unflushed(self, connection: Connection, ledger_ids: Sequence[int]) -> frozenset[int]:
+    def unflushed_ledgers(self, connection: Connection, ledger_ids: Sequence[int]) -> frozenset[int]:
         statement = _compile_unflushed_ledgers(connection.dialect.name)
         return frozenset(statement.execute(connection, ((ledger_id,) for ledger_id in ledger_ids)).scalars())
 
@@ -128,14 +128,14 @@ class SqlRecords(CatalogAdapter):
         return [to_intent(row) for row in connection.execute(select(*INTENT).where(mine, *finished))]
 
     @reads
-    def waiting_deletions(self, connection: Connection) -> int:
+    def count_unflushed_deletions(self, connection: Connection) -> int:
         unfinished = select(func.count()).select_from(t.pending_deletion).where(_P.state != DeletionState.DELETED.value)
         has_staged_blocks = connection.execute(select(exists().select_from(t.record_staged))).scalar_one()
         if not has_staged_blocks:
             unfinished = unfinished.where(_P.row_id.in_(unflushed_ids(RecordKind.DELETION.value)))
         return int(connection.execute(unfinished).scalar_one())
 
-    def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
+    def existence_mask(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         ids, subs = keys.column("id").to_pylist(), keys.column("sub").to_pylist()
@@ -182,6 +182,6 @@ def _compile_lookup(dialect: str, kind: RecordKind) -> Statement:
         column = table.c[source.sub]
         same_key.append(column == (cast(c.sub, column.type) if source.number else c.sub))
     has_row = or_(exists().where(*same_key))
-    if kind in TOMBSTONED:
+    if kind in TOMBSTONED_KINDS:
         has_row = or_(has_row, exists().where(_S.kind == kind.value, _S.id == c.id))
     return Statement(sql=select(c.at).where(has_row), rows=keys)

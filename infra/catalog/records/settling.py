@@ -26,14 +26,14 @@ from infra.catalog.records.adoption_rows import iterate_staged, settle_ledgers, 
 from logstore.log.ledgers import Component, LedgerState
 from logstore.log.producers import ProducerSequence
 from logstore.ports.catalog import TopicState
-from logstore.ports.catalog.rebuilding import Adoptee, StagedLedger, Standing
+from logstore.ports.catalog.rebuilding import AdoptionOutcome, StagedLedger, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
-from logstore.records.adoption import AdoptedSegment, Tail, TopicAtFlush, adopted, repeated
+from logstore.records.adoption import AdoptedSegment, LedgerTail, TopicAtFlush, adopt_uploads, find_last_attempts
 from logstore.records.kinds import RecordKind
 from logstore.transactions.transactions import TransactionId
 
 _L, _T = t.ledger.c, t.tombstone.c
-_INCOMPLETE = {Standing.ABSENT, Standing.ENDED, Standing.SHORT}
+_INCOMPLETE = {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED, StorageDiscrepancy.SHORT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def _summarize(connection: Connection, topic_id: TopicId) -> _TopicSummary | Non
     for ledgers in iterate_staged(connection, topic_id):
         is_empty = False
         names |= {ledger.statement.owner.topic for ledger in ledgers if ledger.statement and ledger.uploads}
-        last_repeats |= repeated((upload for ledger in ledgers for upload in ledger.uploads), last_repeats)
+        last_repeats |= find_last_attempts((upload for ledger in ledgers for upload in ledger.uploads), last_repeats)
     return None if is_empty else _TopicSummary(min(names, default=None), last_repeats)
 
 
@@ -88,8 +88,12 @@ def _settle_page(
     connection: Connection, topic: _SettledTopic | None, ledgers: Sequence[StagedLedger], now_us: int
 ) -> None:
     """Settle a page of ledgers, except the incomplete ones, which the end of the topic settles."""
-    adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), Adoptee.UNCHANGED)
-    adoptees |= {ledger.ledger_id: Adoptee.DETACHED for ledger in ledgers if ledger.standing is Standing.STRANGER}
+    adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), AdoptionOutcome.UNCHANGED)
+    adoptees |= {
+        ledger.ledger_id: AdoptionOutcome.DETACHED
+        for ledger in ledgers
+        if ledger.standing is StorageDiscrepancy.STRANGER
+    }
     if topic is None:
         settle_ledgers(connection, adoptees, {})
         return
@@ -122,20 +126,20 @@ def _find_or_restore_name(
         return None
     if namesake is not None:
         revived = dissolve(connection, TopicId(namesake))
-        settle_unstaged(connection, dict.fromkeys(revived, TopicId(namesake)), Adoptee.REVIVED)
+        settle_unstaged(connection, dict.fromkeys(revived, TopicId(namesake)), AdoptionOutcome.REVIVED)
     recreate_topic(connection, topic_id, stated_name, now_us=now_us)
     return stated_name
 
 
 def _adopt_uploads(
     connection: Connection, topic: _SettledTopic, ledgers: Sequence[StagedLedger], now_us: int
-) -> dict[LedgerId, Adoptee]:
+) -> dict[LedgerId, AdoptionOutcome]:
     """Register the uploads that had been registered. Their ledgers are listed from now on."""
     with_uploads = [ledger for ledger in ledgers if ledger.uploads]
     query = select(t.ledger).where(among(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
     row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}
     tails = [_to_tail(ledger, row_by_ledger.get(ledger.ledger_id)) for ledger in with_uploads]
-    segments = adopted(tails, _read_topic_at_flush(connection, topic, tails))
+    segments = adopt_uploads(tails, _read_topic_at_flush(connection, topic, tails))
     segments_by_ledger: dict[LedgerId, list[AdoptedSegment]] = {}
     for segment in segments:
         segments_by_ledger.setdefault(segment.ledger_id, []).append(segment)
@@ -155,13 +159,13 @@ def _adopt_uploads(
     list_newborns(connection, topic.list_id, newborn_ids)
     _register(connection, topic, segments, row_by_ledger)
     adopt_transactions(connection, topic.topic_id, topic.name, segments, now_us=now_us)
-    adoptees: dict[LedgerId, Adoptee] = {}
+    adoptees: dict[LedgerId, AdoptionOutcome] = {}
     for ledger_id, mine in segments_by_ledger.items():
         row = row_by_ledger.get(ledger_id)
         if not _are_contiguous(mine, first_entry=0 if row is None else row.entries):
-            adoptees[ledger_id] = Adoptee.MISSING
+            adoptees[ledger_id] = AdoptionOutcome.MISSING
         else:
-            adoptees[ledger_id] = Adoptee.ADOPTED if row is None else Adoptee.EXTENDED
+            adoptees[ledger_id] = AdoptionOutcome.ADOPTED if row is None else AdoptionOutcome.EXTENDED
     return adoptees
 
 
@@ -174,21 +178,23 @@ def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> 
     return True
 
 
-def _to_tail(ledger: StagedLedger, row: Any) -> Tail:  # noqa: ANN401 - a row
+def _to_tail(ledger: StagedLedger, row: Any) -> LedgerTail:  # noqa: ANN401 - a row
     if row is None:
-        return Tail(ledger_id=ledger.ledger_id, uploads=ledger.uploads)
-    return Tail(ledger_id=ledger.ledger_id, last_segment=row.last_segment, entries=row.entries, uploads=ledger.uploads)
+        return LedgerTail(ledger_id=ledger.ledger_id, uploads=ledger.uploads)
+    return LedgerTail(
+        ledger_id=ledger.ledger_id, last_segment=row.last_segment, entries=row.entries, uploads=ledger.uploads
+    )
 
 
-def _read_topic_at_flush(connection: Connection, topic: _SettledTopic, tails: Sequence[Tail]) -> TopicAtFlush:
+def _read_topic_at_flush(connection: Connection, topic: _SettledTopic, tails: Sequence[LedgerTail]) -> TopicAtFlush:
     uploads = [upload for tail in tails for upload in tail.uploads]
     producers = {advance.producer for upload in uploads for advance in upload.producers}
     txns = {run.txn for upload in uploads for run in upload.transactions}
     return TopicAtFlush(
         epoch=topic.rows_epoch,
         sequences=read_sequences(connection, topic.topic_id, producers) if producers else {},
-        decided=lock_decided_at_flush(connection, txns) | topic.marked_txns,
-        repeated=topic.repeated,
+        decided_transactions=lock_decided_at_flush(connection, txns) | topic.marked_txns,
+        last_attempt_by_append=topic.repeated,
     )
 
 
@@ -235,7 +241,7 @@ def _register(
     )
 
 
-def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[LedgerId, Adoptee]:
+def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[LedgerId, AdoptionOutcome]:
     """Return what becomes of ledgers whose objects are absent in whole or in part. Their rows stay until the end.
 
     A listed ledger has lost data, or the store hides objects. No deletion explains the absence, because the record log
@@ -247,5 +253,6 @@ def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[Ledg
     is_mine = among(connection, _L.ledger_id, topic.incomplete_ids)
     unlisted = set(connection.execute(select(_L.ledger_id).where(is_mine, _L.place.is_(None))).scalars())
     return {
-        ledger_id: Adoptee.REVIVED if ledger_id in unlisted else Adoptee.MISSING for ledger_id in topic.incomplete_ids
+        ledger_id: AdoptionOutcome.REVIVED if ledger_id in unlisted else AdoptionOutcome.MISSING
+        for ledger_id in topic.incomplete_ids
     }

@@ -86,7 +86,7 @@ def find_tombstone(connection: Connection, ledger_id: int) -> Tombstone | None:
 class SqlTombstones(CatalogAdapter):
     """The `Tombstones` port."""
 
-    def counts(self) -> TombstoneCounts:
+    def count(self) -> TombstoneCounts:
         query = select(_T.kind, func.count(), func.count(_T.raid), func.min(_T.at_us)).group_by(_T.kind)
         rows = self._db.read(lambda connection: connection.execute(query.order_by(_T.kind)).all())
         return TombstoneCounts(
@@ -95,7 +95,7 @@ class SqlTombstones(CatalogAdapter):
             oldest_us=min((oldest_us for *_, oldest_us in rows), default=None),
         )
 
-    def of_topic(
+    def topic_tombstones(
         self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
     ) -> Sequence[Tombstone]:
         conditions = [_T.topic_id == topic_id, _T.kind == _LEDGER, _T.id > after]
@@ -105,7 +105,9 @@ class SqlTombstones(CatalogAdapter):
         rows = self._db.read(lambda connection: connection.execute(page).all())
         return [dataclass_from_row(Tombstone, row, kind=RecordKind(row.kind)) for row in rows]
 
-    def mark(self, run_id: str, *, before_us: int, after: RecordId | None, limit: int) -> tuple[int, RecordId | None]:
+    def mark_candidates(
+        self, run_id: str, *, before_us: int, after: RecordId | None, limit: int
+    ) -> tuple[int, RecordId | None]:
         """Read a page without locks, then mark it. The statement that marks checks each row again."""
         page = self._read_page(before_us, limit, *_after(after))
         ids_by_kind = _group_ids(row for row in page if row.removable or row.raid is not None)
@@ -129,13 +131,13 @@ class SqlTombstones(CatalogAdapter):
         return [RecordId(kind=RecordKind(row.kind), id=row.id) for row in rows]
 
     @writes()
-    def keep(self, connection: Connection, run_id: str, kept: Collection[RecordId]) -> None:
+    def unmark(self, connection: Connection, run_id: str, kept: Collection[RecordId]) -> None:
         for kind in {record.kind for record in kept}:
             same_id = among(connection, _T.id, [record.id for record in kept if record.kind is kind])
             mine = update(t.tombstone).where(_T.raid == run_id, _T.kind == kind.value, same_id)
             connection.execute(mine.values(raid=None))
 
-    def remove(self, run_id: str, *, before_us: int, limit: int) -> int:
+    def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
         """Lock the rows of a page first. Of two raids at once, one waits, and each row is removed once."""
         ids_by_kind = _group_ids(self._read_page(before_us, limit, _T.raid == run_id))
 

@@ -19,7 +19,7 @@ from sqlalchemy import Table
 from infra.catalog import tables as t
 from infra.catalog.engine.adbc import arrow_type
 from logstore.log.ledgers import CopyKind
-from logstore.records.kinds import FIELDS, RecordKind
+from logstore.records.kinds import COLUMNS_BY_KIND, RecordKind
 
 Ids = npt.NDArray[np.int64]
 TableRows = tuple[Table, pa.Table]
@@ -60,7 +60,7 @@ def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
 def to_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
     """Return the rows of a kind. Columns that are neither fields nor computed are left to the database."""
     table, sources = _TABLES[kind]
-    field_names = {name for name, _ in FIELDS[kind]}
+    field_names = {name for name, _ in COLUMNS_BY_KIND[kind]}
     columns: dict[str, Any] = {}
     for column in table.c:
         source = sources.get(column.name, column.name)

@@ -50,7 +50,14 @@ from logstore.ports.catalog.inspection import (
 from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, TopicTotals
 from logstore.ports.catalog.offloads import OffloadAnswer, Offloads, OffloadStart, PublishedCopy, ReadableCopies
 from logstore.ports.catalog.phase_one import DetachChosenResult, PhaseOne, TopicContents
-from logstore.ports.catalog.rebuilding import Adoptee, Adoption, AdoptionReport, Fate, KnownLedger, StagedLedger
+from logstore.ports.catalog.rebuilding import (
+    Adoption,
+    AdoptionOutcome,
+    AdoptionReport,
+    LoadedLedger,
+    MissingRowCause,
+    StagedLedger,
+)
 from logstore.ports.catalog.reconciliation import (
     CatalogState,
     FiledCopy,
@@ -71,7 +78,7 @@ from logstore.ports.catalog.records import (
     Tombstone,
     TombstoneCounts,
     Tombstones,
-    Unrecordable,
+    UnrecordableRecord,
 )
 from logstore.ports.catalog.topics import (
     Schemas,
@@ -105,8 +112,8 @@ __all__ = [
     "SNAPSHOT_CHANGES",
     "Acknowledge",
     "AcknowledgeResult",
-    "Adoptee",
     "Adoption",
+    "AdoptionOutcome",
     "AdoptionReport",
     "AuditEntry",
     "AuditLog",
@@ -129,7 +136,6 @@ __all__ = [
     "DetachedBatch",
     "EndTransaction",
     "EndTransactionResult",
-    "Fate",
     "Fence",
     "Fences",
     "FiledCopy",
@@ -145,13 +151,14 @@ __all__ = [
     "InspectedIntent",
     "Inspection",
     "IntentResult",
-    "KnownLedger",
     "KnownManifest",
     "Ledger",
     "LedgerEnd",
     "LedgerHistory",
     "Ledgers",
     "LiveLedger",
+    "LoadedLedger",
+    "MissingRowCause",
     "NewBucket",
     "OffloadAnswer",
     "OffloadStart",
@@ -201,7 +208,7 @@ __all__ = [
     "TransactionEntries",
     "TransactionSnapshots",
     "Transactions",
-    "Unrecordable",
+    "UnrecordableRecord",
     "UnsealedCounts",
     "Upkeep",
     "Write",

@@ -8,7 +8,7 @@ from logstore.ownership import Lease
 from logstore.ports.catalog.claims import Cause, Claim, DetachedBatch, Tally
 from logstore.ports.catalog.ledgers import Ledger
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import Compound
+from logstore.records.tombstones import CompoundOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class PhaseOne(Protocol):
     def operate(
         self,
         topic_id: TopicId,
-        operation: Compound,
+        operation: CompoundOperation,
         *,
         batch_id: str,
         claim: Claim,
@@ -141,7 +141,7 @@ class PhaseOne(Protocol):
             LedgerStillNeeded: The ledger would end and is needed.
         """
 
-    def would_end(self, topic_id: TopicId, operation: Compound) -> bool:
+    def would_end(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
         """Return whether `operate` would end the ledger, with its errors. Nothing changes."""
 
     def select_promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:

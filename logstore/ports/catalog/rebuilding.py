@@ -1,10 +1,9 @@
-"""The database into which a lost catalog is rebuilt: it is loaded, and adopts what storage holds beyond the last flush.
+"""Ports of a rebuild: the database into which a lost catalog is loaded, and the adoption of newer uploads.
 
-For adoption storage is looked at shard by shard, and what was found is staged; then each topic is settled in one
-transaction, from what was staged of its ledgers; at last what needs no look at storage. Until `finish` nothing else may
-write to the catalog: it refuses with `CatalogAdopting`.
+Adoption compares storage with the loaded rows shard by shard and stages the differences. Then each topic is settled in
+one transaction. Until `Adoption.finish` the catalog refuses all other writes with `CatalogAdopting`.
 
-A ledger that was loaded without a place, though it is not CREATING, is one that its list does not name.
+A loaded ledger without a place that is not CREATING is one that its list does not name.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,58 +20,58 @@ from logstore.records.rebuilding import LoadFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What stands in the database."""
+class RebuildTarget:
+    """Content of the database before a load."""
 
-    rebuild: str = ""  # the rebuild that has loaded it, and has not ended; none: it is empty
-    state: str = ""  # of its record log: ADOPTING, or READY where the rebuild has but to end
+    rebuild: str = ""  # unfinished rebuild that has loaded it; empty: an empty database
+    state: str = ""  # ADOPTING, or READY if only `end_rebuild` remains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What a catalog begins with that is rebuilt, beside its rows."""
+class CatalogLoad:
+    """State with which a rebuilt catalog begins, besides its rows."""
 
     rebuild: str
-    manifest: Manifest  # from which
-    epoch: int  # above that of the manifest
-    version: int  # the highest that any version has
-    stamp: str  # of the manifest that is to be put next: pending
-    markers: tuple[tuple[Role, str], ...]  # buckets that carry the catalog's marker
+    manifest: Manifest  # manifest of the loaded rows
+    epoch: int  # above the epoch of the manifest
+    highest_version: int  # of all loaded record versions
+    stamp: str  # pending stamp of the next manifest
+    markers: tuple[tuple[Role, str], ...]  # roles and names of the buckets with the catalog's marker
     now_us: int
 
 
-class Rebuild(Protocol):
-    """A load that happens as a whole or not at all, whenever its process dies."""
+class RebuildDatabase(Protocol):
+    """Database into which rows are loaded as a whole or not at all."""
 
-    def target(self) -> Target:
-        """What stands there; looking changes nothing.
+    def read_target(self) -> RebuildTarget:
+        """Return the content of the database. Nothing is changed.
 
         Raises:
-            PreconditionFailed: It is not empty, and no rebuild has to go on there.
-            CatalogVersionMismatch: It is of another build's version.
-            ServiceFailed: It is no catalog's.
-            StoreUnavailable: No database answers.
+            PreconditionFailed: The database has rows of something else than an unfinished rebuild.
+            CatalogVersionMismatch: Another build created the database.
+            ServiceFailed: The database is no catalog.
+            StoreUnavailable: The database does not answer.
         """
 
-    def load(self, load: Load, files: LoadFiles, proceed: Callable[[], None]) -> None:
-        """Load the rows into the empty database, whose state is ADOPTING then; repeating it changes nothing.
+    def load(self, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
+        """Load the rows into the empty database. Its state is ADOPTING afterwards. Idempotent.
 
         Args:
-            load: What the catalog begins with.
-            files: Its rows.
-            proceed: Called often; what it raises undoes the load.
+            load: Initial state of the catalog.
+            files: Rows of the catalog.
+            proceed: Called often. An exception from it undoes the load.
 
         Raises:
-            As `target`.
+            SextonError: As `read_target`.
         """
 
-    def end(self, rebuild: str) -> None:
-        """The rebuild is complete: nothing goes on there any more; repeating it changes nothing."""
+    def end_rebuild(self, rebuild: str) -> None:
+        """Record that the rebuild is complete. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
-    """Numbers below these may have been given out before the loss: ceilings of the manifest that was loaded."""
+class IssuedIds:
+    """Ceilings of the loaded manifest. Only numbers below them can have been given out before the loss."""
 
     epoch: int
     ledger: int
@@ -80,177 +79,175 @@ class Issued:
     transaction: int  # sequences of every coordinator
 
     def covers(self, ledger_id: int, topic_id: int) -> bool:
-        """Whether a ledger and its topic can have had these ids."""
+        """Return whether the lost catalog can have given these ids to a ledger and its topic."""
         return 0 <= ledger_id < self.ledger and 0 <= topic_id < self.topic
 
     def covers_upload(self, upload: Upload) -> bool:
-        """Whether epoch and transactions of an upload can have been the lost catalog's."""
-        named = {*(run.txn for run in upload.transactions), *(marker.txn for marker in upload.markers)}
-        named |= {advance.txn for advance in upload.producers if advance.txn}
-        return upload.epoch < self.epoch and all(0 <= txn.sequence < self.transaction for txn in named)
+        """Return whether the epoch and the transactions of an upload can be the lost catalog's."""
+        txns = {*(span.txn for span in upload.transactions), *(marker.txn for marker in upload.markers)}
+        txns |= {sequences.txn for sequences in upload.producers if sequences.txn}
+        return upload.epoch < self.epoch and all(0 <= txn.sequence < self.transaction for txn in txns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownLedger:
-    """A ledger as it was loaded, to be compared with storage."""
+class LoadedLedger:
+    """Loaded row of a ledger, to be compared with storage."""
 
     ledger_id: LedgerId
     topic_id: TopicId
     component: Component
     owner: LedgerOwner
     state: LedgerState
-    listed: bool
+    is_listed: bool
     last_segment: int
-    segments: tuple[int, ...]  # numbers of those registered, ascending
-    primary: bool  # it has a primary copy
-    tiered: Mapping[str, str] | None = None  # the context of its tiered copy, if that is LIVE
+    segments: tuple[int, ...]  # registered numbers, ascending
+    has_primary: bool
+    tiered_context: Mapping[str, str] | None = None  # offload context of a LIVE tiered copy
 
     @property
-    def takes_segments(self) -> bool:
-        """Whether segments may have been registered since the flush: a newborn may have been opened."""
+    def can_have_new_segments(self) -> bool:
+        """Whether segments may have been registered since the flush. A newborn may have been opened."""
         return self.component is Component.MANAGED_LEDGER and self.state is not LedgerState.CLOSED
 
 
-class Fate(StrEnum):
-    """What the catalog says of a ledger that it has no row of. Stored by name."""
+class MissingRowCause(StrEnum):
+    """Reason why a rebuilt catalog has no row of a ledger."""
 
-    UNKNOWN = "UNKNOWN"  # nothing: it is younger than the last flush, or was never more than an upload
-    DETACHED = "DETACHED"  # an intent stands for it, finished or not
-    TOMBSTONED = "TOMBSTONED"  # it, or its topic, was deleted durably: it never returns
+    UNKNOWN = "UNKNOWN"  # the ledger is younger than the last flush, or only an upload
+    DETACHED = "DETACHED"  # it has an intent, finished or not
+    TOMBSTONED = "TOMBSTONED"  # it or its topic was deleted durably: it never returns
 
 
-class Standing(StrEnum):
-    """What storage was found to hold of a ledger. Stored by name."""
+class StorageDiscrepancy(StrEnum):
+    """Difference between storage and the loaded row of one ledger. Stored by name."""
 
-    TAIL = "TAIL"  # uploads behind those that are registered
-    STRANGER = "STRANGER"  # objects, and no row
+    TAIL = "TAIL"  # uploads after the registered segments
+    STRANGER = "STRANGER"  # objects without a row
     SHORT = "SHORT"  # some registered segments are absent
-    ABSENT = "ABSENT"  # nothing at all in any bucket, though its list names it: no deletion explains it
-    ENDED = "ENDED"  # nothing at all in any bucket, and no list names it: an earlier version of its record came back
+    ABSENT = "ABSENT"  # a listed ledger has no object in any bucket, and no deletion explains it
+    ENDED = "ENDED"  # an unlisted ledger has no object in any bucket: an old version of its record came back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedLedger:
-    """What storage was found to hold of one ledger, where that is not just what the catalog says."""
+    """Objects of one ledger in storage, if they differ from the catalog. Stored as JSON by the names of its fields."""
 
     ledger_id: LedgerId
     topic_id: TopicId
-    standing: Standing
+    standing: StorageDiscrepancy
     statement: LedgerStatement | None = None  # of a stranger
-    uploads: tuple[Upload, ...] = ()  # of those that may take segments
-    objects: int = 0  # of a stranger: how many segments there are
-    size_bytes: int = 0
+    uploads: tuple[Upload, ...] = ()  # of ledgers that can have new segments
+    objects: int = 0  # segments of a stranger
+    size_bytes: int = 0  # of these segments
 
 
-class Adoptee(StrEnum):
-    """What became of a staged ledger. Stored by name."""
+class AdoptionOutcome(StrEnum):
+    """Result of the adoption of one staged ledger. Stored by name."""
 
     ADOPTED = "ADOPTED"  # it has a row now, with its segments
     EXTENDED = "EXTENDED"  # segments were added
     UNCHANGED = "UNCHANGED"  # none of its uploads had been registered
-    DETACHED = "DETACHED"  # left out: nothing names it, so it has no row; nothing is detached, and its objects stay
-    REVIVED = (
-        "REVIVED"  # its list does not name it, or an intent is later than it: its row is removed, its objects stay
-    )
-    MISSING = "MISSING"  # objects of it are absent, some or all: reported, and its row is kept
-    LEFT_OUT = "LEFT_OUT"  # a schema's, deleted with its topic: the version came back without it, and was left out
+    DETACHED = "DETACHED"  # nothing names it: it gets no row and no intent, and its objects stay
+    REVIVED = "REVIVED"  # no list names it, or it has a later intent: its row is removed, its objects stay
+    MISSING = "MISSING"  # some or all of its objects are absent: reported, and its row stays
+    LEFT_OUT = "LEFT_OUT"  # a schema's ledger, deleted with its topic: the schema version is left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptionReport:
-    """What adoption did. Ids ascend; of each list, and of names, at most `SAMPLE`."""
+    """Counts of an adoption, with ascending samples of at most `MAX_SAMPLE_ITEMS` ids or names."""
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0
-    detached: int = 0  # ledgers that were left out because nothing names them; their objects stay
+    detached: int = 0  # ledgers that nothing names; their objects stay
     revived: int = 0
     revived_ledgers: tuple[LedgerId, ...] = ()
     missing_data: int = 0
     missing_ledgers: tuple[LedgerId, ...] = ()
-    schemas_left_out: int = 0  # versions
-    schemas_left_out_of: tuple[str, ...] = ()  # topics that they were of, by name, ascending
+    schemas_left_out: int = 0  # schema versions
+    schemas_left_out_of: tuple[str, ...] = ()  # names of their topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Absence:
-    """Counts of ledgers that their lists name. Those that ended before the flush are expected to be gone."""
+class AbsenceCounts:
+    """Counts of listed ledgers. Ledgers that ended before the flush do not count: they need no objects."""
 
-    absent: int = 0  # nothing of them was found in any bucket
-    ledgers: int = 0  # all of them, also those that adoption has removed
+    absent_ledgers: int = 0  # without an object in any bucket
+    total_ledgers: int = 0  # including those that adoption has removed
 
 
 class Adoption(Protocol):
-    """Every method is one transaction, or several that may be repeated; calling one again changes nothing more."""
+    """Adoption of uploads into a rebuilt catalog. Every method is idempotent."""
 
-    def issued(self) -> Issued:
-        """Bounds of what the lost catalog may have given out.
+    def issued_ids(self) -> IssuedIds:
+        """Return the bounds of the ids that the lost catalog may have given out.
 
         Raises:
             PreconditionFailed: The catalog is not being adopted.
         """
 
     def is_adopting(self) -> bool:
-        """Whether the catalog is not complete yet."""
+        """Return whether the catalog is incomplete."""
 
-    def known(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[KnownLedger]:
-        """Ledgers with id % 256 = `shard` and above `after`, ascending."""
+    def loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[LoadedLedger]:
+        """Return loaded ledgers with id % 256 = `shard` above `after`, ascending."""
 
-    def fates(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, Fate]:
-        """Of each of these ledgers that has no row."""
+    def missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]:
+        """Return the cause for each of these ledgers that has no row."""
 
-    def highest_id(self) -> LedgerId:
-        """Return the highest ledger id that a ledger, an intent or a tombstone has, -1 for none.
+    def highest_ledger_id(self) -> LedgerId:
+        """Return the highest ledger id of a ledger, an intent or a tombstone, or -1.
 
-        Ids that were never given out are left out.
+        Ids above the ceiling do not count: they were never given out.
         """
 
-    def stage(
-        self, shard: int, found: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
+    def stage_ledgers(
+        self, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
     ) -> None:
-        """Keep what was found in a part of a shard, in place of what was found there before.
-
-        What a topic was settled with already stays.
+        """Replace the staged ledgers of a part of a shard. Rows of settled topics stay.
 
         Args:
             shard: 0 to 255.
-            found: In that part.
-            above: Where the part begins, exclusive.
-            up_to: Where it ends, inclusive; None: nowhere.
+            ledgers: All differences in the part.
+            above: Start of the part, exclusive.
+            up_to: End of the part, inclusive. `None`: the end of the shard.
         """
 
-    def absence(self) -> Absence:
-        """Count the ledgers that were staged as absent, settled or not; none in a catalog that is READY."""
+    def count_absent_ledgers(self) -> AbsenceCounts:
+        """Count the ledgers staged as absent, settled or not. A READY catalog has none."""
 
-    def unsettled(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
-        """Topics with staged ledgers that are not settled, ascending."""
+    def unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
+        """Return topics with unsettled ledgers, ascending."""
 
-    def settle(self, topic_id: TopicId, *, rows_epoch: int) -> None:
-        """Take in what was staged of a topic, in one transaction, of which a few MB are in memory at once.
+    def settle_topic(self, topic_id: TopicId, *, rows_epoch: int) -> None:
+        """Adopt the staged ledgers of a topic in one transaction, with a few MB in memory at once.
 
-        Its uploads are registered as `logstore.records.adoption` decides; strangers with registered uploads join its
-        list, and the topic itself is made again where no record has it. Nothing is filed for deletion: objects of the
-        other strangers, and of ledgers whose rows leave, stay for reconciliation to report.
+        Uploads are registered as `logstore.records.adoption` decides. Strangers with registered uploads join the
+        topic's list. A topic without a record is created. No intent is filed: objects of other strangers and of removed
+        ledgers stay until a reconciliation reports them.
 
         Args:
-            topic_id: Of the topic.
-            rows_epoch: Of the catalog whose rows were loaded: uploads of earlier epochs are decided.
+            topic_id: The topic.
+            rows_epoch: Epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
         """
 
-    def conclude(self) -> None:
-        """Do what needs no look at storage, of all topics.
+    def settle_remaining_rows(self) -> None:
+        """Settle the rows of all topics that need no comparison with storage.
 
-        Ledgers that no list names, or that have a later intent, leave the catalog, and no new intent is filed for them;
-        of a list only the last ledger stays open; entries with a delivery time are counted; rows that name ledgers
-        without objects forget them; versions of schemas whose ledgers have gone are left out, because they could be
-        neither read nor set again; unfinished intents get the catalog's epoch.
+        1. Ledgers that no list names, or that have a later intent, leave the catalog without a new intent.
+        2. Only the last ledger of a list stays open.
+        3. Entries with a delivery time are counted.
+        4. References to ledgers without objects are removed.
+        5. Schema versions without a ledger are removed, because they could be neither read nor set again.
+        6. Unfinished intents get the catalog's epoch.
         """
 
     def report(self) -> AdoptionReport:
-        """What was done so far."""
+        """Return the counts so far."""
 
     def finish(self) -> None:
-        """Let the catalog be READY: writers may begin."""
+        """Make the catalog READY, so that writers may begin."""
 
 
-SAMPLE = 100
-"""Ids and names of each list in a report, at most."""
+MAX_SAMPLE_ITEMS = 100
+"""Bound of the ids or names of each sample in a report."""

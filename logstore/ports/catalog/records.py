@@ -1,7 +1,4 @@
-"""The catalog's side of the record log, and the database of a replica, which follows one and serves reads.
-
-The catalog says what has changed and is not in a block yet, and which tombstones it has.
-"""
+"""Ports of the record log's side of the catalog: outbox, known manifests, tombstones, and replica databases."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,165 +16,159 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownManifest:
-    """What the catalog knows of the newest manifest of its record log, at one moment."""
+    """State of the newest manifest in the catalog, at one moment."""
 
     catalog_id: str
     epoch: int
-    manifest: int  # number of the newest one that the catalog knows to be put; 0: none
-    stamp: str  # of that one
-    pending: frozenset[str]  # stamps of manifests that were begun since, put or not
-    replica: bool = False  # it follows the record log, and puts no manifest
+    manifest: int  # highest number that the catalog knows to be stored; 0: none
+    stamp: str  # of that manifest
+    pending_stamps: frozenset[str]  # of manifests that were begun since, stored or not
+    is_replica: bool = False  # a replica follows the record log and stores no manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLogState(KnownManifest):
-    """How the catalog stands to its record log, at one moment."""
+    """State of the catalog and its outbox, at one moment."""
 
     bundles: int
-    adopting: bool  # rebuilt, and not yet complete, or a replica: what destroys is refused
+    is_adopting: bool  # rebuilt and incomplete, or a replica: destructive operations are refused
     ceilings: Ceilings
-    next_ids: Ceilings  # the next ones to be given out
-    outbox: int  # changes that are in no block
-    oldest_us: int | None  # of them, and of those that are in staged blocks alone
-    oldest_cursor_us: int | None  # of those of cursors
+    next_ids: Ceilings  # given out next
+    outbox_changes: int  # rows that are in no block
+    oldest_change_us: int | None  # of the outbox and the staged blocks
+    oldest_cursor_change_us: int | None
     now_us: int
-    staged: tuple[Block, ...] = ()  # of pages of a flush: the manifest that ends it is to name them
+    staged_blocks: tuple[Block, ...] = ()  # of pages of an unfinished flush; its last manifest names them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unrecordable:
-    """A record with a value that no block can hold: its change stays in the outbox, and others are flushed."""
+class UnrecordableRecord:
+    """A record with a value that no block can hold. Its change stays in the outbox; flushes write the others."""
 
     kind: RecordKind
     id: int
     sub: str
     field: str  # empty: the record as a whole
     expected: str
-    found: str  # as ASCII, and cut
+    found: str  # ASCII, truncated
 
     def __str__(self) -> str:
-        """The refusal in a sentence."""
         record = f"{self.kind} {self.id}" + (f" {self.sub}" if self.sub else "")
         return f"{record}: {self.field or 'its row'}: expected {self.expected}, found {self.found}"
 
 
 class Changes(Protocol):
-    """What has changed since it was last flushed, at one moment of the catalog."""
+    """Unflushed changes at one moment of the catalog."""
 
     @property
     def at_us(self) -> int:
-        """The moment, by the catalog's clock."""
+        """Time of the moment by the catalog's clock."""
 
     @property
-    def taken(self) -> Collection[int]:
-        """Outbox rows that are covered once all batches were drawn."""
+    def outbox_rows(self) -> Collection[int]:
+        """Ids of the outbox rows that the batches cover, once all batches have been read."""
 
     @property
-    def refused(self) -> Sequence[Unrecordable]:
-        """Records that were left out of the batches that were drawn; an outbox row of each is not taken."""
+    def unrecordable(self) -> Sequence[UnrecordableRecord]:
+        """Records left out of the batches read so far. One outbox row of each stays out of `outbox_rows`."""
 
     def batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
-        """Versions of records in the schema of their kind, those of one kind one after the other, by id and sub.
+        """Yield record versions in the schema of their kind, grouped by kind, then ascending by id and sub.
 
-        Their `version` is the newest of their outbox rows; the flush writes the number of its manifest in its place.
-        A record that was removed has none, unless a tombstone stands for it.
+        `version` is the newest outbox row of the record. The flush replaces it by the number of its manifest. A removed
+        record without a tombstone has no version.
         """
 
 
 class Records(Protocol):
-    """The outbox, and what the catalog knows of manifests."""
+    """The outbox, and the catalog's knowledge of manifests."""
 
-    def known(self) -> KnownManifest:
-        """The part of `state` that costs the same however many changes wait: every removal asks for it."""
+    def known_manifest(self) -> KnownManifest:
+        """Return the part of `state` whose cost does not grow with the outbox."""
 
     def state(self) -> RecordLogState:
-        """How the catalog stands to its record log; the changes that wait are counted."""
+        """Return the state. The cost grows with the outbox, which is counted."""
 
     def claim(self, claim: Claim) -> bool:
-        """Take or renew the work on the record log; False where another workflow's claim is alive.
+        """Take or renew the claim on the record log. Return false if another workflow's claim is alive.
 
-        Claims spare work alone: what counts is decided by the manifest's number.
+        Claims only save work. The manifest's number decides which writer wins.
         """
 
     def release(self, workflow_id: str) -> None:
         """Release the claim if it is that workflow's."""
 
-    def begin(self, stamp: str) -> None:
-        """Commit the stamp of a manifest that is about to be put, beside those begun before and not settled.
+    def begin_manifest(self, stamp: str) -> None:
+        """Add the stamp of a manifest that is about to be stored to the pending stamps. Idempotent.
 
         Raises:
             CatalogAdopting: The catalog is a replica.
         """
 
-    def changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[Changes]:
-        """Read changes in one transaction that stays open for as long as the block.
+    def read_changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[Changes]:
+        """Read changes in one transaction, which stays open inside the `with` block.
 
         Args:
-            cursors: Whether those of cursors are read too; otherwise they stay in the outbox.
-            page: About how many of the oldest outbox rows are read; None: all of them.
+            cursors: Whether to read changes of cursors.
+            page: Approximate number of outbox rows, oldest first. `None`: all.
         """
 
-    def record_all(self) -> None:
-        """Let every record and tombstone be flushed once more; repeating it is harmless."""
+    def requeue_all_records(self) -> None:
+        """Add every record and tombstone to the outbox again. Idempotent."""
 
-    def settle(
+    def settle_manifest(
         self,
         *,
         number: int,
         stamp: str,
         ceilings: Ceilings,
-        taken: Collection[int] = (),
-        whole: bool = True,
-        staged: Sequence[Block] = (),
+        outbox_rows: Collection[int] = (),
+        shows_own_moment: bool = True,
+        staged_blocks: Sequence[Block] = (),
     ) -> None:
-        """The manifest was put: it is the newest, its ceilings hold, and the outbox rows taken are removed.
+        """Commit that a manifest is stored: raise the ceilings and remove its outbox rows. Idempotent.
 
-        What was begun is pending no longer: a writer begins a stamp for one number, once the manifest before that is
-        settled, so it was for this one or an earlier one. Of a number that is not above the known one nothing but the
-        outbox changes, and of a page's not even that: others may have flushed what it took, and something newer of it.
-        Repeating it is harmless.
+        All pending stamps go: a writer begins a stamp only after the previous manifest is settled. If the number is not
+        above the known one, only the outbox changes. For a page not even the outbox changes: another writer may have
+        flushed these rows and a newer change of them.
 
         Args:
-            number: Of the manifest.
-            stamp: Of it.
-            ceilings: That hold from now on, where they are higher.
-            taken: Outbox rows, by their versions.
-            whole: Whether it shows a moment of its own: then blocks that were staged before are so no longer.
-            staged: Blocks of a page of which this is the manifest.
+            number: Number of the manifest.
+            stamp: Stamp of the manifest.
+            ceilings: New ceilings. A ceiling never falls.
+            outbox_rows: Outbox rows to remove, by their versions.
+            shows_own_moment: Whether the manifest shows a moment of its own. Then no block is staged any more.
+            staged_blocks: Blocks of the page that this manifest belongs to.
         """
 
-    def unflushed(self, ledger_ids: Sequence[int]) -> frozenset[int]:
-        """Those of the ledgers whose objects must stay until what the catalog says of them is in a block.
+    def unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
+        """Return the ledgers whose tombstone, intent or change of copies is in no block yet.
 
-        A tombstone, or an intent; and of a ledger that stays, that it has another copy. While blocks are staged, what
-        is in them cannot be told apart from the rest: then these are all that have one.
+        Their objects must not be deleted. While blocks are staged, every ledger with a tombstone or an intent counts.
         """
 
     def finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
-        """Finished deletions of primary copies of the ledgers, as long as they are remembered.
+        """Return the finished deletions of primary copies that the catalog still has. They name removed objects."""
 
-        They tell the names that objects of a ledger had once its row is gone.
-        """
+    def count_unflushed_deletions(self) -> int:
+        """Return the number of unfinished deletions whose intent is in no block yet."""
 
-    def waiting_deletions(self) -> int:
-        """How many unfinished deletions have an intent in no block: none of their objects goes until then."""
-
-    def standing(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
-        """Which of the records have a row, or a tombstone; in the order of `keys`, with its columns `id` and `sub`."""
+    def existence_mask(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
+        """Return for each row of `keys` (columns `id`, `sub`) whether the catalog has the record or its tombstone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstoneCounts:
-    """Tombstones of the catalog, by what they stand for."""
+    """Counts of the catalog's tombstones."""
 
     by_kind: dict[str, int]
-    candidates: int  # cenotaphs: marked by a raid that has not ended
-    oldest_us: int | None  # the last update of the oldest
+    candidates: int  # marked by an unfinished raid
+    oldest_us: int | None  # last update of the oldest tombstone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordId:
-    """The record that a tombstone stands for; its `sub` is empty."""
+    """Identity of a record with a tombstone. Its `sub` is empty."""
 
     kind: RecordKind
     id: int
@@ -185,21 +176,21 @@ class RecordId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """What a durable delete left of a topic or of a ledger."""
+    """Mark of a topic or a ledger that was deleted durably."""
 
     kind: RecordKind
     id: int
-    component: str | None  # of a ledger; None: not known since the catalog was rebuilt
+    component: str | None  # of a ledger; `None`: lost by a rebuild
     generation: int
     epoch: int  # of the catalog that wrote it
-    at_us: int  # its last update
-    raid: str | None  # whose candidate it is
+    at_us: int  # last update
+    raid: str | None  # raid that marked it as a candidate
 
 
 class Tombstones(Protocol):
-    """What durable deletes left in the catalog."""
+    """Tombstones in the catalog."""
 
-    def of_topic(
+    def topic_tombstones(
         self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
     ) -> Sequence[Tombstone]:
         """Return a page of the tombstones of a topic's ledgers, ascending by id, of one component if it is given.
@@ -211,85 +202,88 @@ class Tombstones(Protocol):
             limit: Rows of the page; `None`: all of them.
         """
 
-    def counts(self) -> TombstoneCounts:
-        """How many there are."""
+    def count(self) -> TombstoneCounts:
+        """Count the tombstones."""
 
-    def mark(self, run_id: str, *, before_us: int, after: RecordId | None, limit: int) -> tuple[int, RecordId | None]:
-        """Mark those of a page of tombstones as candidates that were last updated before that time, and no others.
+    def mark_candidates(
+        self, run_id: str, *, before_us: int, after: RecordId | None, limit: int
+    ) -> tuple[int, RecordId | None]:
+        """Mark the tombstones of a page that were last updated before `before_us` as candidates of the raid.
 
-        Left out are those with an unfinished or dead-lettered deletion, and those that are in no block yet.
+        Marks of other raids in the page are removed. Tombstones in no block, and those with an unfinished or
+        dead-lettered deletion, are not marked.
 
         Args:
-            run_id: Of the raid; another raid's marks in the page are taken away.
+            run_id: The raid.
             before_us: Exclusive.
-            after: The page begins behind this record, by kind and id.
-            limit: Of the page; so long a writer may have to wait.
+            after: Record before the page, by kind and id.
+            limit: Size of the page. A writer may wait for one page.
 
         Returns:
-            How many were marked, and the last record of the page; None: there is none behind `after`.
+            The number of marked tombstones, and the last record of the page, or `None` if the page is empty.
         """
 
     def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:
-        """A page of the raid's candidates, by kind and id."""
+        """Return a page of the raid's candidates, ascending by kind and id."""
 
-    def keep(self, run_id: str, kept: Collection[RecordId]) -> None:
-        """Unmark candidates."""
+    def unmark(self, run_id: str, record_ids: Collection[RecordId]) -> None:
+        """Remove the marks of these candidates."""
 
-    def remove(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Remove a page of candidates that are still as `mark` requires, and unmark the others of it; how many."""
+    def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
+        """Remove a page of candidates and return how many. Candidates that changed since `mark_candidates` stay."""
 
 
-Versions = Callable[[RecordKind], "Iterator[pa.Table]"]
-"""Versions of a kind that are to be applied, range by range of ids: no record is in two ranges. They may be asked for
-again, and are the same then."""
+VersionReader = Callable[[RecordKind], "Iterator[pa.Table]"]
+"""Function that reads the versions of a kind to apply, by ranges of ids. No record is in two ranges. Every call returns
+the same versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """Up to where a database has applied the record log: this manifest, and all before."""
+class AppliedManifest:
+    """Newest manifest that a replica database has applied, with all before it."""
 
     catalog_id: str
     epoch: int
-    manifest: int  # its number
+    manifest: int
     stamp: str
-    replica: str  # the name under which it was seeded, and acknowledges
+    replica: str  # name under which it was seeded and acknowledges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedRecords:
-    """What one step has changed."""
+class AppliedCounts:
+    """Counts of the changes of one step."""
 
     records: int = 0  # rows of records that were written
     tombstones: int = 0
-    removed: int = 0  # topics and ledgers that tombstones, or newer topics of their names, have removed
+    removed: int = 0  # topics and ledgers, by tombstones or by newer topics of the same name
 
 
 class ReplicaDatabase(Protocol):
-    """A database that is a replica of one catalog. It refuses ordinary writes from its first step on."""
+    """Replica database of one catalog. It refuses other writes from its first step on."""
 
-    def applied(self) -> Applied | None:
-        """Up to where; None: the database is empty.
+    def applied_manifest(self) -> AppliedManifest | None:
+        """Return the newest applied manifest, or `None` if the database is empty.
 
         Raises:
-            PreconditionFailed: It holds something else than a replica.
-            CatalogVersionMismatch: It is of another build's version.
-            StoreUnavailable: It does not answer.
+            PreconditionFailed: The database holds something else than a replica.
+            CatalogVersionMismatch: Another build created the database.
+            StoreUnavailable: The database does not answer.
         """
 
     def apply(
-        self, manifest: Manifest, versions: Versions, *, seen: Applied | None, replica: str, seed: bool
-    ) -> AppliedRecords:
-        """Apply versions, and say that the database has this manifest: in one transaction.
+        self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
+    ) -> AppliedCounts:
+        """Apply versions and record the manifest as applied, in one transaction.
 
         Args:
-            manifest: From which they come.
-            versions: All that are newer than what was applied; with `seed`, all.
-            seen: What `applied` said when they were chosen.
-            replica: The name under which it acknowledges from then on.
-            seed: Remove first what the database holds.
+            manifest: Manifest of the versions.
+            versions: All versions newer than the applied manifest, or all if `seed`.
+            expected: Result of `applied_manifest` when the versions were chosen.
+            replica: Name under which the database acknowledges from now on.
+            seed: Whether to empty the database first.
 
         Raises:
-            PreconditionFailed: It was empty then, and holds something else now.
-            CatalogBusy: It has applied something else since: look again.
-            OutcomeUnknown: The connection broke while committing: look again.
+            PreconditionFailed: The database was empty then, and holds something else now.
+            CatalogBusy: Another process has applied a manifest since `expected`.
+            OutcomeUnknown: The connection broke during the commit.
         """

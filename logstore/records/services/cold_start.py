@@ -1,10 +1,10 @@
-"""A cold start between its load and its adoption: the manifest of the new epoch, of which one can be put.
+"""Manifest of a rebuilt catalog's epoch, which is published between load and adoption.
 
-Two rebuilds from one manifest put the same number, and the first one wins. The one that loses never is the catalog: its
+Two rebuilds from one manifest use the same next number, and one of them wins. The other never becomes the catalog: its
 database stays ADOPTING, and nothing is destroyed from it.
 
-The manifest ends the old epoch and holds no row of the new one. It repeats the moment that was loaded, with the epoch
-of that moment, until the flush at the end of the adoption. A rebuild that begins in between adopts the same uploads.
+The manifest ends the old epoch and has no row of the new one. Until the flush at the end of the adoption it repeats the
+loaded moment with that moment's epoch. A rebuild that begins in between adopts the same uploads.
 """
 
 from collections.abc import Collection
@@ -15,167 +15,169 @@ from logstore.errors import AlreadyExists, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.records import RecordLogState, Records
 from logstore.positions import LedgerId
-from logstore.records.manifest import FREE_IDS, Ceilings, Manifest, manifest_key
+from logstore.records.manifest import ID_HEADROOM, Ceilings, Manifest, manifest_key
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.record_log import Pin, RecordLog
 
-_PINNED_US: Final = 7 * 86_400 * 1_000_000
-_WHAT: Final = "rebuild"
-_STORE_TIME_STEP_S: Final = 1.0  # S3 tells times of objects in whole seconds
+_PIN_DURATION_US: Final = 7 * 86_400 * 1_000_000
+_PIN_PURPOSE: Final = "rebuild"
+_STORE_TIME_STEP_S: Final = 1.0  # S3 has times of objects in whole seconds
 
 
 class ColdStart:
-    """The record log's part of a rebuild."""
+    """Steps of a rebuild on the record log."""
 
     def __init__(self, log: RecordLog) -> None:
-        """Work on this log."""
         self._log = log
 
-    def newest(self) -> Manifest:
-        """The newest manifest.
+    def newest_manifest(self) -> Manifest:
+        """Return the newest manifest.
 
         Raises:
-            PreconditionFailed: There is none: nothing was ever flushed into this bucket.
-            Unsupported: It is of a newer format.
-            CorruptData: It cannot be read.
-            StoreUnavailable: The listing lacks a newer one, which HEAD finds.
+            PreconditionFailed: The bucket has no manifest: nothing was ever flushed.
+            Unsupported: The format is newer.
+            CorruptData: The manifest is unreadable.
+            StoreUnavailable: The listing lacks a newer manifest that HEAD finds.
         """
-        found = self._log.certain_newest()
-        if found is None:
+        newest = self._log.certain_newest_manifest()
+        if newest is None:
             raise PreconditionFailed(
                 "record log: expected a manifest in the records bucket, found none to rebuild from"
             )
-        return found
+        return newest
 
     def pin(self, rebuild: str, manifest: int, *, now_us: int) -> Manifest:
-        """Keep the blocks of a manifest for a week from now on; repeating it is harmless."""
-        self._log.pin(rebuild, manifest, now_us + _PINNED_US, _WHAT)
+        """Pin a manifest for a week from now and return it. Idempotent."""
+        self._log.pin(rebuild, manifest, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
         return self.manifest(manifest)
 
-    def held(self) -> list[RebuildId]:
-        """Rebuilds that hold a manifest."""
+    def pinned_rebuilds(self) -> list[RebuildId]:
+        """Return the rebuilds with a pin."""
         return [RebuildId.parse(pin.pin_id) for pin in self.pins()]
 
     def pins(self) -> list[Pin]:
         """Return the pins of rebuilds."""
-        return [pin for pin in self._log.pins() if pin.what == _WHAT]
+        return [pin for pin in self._log.pins() if pin.purpose == _PIN_PURPOSE]
 
     def end_pin(self, pin: Pin) -> None:
-        """Release one pin. A rebuild that has renewed it meanwhile holds another one, which stays."""
+        """Remove one pin. A renewed pin is another one and stays."""
         self._log.end_pin(pin)
 
     def manifest(self, number: int) -> Manifest:
-        """The manifest of a number.
+        """Return the manifest of a number.
 
         Raises:
-            PreconditionFailed: It is not there, or not any more.
+            PreconditionFailed: The manifest does not exist.
         """
-        found = self._log.manifest(number)
-        if found is None:
+        manifest = self._log.manifest(number)
+        if manifest is None:
             raise PreconditionFailed(f"{manifest_key(number)}: expected it in the records bucket, found nothing")
-        return found
+        return manifest
 
     def is_followed(self, number: int) -> bool:
-        """Whether the manifest behind a number stands: that of the new epoch, or one by which a rebuild is refused.
-
-        Until it does the old catalog is the catalog, and its workers may go on.
-        """
+        """Return whether the next manifest exists. Until then the old catalog is valid and its workers may go on."""
         return self._log.manifest(number + 1) is not None
 
     def find_epoch_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
-        """Return how long ago the manifest behind another one was put, at least, by the store's clock alone.
+        """Return a lower bound of the age of the manifest after `base`, by the store's clock alone.
 
-        The pin is renewed, because the time of an object that was just put is the store's time. Answers of 0 or less
-        mean that the store tells no time, or that the manifest was put just now.
+        The pin is renewed, because the time of a new object is the store's time. A result of 0 or less means that the
+        store has no times, or that the manifest is new.
         """
-        renewed_us = self._log.put_us(self._log.pin(rebuild, base.number, now_us + _PINNED_US, _WHAT))
-        put_us = self._log.put_us(manifest_key(base.number + 1))
-        if renewed_us is None or put_us is None:
+        renewed_us = self._log.stored_at_us(
+            self._log.pin(rebuild, base.number, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
+        )
+        stored_us = self._log.stored_at_us(manifest_key(base.number + 1))
+        if renewed_us is None or stored_us is None:
             return 0.0
-        return (renewed_us - put_us) / 1_000_000 - _STORE_TIME_STEP_S
+        return (renewed_us - stored_us) / 1_000_000 - _STORE_TIME_STEP_S
 
     def rows_epoch(self, base: Manifest) -> int:
-        """Epoch of the catalog whose rows a manifest holds: uploads of that epoch may be in no block.
+        """Return the epoch of the rows in a manifest. Uploads of that epoch may be in no block.
 
-        Earlier builds put the manifest of a new epoch as one that shows a moment of its own. It has the blocks and the
-        time of the manifest before it, which tells the epoch of its rows as long as no sweep has removed it.
+        Earlier builds stored the manifest of a new epoch as a moment of its own, with the blocks and the time of the
+        previous manifest. That one has the epoch of the rows unless a sweep has removed it.
         """
-        return self._moment(base).rows_epoch
+        return self._find_moment(base).rows_epoch
 
     def unflushed_from(self, base: Manifest) -> tuple[LedgerId, ...]:
-        """Return ids from which on ledgers may be younger than the moment that a manifest shows, ascending.
+        """Return the starts of the id ranges in which ledgers may be younger than the manifest's moment, ascending.
 
-        A rebuild passes over all ids up to the ceilings, so these are more than the ids behind the highest one of a
-        record. Manifests of earlier builds lack the next ids. Their ceilings were set `FREE_IDS` above them: by a
-        rebuild, before its first ledger, or by a flush, which knows every ledger before that.
+        A rebuild skips ids up to the ceilings, so there may be two ranges. Manifests of earlier builds lack the next
+        ids. Their ceilings were set `ID_HEADROOM` above them, by a rebuild before its first ledger or by a flush.
         """
         if base.next_ids:
             return (LedgerId(base.next_ids.ledger),)
-        shown = self._log.manifest(base.moment) if base.moment < base.number else None
-        return LedgerId(0), LedgerId(max(self._moment(shown or base).ceilings.ledger - FREE_IDS, 0))
+        moment = self._log.manifest(base.moment_number) if base.moment_number < base.number else None
+        return LedgerId(0), LedgerId(max(self._find_moment(moment or base).ceilings.ledger - ID_HEADROOM, 0))
 
-    def _moment(self, manifest: Manifest) -> Manifest:
-        """Return the manifest whose moment an earlier build's one repeats, as far as manifests before it are there."""
+    def _find_moment(self, manifest: Manifest) -> Manifest:
+        """Return the earliest existing manifest whose moment a manifest of an earlier build repeats."""
         while manifest.moment_epoch is None:
-            before = self._log.manifest(manifest.number - 1)
-            if before is None or before.flushed_us != manifest.flushed_us:
+            previous = self._log.manifest(manifest.number - 1)
+            if previous is None or previous.flushed_us != manifest.flushed_us:
                 break
-            manifest = before
+            manifest = previous
         return manifest
 
     def unpin(self, rebuild: str) -> None:
-        """Release them."""
+        """Remove the pins of a rebuild."""
         self._log.unpin(rebuild)
 
     def require_own_successor(self, records: Records, number: int) -> None:
         """Refuse a loaded database that can no longer become the catalog.
 
         Args:
-            records: Of the loaded database.
-            number: Of the manifest from which it was loaded.
+            records: Records of the loaded database.
+            number: Number of its manifest.
 
         Raises:
-            PreconditionFailed: The next manifest is of another rebuild, or a flush of the old catalog.
+            PreconditionFailed: The next manifest is another rebuild's or the old catalog's.
         """
         state = records.state()
         if state.manifest > number:
             return
-        (stamp,) = state.pending
+        (stamp,) = state.pending_stamps
         successor = self._log.manifest(number + 1)
         is_replaced = successor is None and self._log.manifest(number) is None
         if is_replaced or (successor is not None and successor.stamp != stamp):
-            raise _overtaken(number + 1, successor)
+            raise _overtaken_error(number + 1, successor)
 
     def publish(self, records: Records, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
-        """Put the manifest of the new epoch behind the one that was loaded, and settle it; its number.
-
-        A process may die before the put, and then nothing has happened, or behind it, and then its stamp is found.
+        """Store the manifest of the new epoch after `base`, settle it, and return its number. Idempotent.
 
         Args:
-            records: Of the rebuilt catalog.
-            base: The manifest from which it was rebuilt.
-            unreadable: Keys of blocks that were left out; they are named no more.
+            records: Records of the rebuilt catalog.
+            base: Manifest of the loaded rows.
+            unreadable: Keys of blocks that were left out. The new manifest does not name them.
 
         Raises:
-            PreconditionFailed: Another manifest stands there: another rebuild won, or the old catalog lives.
+            PreconditionFailed: Another rebuild has won, or the old catalog still writes.
         """
         state = records.state()
         if state.manifest > base.number:
             return state.manifest
-        (stamp,) = state.pending
-        manifest = self._next(state, base, stamp, unreadable)
+        (stamp,) = state.pending_stamps
+        manifest = self._next_manifest(state, base, stamp, unreadable)
         try:
             self._log.put_manifest(manifest)
         except AlreadyExists:
-            manifest = self._ours(manifest)
+            number = manifest.number
+            manifest = self.manifest(number)
+            if manifest.stamp != stamp:
+                raise _overtaken_error(number, manifest) from None
         with effect("records.settle"):
-            records.settle(number=manifest.number, stamp=stamp, ceilings=manifest.ceilings)
+            records.settle_manifest(number=manifest.number, stamp=stamp, ceilings=manifest.ceilings)
         return manifest.number
 
-    def _next(self, state: RecordLogState, base: Manifest, stamp: str, unreadable: Collection[str]) -> Manifest:
-        begin = state.next_ids
+    def _next_manifest(
+        self, state: RecordLogState, base: Manifest, stamp: str, unreadable: Collection[str]
+    ) -> Manifest:
+        next_ids = state.next_ids
         ceilings = Ceilings(
-            ledger=begin.ledger + FREE_IDS, topic=begin.topic + FREE_IDS, transaction=begin.transaction + FREE_IDS
+            ledger=next_ids.ledger + ID_HEADROOM,
+            topic=next_ids.topic + ID_HEADROOM,
+            transaction=next_ids.transaction + ID_HEADROOM,
         )
         return replace(
             base,
@@ -183,21 +185,15 @@ class ColdStart:
             epoch=state.epoch,
             stamp=stamp,
             ceilings=ceilings,
-            shows=base.moment,  # what was staged is lost with the database
+            shows=base.moment_number,  # staged blocks are lost with the database
             moment_epoch=self.rows_epoch(base),
             blocks=tuple(block for block in base.blocks if block.key not in unreadable),
         )
 
-    def _ours(self, expected: Manifest) -> Manifest:
-        successor = self.manifest(expected.number)
-        if successor.stamp != expected.stamp:
-            raise _overtaken(expected.number, successor)
-        return successor
 
-
-def _overtaken(number: int, successor: Manifest | None) -> PreconditionFailed:
-    shown = f"one of epoch {successor.epoch}" if successor else "nothing: newer ones have replaced it"
+def _overtaken_error(number: int, successor: Manifest | None) -> PreconditionFailed:
+    found = f"one of epoch {successor.epoch}" if successor else "nothing: newer ones have replaced it"
     return PreconditionFailed(
-        f"{manifest_key(number)}: expected the manifest of this rebuild, found {shown}: another rebuild won, or the"
+        f"{manifest_key(number)}: expected the manifest of this rebuild, found {found}: another rebuild won, or the"
         " catalog that was thought lost still writes; this database is not the catalog: give another one with --into"
     )

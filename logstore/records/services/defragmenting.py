@@ -1,9 +1,9 @@
-"""Defragmentation of the record log: blocks that are mostly superseded are rewritten, and small ones are joined.
+"""Defragmentation of the record log: mostly superseded blocks are rewritten, and small ones are joined.
 
-Kind after kind, in two passes over ranges of ids: the first counts what is needed of each block, the second writes anew
-what stays of the chosen ones. A manifest that names the new blocks in their place is published as a flush publishes, so
-both may run at once: whichever comes second takes over what the first one did. Dying anywhere leaves blocks that
-no manifest names, or all of it done; repeating it finds less to do.
+Each kind takes two passes over ranges of ids. The first counts the needed versions of each block. The second writes the
+needed versions of the chosen blocks. New blocks are published like those of a flush. Both may run at once: the later
+one continues from the earlier one's manifest. A crash leaves unnamed blocks, and a repetition finds less to
+do.
 
 Source: Aerospike's defragmentation; ADR 15.
 """
@@ -15,12 +15,25 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from logstore.ports.catalog import Records
-from logstore.records.defragmentation import Survey, Usage, worth_rewriting
+from logstore.records.defragmentation import BlockUsage, RangeSurvey, select_blocks_to_rewrite
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block
-from logstore.records.services.publishing import TRIES, BlockWriter, Standing, publish, require_adopted, standing
+from logstore.records.services.publishing import (
+    MAX_PUBLISH_ATTEMPTS,
+    BlockWriter,
+    RecordLogHead,
+    publish,
+    read_head,
+    require_adopted,
+)
 from logstore.records.services.record_log import RecordLog
-from logstore.records.winners import KEYS, RANGE_VERSIONS, overlapping, ranges, winners
+from logstore.records.winners import (
+    KEY_COLUMNS,
+    VERSIONS_PER_RANGE,
+    overlapping_blocks,
+    select_winners,
+    split_id_ranges,
+)
 from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
@@ -30,185 +43,188 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
 
-_FRESH_US: Final = 3_600 * 1_000_000
-"""The newest manifest may be so much younger than blocks that are to be named: a sweep takes what is a day older."""
+_MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
+"""Time by which blocks may be older than the newest manifest. A sweep removes unnamed blocks that are a day older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Defragmented:
-    """What a defragmentation came to."""
+class DefragmentResult:
+    """Result of a defragmentation."""
 
-    manifest: int = 0  # number of the newest one when it ended; 0: there is none
-    rewritten: int = 0  # blocks that are named no longer
-    written: int = 0  # blocks in their place
-    dropped: int = 0  # versions that were in the former, and are not in the latter
-    bytes_before: int = 0  # of blocks that were rewritten
-    bytes_after: int = 0  # of those in their place
+    manifest: int = 0  # newest number; 0: none
+    rewritten: int = 0  # old blocks
+    written: int = 0  # new blocks
+    dropped: int = 0  # versions that are no longer needed
+    bytes_before: int = 0  # of the old blocks
+    bytes_after: int = 0  # of the new blocks
 
 
 class Defragmenter:
-    """Defragments the record log of one catalog."""
+    """Defragmentation of one record log. About `range_versions` versions are in memory, with only their keys."""
 
-    def __init__(self, records: Records, log: RecordLog, *, range_versions: int = RANGE_VERSIONS) -> None:
-        """Work on a catalog and its record log; about `range_versions` versions are in memory, with only their keys."""
+    def __init__(self, records: Records, log: RecordLog, *, range_versions: int = VERSIONS_PER_RANGE) -> None:
         self._records, self._log, self._range_versions = records, log, range_versions
 
-    def defragment(self, *, progress: Callable[[Defragmented], None] = lambda _: None) -> Defragmented:
-        """Go through all kinds once.
+    def defragment(self, *, progress: Callable[[DefragmentResult], None] = lambda _: None) -> DefragmentResult:
+        """Defragment each kind once.
 
         Args:
-            progress: Told the totals so far, after each range of ids and each kind.
+            progress: Receives the totals so far after each range of ids and each kind.
 
         Raises:
-            CatalogAdopting: The catalog was rebuilt and is not complete.
-            MissingData, CorruptData, Unsupported: A block cannot be read; nothing of its kind was changed.
-            CatalogOutdated, CatalogMismatch: As `standing`.
-            StoreUnavailable, OutcomeUnknown, CatalogBusy: Repeating is fine.
+            CatalogAdopting: The catalog is rebuilt and incomplete.
+            MissingData, CorruptData, Unsupported: A block is unreadable. Nothing of its kind was changed.
+            CatalogOutdated, CatalogMismatch: As `read_head`.
+            StoreUnavailable, OutcomeUnknown, CatalogBusy: The defragmentation may be repeated.
         """
-        done = Defragmented()
+        total = DefragmentResult()
         for kind in RecordKind:
             raise_if_stopped()
-            found = standing(self._records, self._log)
-            require_adopted(found.state)
-            one_pass = _Pass(
+            head = read_head(self._records, self._log)
+            require_adopted(head.state)
+            kind_pass = _KindPass(
                 self._records,
                 self._log,
-                found,
+                head,
                 kind,
                 range_versions=self._range_versions,
-                progress=partial(progress, done),
+                progress=partial(progress, total),
             )
-            chosen = one_pass.chosen()
-            if chosen:
-                done = self._swap(found, chosen, one_pass.rewritten(chosen), done)
-            done = replace(done, manifest=max(done.manifest, found.number))
-            progress(done)
-        return done
+            old_blocks = kind_pass.select_blocks()
+            if old_blocks:
+                total = self._publish_rewrite(head, old_blocks, kind_pass.rewrite(old_blocks), total)
+            total = replace(total, manifest=max(total.manifest, head.number))
+            progress(total)
+        return total
 
-    def _swap(self, found: Standing, old: Sequence[Block], new: Sequence[Block], done: Defragmented) -> Defragmented:
-        """Publish the new blocks in the place of the old ones; given up where others did so, or it took too long."""
-        for _ in range(TRIES):
-            manifest = found.manifest
-            if manifest is None or not set(old) <= set(manifest.blocks) or not self._fresh(found, new):
-                return done
-            blocks = [*(one for one in manifest.blocks if one not in set(old)), *new]
-            put = publish(
+    def _publish_rewrite(
+        self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentResult
+    ) -> DefragmentResult:
+        """Publish the new blocks in place of the old ones, unless another writer did or the new ones are too old."""
+        for _ in range(MAX_PUBLISH_ATTEMPTS):
+            manifest = head.manifest
+            if manifest is None or not set(old) <= set(manifest.blocks) or not self._are_recent(head, new):
+                return total
+            published = publish(
                 self._records,
                 self._log,
-                found,
-                blocks=blocks,
+                head,
+                blocks=[*(block for block in manifest.blocks if block not in set(old)), *new],
                 ceilings=manifest.ceilings,
                 flushed_us=manifest.flushed_us,
                 next_ids=manifest.next_ids,
             )
-            if put:
+            if published:
+                dropped = sum(block.records for block in old) - sum(block.records for block in new)
                 return replace(
-                    done,
-                    manifest=put.number,
-                    rewritten=done.rewritten + len(old),
-                    written=done.written + len(new),
-                    dropped=done.dropped + sum(one.records for one in old) - sum(one.records for one in new),
-                    bytes_before=done.bytes_before + sum(one.size_bytes for one in old),
-                    bytes_after=done.bytes_after + sum(one.size_bytes for one in new),
+                    total,
+                    manifest=published.number,
+                    rewritten=total.rewritten + len(old),
+                    written=total.written + len(new),
+                    dropped=total.dropped + dropped,
+                    bytes_before=total.bytes_before + sum(block.size_bytes for block in old),
+                    bytes_after=total.bytes_after + sum(block.size_bytes for block in new),
                 )
             raise_if_stopped()
-            found = standing(self._records, self._log)
-        return done
+            head = read_head(self._records, self._log)
+        return total
 
-    def _fresh(self, found: Standing, new: Sequence[Block]) -> bool:
-        """Whether the newest manifest is not much younger than the blocks, by the store's own clock."""
-        if not new or found.manifest is None:
+    def _are_recent(self, head: RecordLogHead, new: Sequence[Block]) -> bool:
+        """Return whether no sweep can have removed the new blocks, by the store's clock."""
+        if not new or head.manifest is None:
             return True
-        put_us, newest_us = self._log.put_us(new[0].key), self._log.put_us(found.manifest.key)
-        return put_us is not None and newest_us is not None and newest_us - put_us < _FRESH_US
+        stored_us, newest_us = self._log.stored_at_us(new[0].key), self._log.stored_at_us(head.manifest.key)
+        return stored_us is not None and newest_us is not None and newest_us - stored_us < _MAX_BLOCK_LEAD_US
 
 
-class _Keys(NamedTuple):
-    """The keys of all versions with ids in one range, block after block."""
+class _RangeKeys(NamedTuple):
+    """Keys of all versions with ids in one range, block after block."""
 
     table: "pa.Table"
     blocks: list[Block]
-    numbers: list[int]  # of these blocks among all of the kind
-    edges: list[int]  # where the rows of each begin, and where those of the last end
+    block_numbers: list[int]  # of these blocks among all of the kind
+    row_offsets: list[int]  # first row of each block, and the number of all rows
 
-    def survey(self) -> Survey:
-        """They, ranked."""
+    def survey(self) -> RangeSurvey:
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        return Survey(self.table, np.repeat(self.numbers, np.diff(self.edges)))
+        return RangeSurvey(self.table, np.repeat(self.block_numbers, np.diff(self.row_offsets)))
 
 
-class _Pass:
-    """One kind of one manifest."""
+class _KindPass:
+    """Passes over the blocks of one kind in one manifest."""
 
     def __init__(
         self,
         records: Records,
         log: RecordLog,
-        found: Standing,
+        head: RecordLogHead,
         kind: RecordKind,
         *,
         range_versions: int,
         progress: Callable[[], None],
     ) -> None:
         self._records, self._log, self._kind, self._progress = records, log, kind, progress
-        self._blocks = [one for one in found.blocks if one.kind is kind]
-        self._numbers = {one: number for number, one in enumerate(self._blocks)}
-        self._ranges = ranges(self._blocks, versions=range_versions)
+        self._blocks = [block for block in head.blocks if block.kind is kind]
+        self._number_by_block = {block: number for number, block in enumerate(self._blocks)}
+        self._id_ranges = split_id_ranges(self._blocks, versions=range_versions)
 
-    def chosen(self) -> list[Block]:
-        """The blocks that are worth rewriting."""
+    def select_blocks(self) -> list[Block]:
+        """Return the blocks to rewrite."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        used = np.zeros(len(self._blocks), dtype=np.intp)
-        for ids in self._ranges:
-            keys = self._keys(ids)
+        needed_rows = np.zeros(len(self._blocks), dtype=np.intp)
+        for ids in self._id_ranges:
+            keys = self._read_keys(ids)
             survey = keys.survey()
-            used += survey.used(self._stands(keys, survey), len(self._blocks))
-        return worth_rewriting([Usage(*one) for one in zip(self._blocks, used.tolist(), strict=True)])
+            needed_rows += survey.count_needed_rows(self._existence_mask(keys, survey), len(self._blocks))
+        usages = zip(self._blocks, needed_rows.tolist(), strict=True)
+        return select_blocks_to_rewrite([BlockUsage(block, versions) for block, versions in usages])
 
-    def rewritten(self, chosen: Sequence[Block]) -> list[Block]:
-        """New blocks with what stays of the chosen ones."""
+    def rewrite(self, old_blocks: Sequence[Block]) -> list[Block]:
+        """Store the needed versions of the old blocks in new blocks."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        rewritten = np.zeros(len(self._blocks), dtype=bool)
-        rewritten[[self._numbers[one] for one in chosen]] = True
+        is_rewritten = np.zeros(len(self._blocks), dtype=bool)
+        is_rewritten[[self._number_by_block[block] for block in old_blocks]] = True
         writer = BlockWriter(self._log, self._kind)
-        for ids in self._ranges:
-            if not overlapping(chosen, ids):
+        for ids in self._id_ranges:
+            if not overlapping_blocks(old_blocks, ids):
                 continue
-            keys = self._keys(ids)
+            keys = self._read_keys(ids)
             survey = keys.survey()
-            kept = list(self._filtered(ids, keys, survey.kept(self._stands(keys, survey), rewritten)))
-            if kept:
-                writer.add(winners(kept))
+            is_needed = survey.needed_row_mask(self._existence_mask(keys, survey), is_rewritten)
+            needed = list(self._read_needed(ids, keys, is_needed))
+            if needed:
+                writer.add(select_winners(needed))
         return writer.close()
 
-    def _keys(self, ids: tuple[int, int]) -> _Keys:
+    def _read_keys(self, ids: tuple[int, int]) -> _RangeKeys:
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         self._progress()
-        here = overlapping(self._blocks, ids)
+        blocks = overlapping_blocks(self._blocks, ids)
         tables = []
-        for block in here:
+        for block in blocks:
             raise_if_stopped()
-            tables.append(self._log.read_block(block, KEYS, ids))
-        edges = [0, *accumulate(one.num_rows for one in tables)]
-        return _Keys(pa.concat_tables(tables), here, [self._numbers[one] for one in here], edges)
+            tables.append(self._log.read_block(block, KEY_COLUMNS, ids))
+        row_offsets = [0, *accumulate(table.num_rows for table in tables)]
+        numbers = [self._number_by_block[block] for block in blocks]
+        return _RangeKeys(pa.concat_tables(tables), blocks, numbers, row_offsets)
 
-    def _stands(self, keys: _Keys, survey: Survey) -> "Mask":
-        """Of the newest versions, whether their records stand in the catalog."""
+    def _existence_mask(self, keys: _RangeKeys, survey: RangeSurvey) -> "Mask":
+        """Return for each of the newest versions whether the catalog has its record."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-        asked = keys.table.select(["id", "sub"]).take(pa.array(survey.newest))
-        stands: Mask = self._records.standing(self._kind, asked).to_numpy(zero_copy_only=False)
-        return stands
+        newest_keys = keys.table.select(["id", "sub"]).take(pa.array(survey.newest_rows))
+        mask: Mask = self._records.existence_mask(self._kind, newest_keys).to_numpy(zero_copy_only=False)
+        return mask
 
-    def _filtered(self, ids: tuple[int, int], keys: _Keys, keep: "Mask") -> "Iterator[pa.Table]":
-        """What stays of each block in the range, with all its columns."""
+    def _read_needed(self, ids: tuple[int, int], keys: _RangeKeys, is_needed: "Mask") -> "Iterator[pa.Table]":
+        """Yield the needed versions of each block in the range, with all columns."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-        for block, (start, end) in zip(keys.blocks, pairwise(keys.edges), strict=True):
-            if keep[start:end].any():
+        for block, (start, end) in zip(keys.blocks, pairwise(keys.row_offsets), strict=True):
+            if is_needed[start:end].any():
                 raise_if_stopped()
-                yield self._log.read_block(block, ids=ids).filter(pa.array(keep[start:end]))
+                yield self._log.read_block(block, ids=ids).filter(pa.array(is_needed[start:end]))

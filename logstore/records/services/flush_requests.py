@@ -1,9 +1,8 @@
-"""Waiting until what a delete left in the catalog is in the record log, too: only then may objects be deleted.
+"""Flush requests of deletions: objects may be deleted only after the record log has the tombstone or intent.
 
-A catalog that is rebuilt from its record log would otherwise list a ledger whose objects are gone, all or some. Threads
-that ask at the same time share a flush: each needs one that begins after it asked, and of those it takes the first.
-They share its failure, too: while the record log is away, each would otherwise hold its thread for as long as all
-flushes before its own take to fail, and deletes that wait for no flush would get none.
+Otherwise a catalog that is rebuilt from the log would list a ledger without some or all of its objects. Concurrent
+threads share a flush: each needs the first one that begins after its request. They share its failure, too. Otherwise,
+while the record log is away, a thread would wait for all failing flushes before its own.
 """
 
 from collections.abc import Sequence
@@ -14,76 +13,77 @@ from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
 from logstore.ports.catalog import Records
 
 
-class FlushNow(Protocol):
-    """What writes all changes of the catalog to its record log; see `Flusher`."""
+class ChangeFlusher(Protocol):
+    """Writer of all changes of a catalog to its record log."""
 
     def flush(self) -> object:
         """Write everything that was committed before the call."""
 
 
 class FlushRequests:
-    """The flushes that the threads of one process ask for."""
+    """Shared flushes of the threads of one process."""
 
-    def __init__(self, records: Records, flusher: FlushNow) -> None:
-        """Ask the catalog what is not flushed, and the flusher to flush it."""
+    def __init__(self, records: Records, flusher: ChangeFlusher) -> None:
         self._records, self._flusher = records, flusher
         self._changed = Condition()
-        self._begun = self._ended = self._done = 0  # flushes, counted; the last one that was done is one that ended
-        self._running = False
-        self._failure: SextonError | None = None  # of the last flush that ended, unless it was done
+        self._started = self._ended = self._last_success = 0  # numbers of the last such flushes, from 1
+        self._is_running = False
+        self._failure: SextonError | None = None  # of the last flush that ended
 
-    def failures(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
-        """Have the record log told of the deletion of these ledgers: of each of which it does not know now, why.
+    def flush_deletions(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
+        """Flush the deletions of these ledgers. Return a retryable error for each ledger that is not flushed.
 
-        Whatever the error is, no ledger is to blame: each gets a `StoreUnavailable`, all of them where the catalog does
-        not answer.
+        No ledger is at fault, so each error is a `StoreUnavailable`. If the catalog does not answer, every ledger gets
+        one.
         """
-        waiting = frozenset(ledger_ids)
+        unflushed = frozenset(ledger_ids)
         try:
-            waiting = self._records.unflushed(ledger_ids)
-            if waiting:
-                self.until_flushed(sorted(waiting))
+            unflushed = self._records.unflushed_ledgers(ledger_ids)
+            if unflushed:
+                self.ensure_flushed(sorted(unflushed))
         except SextonError as error:
-            return dict.fromkeys(waiting, StoreUnavailable(f"the record log must know of the deletion first: {error}"))
+            return dict.fromkeys(
+                unflushed, StoreUnavailable(f"the record log must know of the deletion first: {error}")
+            )
         return {}
 
-    def until_flushed(self, ledger_ids: Sequence[int]) -> None:
-        """Return once the tombstones and the intents of these ledgers are in the record log.
-
-        Idempotency: what is in it already needs no flush.
+    def ensure_flushed(self, ledger_ids: Sequence[int]) -> None:
+        """Wait until the record log has the tombstones and intents of these ledgers. Idempotent.
 
         Raises:
-            CatalogBusy: A flush went by, and left some of them: others were at it. Repeating is fine.
+            CatalogBusy: A flush left some of them because of other writers. The call may be repeated.
             RetryableError, TerminalError: As the flush.
         """
-        if not self._records.unflushed(ledger_ids):
+        if not self._records.unflushed_ledgers(ledger_ids):
             return
-        self._flush()
-        left = self._records.unflushed(ledger_ids)
-        if left:
-            raise CatalogBusy(f"record log: a flush left {len(left)} of {len(ledger_ids)} ledgers, as {min(left)}")
+        self._join_flush()
+        unflushed = self._records.unflushed_ledgers(ledger_ids)
+        if unflushed:
+            raise CatalogBusy(
+                f"record log: a flush left {len(unflushed)} of {len(ledger_ids)} ledgers, as {min(unflushed)}"
+            )
 
-    def _flush(self) -> None:
+    def _join_flush(self) -> None:
         with self._changed:
-            needed = self._begun + 1  # one that runs now may have read the catalog before
-            while self._running and self._ended < needed:
+            needed = self._started + 1  # a running flush may have read the catalog before this request
+            while self._is_running and self._ended < needed:
                 self._changed.wait()
-            if self._done >= needed:
+            if self._last_success >= needed:
                 return
             if self._ended >= needed and self._failure is not None:
                 raise StoreUnavailable(f"a flush of the record log failed: {self._failure}") from self._failure
-            self._running, self._begun = True, self._begun + 1
-            mine = self._begun
+            self._is_running, self._started = True, self._started + 1
+            number = self._started
         failure: SextonError | None = None
-        done = 0
+        success = 0
         try:
             self._flusher.flush()
-            done = mine
+            success = number
         except SextonError as error:
             failure = error
             raise
         finally:
             with self._changed:
-                self._running, self._ended, self._failure = False, mine, failure
-                self._done = max(self._done, done)
+                self._is_running, self._ended, self._failure = False, number, failure
+                self._last_success = max(self._last_success, success)
                 self._changed.notify_all()

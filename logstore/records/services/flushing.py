@@ -1,15 +1,20 @@
-"""Flushing: what changed in the catalog since the last time becomes blocks and a manifest of the record log.
+"""Flushes: the catalog's changes since the last flush become blocks and a manifest of the record log.
 
-The log shows moments of the catalog, so that no cursor or bucket in it names an entry that the log lacks, and no half
-of a transaction is there. Few changes are read at one moment, and a manifest names their blocks. Many are taken page by
-page: each is read at a moment of its own and has a manifest that names nothing new. The number of that manifest orders
-the versions of the page, and its blocks are staged. The last page is what is left then. It holds all that has changed
-since the pages before it were read, because that is in the outbox again; its manifest names all of their blocks, and
-shows the moment of this page. So a process that dies has lost one page, a catalog that is rebuilt in between is that of
-the flush before, and memory and the time for which the catalog is read do not grow with the outbox.
+The log shows moments of the catalog. So no cursor or index bucket in it names an entry that the log lacks, and no
+transaction is there in half.
 
-Dying anywhere is harmless: `publishing` says why for manifests, and the outbox is emptied by the very rows that were
-read, once the manifest is there. What is flushed twice is a newer version that says the same.
+A small flush reads all changes at one moment, and its manifest names their blocks. A large flush works page by page:
+
+1. Each page is read at its own moment. Its manifest names no new block, its number orders the versions, and its blocks
+   are staged.
+2. The last page has all that changed since the earlier pages were read: such changes are in the outbox again.
+3. The last manifest names the blocks of all pages and shows the moment of the last page.
+
+So a crash loses one page. A rebuild in between gets the catalog of the previous flush. Memory, and the time of a read
+transaction, do not grow with the outbox.
+
+A crash anywhere is harmless. The outbox loses exactly the rows that were read, once the manifest is stored. A change
+that is flushed twice becomes a newer version with equal content.
 
 Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
 """
@@ -19,49 +24,66 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from logstore.errors import CatalogBusy, PreconditionFailed
-from logstore.ports.catalog import Changes, RecordLogState, Records, Unrecordable
+from logstore.ports.catalog import Changes, RecordLogState, Records, UnrecordableRecord
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import FREE_IDS, Block, Ceilings, Manifest
-from logstore.records.services.publishing import TRIES, BlockWriter, Standing, publish, require_adopted, standing
+from logstore.records.manifest import ID_HEADROOM, Block, Ceilings, Manifest
+from logstore.records.services.publishing import (
+    MAX_PUBLISH_ATTEMPTS,
+    BlockWriter,
+    RecordLogHead,
+    publish,
+    read_head,
+    require_adopted,
+)
 from logstore.records.services.record_log import RecordLog
 from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PAGE: Final = 500_000
-"""Changes that are taken at one moment of the catalog, unless fewer than twice as many are left."""
+CHANGES_PER_PAGE: Final = 500_000
+"""Changes read at one moment. The last page may have up to twice as many."""
 
-_LOOKED_AT: Final = 1_000  # changes
+_MAX_CHANGES_EXAMINED: Final = 1_000  # by `find_unrecordable`
 _US: Final = 1_000_000
-_OVERTAKEN: Final = f"record log: others published {TRIES} manifests, each just before this flush"
+_OVERTAKEN_MESSAGE: Final = (
+    f"record log: others published {MAX_PUBLISH_ATTEMPTS} manifests, each just before this flush"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flushed:
-    """What a flush came to."""
+class FlushResult:
+    """Result of a flush."""
 
-    manifest: int  # number of the newest one
-    records: int = 0  # versions written, tombstones among them
+    manifest: int  # newest number
+    records: int = 0  # versions written, including tombstones
     tombstones: int = 0
     blocks: int = 0  # written
-    bytes: int = 0  # of them
-    changes: int = 0  # taken out of the outbox
-    left: int = 0  # in the outbox: what came meanwhile, and cursors that are not due
-    named: int = 0  # blocks of all manifests so far: many small ones are worth a defragmentation
-    refused: tuple[Unrecordable, ...] = ()  # records that no block can hold: their changes are left
+    bytes: int = 0  # of these blocks
+    changes: int = 0  # removed from the outbox
+    left: int = 0  # new changes in the outbox, and cursors that are not due
+    named: int = 0  # blocks in the newest manifest
+    refused: tuple[UnrecordableRecord, ...] = ()  # their changes stay in the outbox
 
-    def plus(self, later: "Flushed") -> "Flushed":
-        """Both together: a page, and what came after it."""
-        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMS}
+    def plus(self, later: "FlushResult") -> "FlushResult":
+        """Return the sum of this page and a later one."""
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED_FIELDS}
         return replace(later, **sums)
 
 
-_SUMS: Final = ("records", "tombstones", "blocks", "bytes", "changes")
+_SUMMED_FIELDS: Final = ("records", "tombstones", "blocks", "bytes", "changes")
 
 
 class Flusher:
-    """Flushes one catalog. Threads and processes may do it at once: one of them wins each number."""
+    """Flushes of one catalog. Threads and processes may flush at once: one of them wins each number.
+
+    Args:
+        records: Outbox of the catalog.
+        log: Record log of the catalog.
+        clock_bound_s: Greatest allowed difference between the catalog's clock and the store's.
+        cursor_interval_s: Time for which a change of a cursor waits for later changes of the same cursor.
+        page: Changes read at one moment, at least 1.
+    """
 
     def __init__(
         self,
@@ -70,17 +92,8 @@ class Flusher:
         *,
         clock_bound_s: float,
         cursor_interval_s: float = 60.0,
-        page: int = PAGE,
+        page: int = CHANGES_PER_PAGE,
     ) -> None:
-        """Work on a catalog and its record log.
-
-        Args:
-            records: The catalog's outbox.
-            log: Its record log.
-            clock_bound_s: A catalog whose clock is further from the store's is refused.
-            cursor_interval_s: Changes of cursors wait so long for others of the same cursor.
-            page: Changes that are taken at one moment, 1 or more.
-        """
         self._records, self._log = records, log
         self._clock_bound_s, self._cursor_interval_s = clock_bound_s, cursor_interval_s
         self._page = page
@@ -91,164 +104,165 @@ class Flusher:
         cursors: bool = False,
         progress: Callable[[int], None] = lambda _: None,
         ends_adoption: bool = False,
-    ) -> Flushed:
-        """Write what is in the outbox, and raise ceilings of ids of which less than half is left.
+    ) -> FlushResult:
+        """Write the outbox to the record log, and raise ceilings with less than half of their headroom.
 
-        Idempotency: with nothing to write nothing is written. Repeated after a death it writes the rest, and the page
-        in hand again as newer versions. What comes while it runs is in the last page, however much that is: it ends.
+        Idempotency: without changes nothing is written. After a crash a repetition writes the rest, and the interrupted
+        page again. Changes that come meanwhile are in the last page, so that the flush ends.
 
         Args:
-            cursors: Those of cursors too, however new they are.
-            progress: Told the number of versions written so far, after each batch.
-            ends_adoption: Every topic of a rebuilt catalog is settled. Before that, half of an adoption would count as
-                a moment of the catalog, and a later rebuild would not adopt the other half.
+            cursors: Whether to write changes of cursors that are not due.
+            progress: Receives the number of versions written so far, after each batch.
+            ends_adoption: Whether every topic of a rebuilt catalog is settled. An earlier flush would make half of an
+                adoption a moment of the catalog, and a later rebuild would not adopt the other half.
 
         Raises:
-            CatalogAdopting: The catalog was rebuilt and is not complete, or it is a replica.
-            PreconditionFailed: The catalog's clock and the store's differ too much; nothing was published.
-            CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `standing`.
-            StoreUnavailable, OutcomeUnknown, CatalogBusy: Repeating is fine.
+            CatalogAdopting: The catalog is rebuilt and incomplete, or a replica.
+            PreconditionFailed: The clocks of catalog and store differ too much. Nothing was published.
+            CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `read_head`.
+            StoreUnavailable, OutcomeUnknown, CatalogBusy: The flush may be repeated.
         """
-        total, pages, lost = Flushed(manifest=0), -1, 0
+        total, remaining_pages, lost_races = FlushResult(manifest=0), -1, 0
 
-        def told(written: int) -> None:
-            progress(total.records + written)
+        def report_progress(versions: int) -> None:
+            progress(total.records + versions)
 
-        while lost < TRIES:
+        while lost_races < MAX_PUBLISH_ATTEMPTS:
             raise_if_stopped()
-            found = standing(self._records, self._log)
+            head = read_head(self._records, self._log)
             if not ends_adoption:
-                require_adopted(found.state)
-            if pages < 0:
-                pages = max(0, found.state.outbox // self._page - 1)
-            more = pages > 0
-            done = self._staged(found, told) if more else self._flush(found, cursors or self._due(found.state), told)
-            if done is None:
-                lost += 1
+                require_adopted(head.state)
+            if remaining_pages < 0:
+                remaining_pages = max(0, head.state.outbox_changes // self._page - 1)
+            is_last = remaining_pages == 0
+            if is_last:
+                result = self._flush_rest(head, cursors or self._are_cursors_due(head.state), report_progress)
+            else:
+                result = self._stage_page(head, report_progress)
+            if result is None:
+                lost_races += 1
                 continue
-            total, lost = total.plus(done), 0
-            if not more:
-                return replace(total, left=self._records.state().outbox)
-            pages = pages - 1 if done.changes else 0
-        raise CatalogBusy(_OVERTAKEN)
+            total, lost_races = total.plus(result), 0
+            if is_last:
+                return replace(total, left=self._records.state().outbox_changes)
+            remaining_pages = remaining_pages - 1 if result.changes else 0
+        raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
-    def rewrite(self, *, progress: Callable[[int], None] = lambda _: None) -> Flushed:
-        """Write every record and tombstone of the catalog anew, into a manifest that names nothing else.
+    def rewrite(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
+        """Write every record and tombstone into a manifest that names nothing else.
 
-        For a record log of which a manifest or a block is damaged or gone, while the catalog is whole: nothing of the
-        older manifests is read. The number of the manifest guards it: a flush that takes away what is to be written
-        takes that number, too, and this begins anew.
+        This repairs a record log with a damaged or lost manifest or block if the catalog is complete. Older manifests
+        are not read. If another flush wins the manifest's number, this starts again.
 
-        Idempotency: a death leaves records that are flushed once more than needed; repeating it writes all anew.
+        Idempotency: after a crash some records are flushed once more than needed. A repetition writes all again.
 
         Args:
             progress: As for `flush`.
 
         Raises:
-            CatalogAdopting: The catalog was rebuilt and is not complete: it lacks what is in the log.
-            CatalogOutdated: There is a newer manifest than the catalog knows: it is the catalog that lacks something.
-            CorruptData, Unsupported: There is one, and it cannot be read.
+            CatalogAdopting: The catalog is rebuilt and incomplete: it lacks records of the log.
+            CatalogOutdated: There is a manifest that the catalog does not know: the catalog lacks records.
+            CorruptData, Unsupported: That manifest is unreadable.
             PreconditionFailed, StoreUnavailable, OutcomeUnknown, CatalogBusy: As `flush`.
         """
-        for _ in range(TRIES):
+        for _ in range(MAX_PUBLISH_ATTEMPTS):
             raise_if_stopped()
             state = self._records.state()
             require_adopted(state)
-            if self._log.numbers(after=state.manifest):
-                standing(self._records, self._log)  # settles it, if it is one of this catalog
+            if self._log.manifest_numbers(after=state.manifest):
+                read_head(self._records, self._log)  # settles a manifest of this catalog
                 continue
-            self._records.record_all()
-            done = self._flush(Standing(state=state, manifest=_emptied(state)), True, progress, anew=True)
-            if done:
-                return replace(done, left=self._records.state().outbox)
-        raise CatalogBusy(_OVERTAKEN)
+            self._records.requeue_all_records()
+            head = RecordLogHead(state=state, manifest=_manifest_without_blocks(state))
+            result = self._flush_rest(head, True, progress, is_rewrite=True)
+            if result:
+                return replace(result, left=self._records.state().outbox_changes)
+        raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
-    def _due(self, state: RecordLogState) -> bool:
-        """Whether a change of a cursor has waited for long enough; or pages may hold what must not be without it."""
-        oldest_us = state.oldest_cursor_us
-        if state.staged:
+    def _are_cursors_due(self, state: RecordLogState) -> bool:
+        """Return whether changes of cursors are written. Staged pages may need the cursors of their moment."""
+        if state.staged_blocks:
             return True
+        oldest_us = state.oldest_cursor_change_us
         return oldest_us is not None and oldest_us <= state.now_us - self._cursor_interval_s * _US
 
-    def _staged(self, found: Standing, progress: Callable[[int], None]) -> Flushed | None:
-        """One page of many: its blocks are staged, and its manifest names what the one before it named."""
-        with self._records.changes(cursors=False, page=self._page) as changes:
-            blocks = self._written(changes, found.number + 1, progress)
-            taken, at_us = changes.taken, changes.at_us
-        if not taken:
-            return Flushed(manifest=found.number)
+    def _stage_page(self, head: RecordLogHead, progress: Callable[[int], None]) -> FlushResult | None:
+        with self._records.read_changes(cursors=False, page=self._page) as changes:
+            blocks = self._write_blocks(changes, head.number + 1, progress)
+            outbox_rows, at_us = changes.outbox_rows, changes.at_us
+        if not outbox_rows:
+            return FlushResult(manifest=head.number)
         self._require_clock(blocks, at_us)
-        done = publish(
+        manifest = publish(
             self._records,
             self._log,
-            found,
-            blocks=found.blocks,
-            ceilings=raised(found.state.ceilings, found.state.next_ids),
-            flushed_us=found.manifest.flushed_us if found.manifest else 0,
-            next_ids=found.next_ids,
-            taken=taken,
-            staged=blocks,
+            head,
+            blocks=head.blocks,
+            ceilings=raise_ceilings(head.state.ceilings, head.state.next_ids),
+            flushed_us=head.manifest.flushed_us if head.manifest else 0,
+            next_ids=head.next_ids,
+            outbox_rows=outbox_rows,
+            staged_blocks=blocks,
         )
-        return _flushed(done, blocks, len(taken)) if done else None
+        return _flush_result(manifest, blocks, len(outbox_rows)) if manifest else None
 
-    def _flush(
-        self, found: Standing, cursors: bool, progress: Callable[[int], None], *, anew: bool = False
-    ) -> Flushed | None:
-        state, ceilings = found.state, raised(found.state.ceilings, found.state.next_ids)
-        staged = () if anew else state.staged
-        settled = found.moment > 0 and found.moment == found.number and ceilings == state.ceilings and not anew
-        if settled and not (state.outbox or staged):
-            return Flushed(manifest=found.number, named=len(found.blocks))
-        with self._records.changes(cursors=cursors) as changes:
-            blocks = self._written(changes, found.number + 1, progress)
-            taken, at_us, refused = changes.taken, changes.at_us, tuple(changes.refused)
-        if settled and not (taken or blocks or staged):
-            return Flushed(manifest=found.number, named=len(found.blocks), refused=refused)
+    def _flush_rest(
+        self, head: RecordLogHead, cursors: bool, progress: Callable[[int], None], *, is_rewrite: bool = False
+    ) -> FlushResult | None:
+        state, ceilings = head.state, raise_ceilings(head.state.ceilings, head.state.next_ids)
+        staged_blocks = () if is_rewrite else state.staged_blocks
+        is_current = 0 < head.moment_number == head.number and ceilings == state.ceilings and not is_rewrite
+        if is_current and not (state.outbox_changes or staged_blocks):
+            return FlushResult(manifest=head.number, named=len(head.blocks))
+        with self._records.read_changes(cursors=cursors) as changes:
+            blocks = self._write_blocks(changes, head.number + 1, progress)
+            outbox_rows, at_us, unrecordable = changes.outbox_rows, changes.at_us, tuple(changes.unrecordable)
+        if is_current and not (outbox_rows or blocks or staged_blocks):
+            return FlushResult(manifest=head.number, named=len(head.blocks), refused=unrecordable)
         self._require_clock(blocks, at_us)
-        together = (*found.blocks, *staged, *blocks)
-        done = publish(
+        manifest = publish(
             self._records,
             self._log,
-            found,
-            blocks=together,
+            head,
+            blocks=(*head.blocks, *staged_blocks, *blocks),
             ceilings=ceilings,
             flushed_us=at_us,
             next_ids=state.next_ids,
-            taken=taken,
-            ends=True,
+            outbox_rows=outbox_rows,
+            ends_flush=True,
         )
-        return replace(_flushed(done, blocks, len(taken)), refused=refused) if done else None
+        return replace(_flush_result(manifest, blocks, len(outbox_rows)), refused=unrecordable) if manifest else None
 
-    def _written(self, changes: Changes, number: int, progress: Callable[[int], None]) -> list[Block]:
-        """Blocks of all changes, whose versions have the number of the manifest that is to name them."""
+    def _write_blocks(self, changes: Changes, number: int, progress: Callable[[int], None]) -> list[Block]:
+        """Store all changes in blocks, as versions with the number of the manifest that will name them."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         blocks: list[Block] = []
         writer: BlockWriter | None = None
-        kind: RecordKind | None = None
-        written = 0
-        for of, batch in changes.batches():
+        writer_kind: RecordKind | None = None
+        versions = 0
+        for kind, batch in changes.batches():
             raise_if_stopped()
-            if writer is None or of != kind:
+            if writer is None or kind != writer_kind:
                 blocks += writer.close() if writer else []
-                writer, kind = BlockWriter(self._log, of), of
-            writer.add(_numbered(pa.Table.from_batches([batch]), number))
-            written += batch.num_rows
-            progress(written)
+                writer, writer_kind = BlockWriter(self._log, kind), kind
+            writer.add(_set_version(pa.Table.from_batches([batch]), number))
+            versions += batch.num_rows
+            progress(versions)
         return [*blocks, *(writer.close() if writer else [])]
 
     def _require_clock(self, blocks: list[Block], at_us: int) -> None:
-        """Compare the catalog's clock with the time at which the store says that it got a block just now.
+        """Compare the catalog's clock with the store's time of a block that was just stored.
 
-        It got it between the moment that was read and now, by the catalog's clock: so much is no fault of any clock.
+        By the catalog's clock the block was stored between `at_us` and now.
         """
-        stored_us = self._log.put_us(blocks[0].key) if blocks else None
+        stored_us = self._log.stored_at_us(blocks[0].key) if blocks else None
         if stored_us is None:
             return
         bound_us = round(self._clock_bound_s * _US)
         if abs(stored_us - at_us) <= bound_us:
             return
-        now_us = self._records.state().now_us  # the blocks took long, or a clock is wrong
+        now_us = self._records.state().now_us  # writing took long, or a clock is wrong
         if not at_us - bound_us <= stored_us <= max(at_us, now_us) + bound_us:
             raise PreconditionFailed(
                 f"clock: expected the catalog's and the store's within {self._clock_bound_s:g} s of each other, found "
@@ -256,28 +270,30 @@ class Flusher:
             )
 
 
-def _flushed(manifest: Manifest, blocks: list[Block], changes: int) -> Flushed:
-    return Flushed(
+def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> FlushResult:
+    return FlushResult(
         manifest=manifest.number,
-        records=sum(one.records for one in blocks),
-        tombstones=sum(one.tombstones for one in blocks),
+        records=sum(block.records for block in blocks),
+        tombstones=sum(block.tombstones for block in blocks),
         blocks=len(blocks),
-        bytes=sum(one.size_bytes for one in blocks),
+        bytes=sum(block.size_bytes for block in blocks),
         changes=changes,
         named=len(manifest.blocks),
     )
 
 
-def refused(records: Records) -> Sequence[Unrecordable]:
-    """Records that flushes leave out; they soon are the oldest changes, which are looked at. Nothing is changed."""
-    with records.changes(cursors=True, page=_LOOKED_AT) as changes:
+def find_unrecordable(records: Records) -> Sequence[UnrecordableRecord]:
+    """Return records that flushes leave out, among the oldest changes. Nothing is changed.
+
+    Left-out records become the oldest changes soon.
+    """
+    with records.read_changes(cursors=True, page=_MAX_CHANGES_EXAMINED) as changes:
         for _ in changes.batches():
             raise_if_stopped()
-        return changes.refused
+        return changes.unrecordable
 
 
-def _emptied(state: RecordLogState) -> Manifest | None:
-    """In the place of the newest manifest, one that names no block."""
+def _manifest_without_blocks(state: RecordLogState) -> Manifest | None:
     if not state.manifest:
         return None
     return Manifest(
@@ -291,23 +307,22 @@ def _emptied(state: RecordLogState) -> Manifest | None:
     )
 
 
-def raised(ceilings: Ceilings, next_ids: Ceilings) -> Ceilings:
-    """Ceilings of which at least half of `FREE_IDS` is left: those that are lower are set `FREE_IDS` ahead."""
+def raise_ceilings(ceilings: Ceilings, next_ids: Ceilings) -> Ceilings:
+    """Return ceilings with at least half of `ID_HEADROOM`. Lower ones are set `ID_HEADROOM` above the next id."""
 
-    def one(ceiling: int, next_id: int) -> int:
-        return ceiling if ceiling - next_id >= FREE_IDS // 2 else next_id + FREE_IDS
+    def raise_ceiling(ceiling: int, next_id: int) -> int:
+        return ceiling if ceiling - next_id >= ID_HEADROOM // 2 else next_id + ID_HEADROOM
 
     return Ceilings(
-        ledger=one(ceilings.ledger, next_ids.ledger),
-        topic=one(ceilings.topic, next_ids.topic),
-        transaction=one(ceilings.transaction, next_ids.transaction),
+        ledger=raise_ceiling(ceilings.ledger, next_ids.ledger),
+        topic=raise_ceiling(ceilings.topic, next_ids.topic),
+        transaction=raise_ceiling(ceilings.transaction, next_ids.transaction),
     )
 
 
-def _numbered(versions: "pa.Table", number: int) -> "pa.Table":
+def _set_version(versions: "pa.Table", number: int) -> "pa.Table":
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-    at = versions.schema.get_field_index("version")
-    return versions.set_column(
-        at, versions.schema.field(at), pa.repeat(pa.scalar(number, pa.int64()), versions.num_rows)
-    )
+    position = versions.schema.get_field_index("version")
+    column = pa.repeat(pa.scalar(number, pa.int64()), versions.num_rows)
+    return versions.set_column(position, versions.schema.field(position), column)

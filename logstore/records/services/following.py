@@ -1,24 +1,27 @@
-"""A replica that serves reads: a database of its own, to which the record log is applied manifest by manifest.
+"""Replica databases: the record log is applied manifest by manifest to a database that serves reads.
 
-One step takes the newest manifest of a bucket and applies the versions behind the manifest that the database has, in
-one transaction with the number of the new one; then it is acknowledged in the bucket of the source. A process that dies
-between the two acknowledges with the next step. Blocks that the last manifest named too are not read again.
+One step applies the versions since the applied manifest and records the newest manifest, in one transaction. Then it
+acknowledges the manifest in the source's bucket. After a crash in between, the next step acknowledges. Blocks that the
+applied manifest also named are not read again.
 
-What raids have removed is not in the record log any more. So a replica is refused once a raid did not wait for it:
-tombstones that it never saw may be gone, and what they covered would stay here for ever. It is refused too when it was
-silent for the eligible age, when the source was rebuilt under another epoch, and when its database is older than what
-it has acknowledged. Then it is seeded: it registers, and applies a whole manifest to a database that is emptied first.
+The record log lacks what raids have removed. A replica that missed removed tombstones would keep the records that they
+covered for ever. So a step is refused in these cases, and the replica must be seeded:
 
-Each seed registers under a name of its own, which stands in the database with what it applied. So neither the
-acknowledgement of a seed that died, nor that of a database of the same URL on another machine, says anything of what
-this database holds.
+- A raid has revoked the replica.
+- It was silent for the eligible age.
+- The source was rebuilt under another epoch.
+- Its database is older than its acknowledgement.
 
-The order of looks is what makes this safe. The newest manifest is read first, and the replica's own standing after
-that: had a raid removed a tombstone before the manifest was read, the replica would be revoked by then. For a seed, the
-replica registers first; and a bucket that is a replica itself must be waited for as well, or its manifest may be older
-than tombstones that are gone.
+A seed registers the replica and applies a complete manifest to the emptied database. Each seed has a name of its own,
+which is stored with the applied manifest. So an acknowledgement of a dead seed, or of a database with the same URL on
+another machine, says nothing about this database.
 
-Source: Aerospike's XDR; scylladb#3560 and #8970 (field case 105), and data that returns from a node that was away.
+The order of reads makes this safe. The newest manifest is read before the replica's own acknowledgement: if a raid had
+removed a tombstone before, the replica would be revoked by then. A seed registers first. A followed replica bucket must
+be one that raids wait for, or its manifest may be older than removed tombstones.
+
+Source: Aerospike's XDR. A tombstone that is removed before every replica has seen it lets deleted data return
+(scylladb#3560, scylladb#8970).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -27,172 +30,189 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailable
-from logstore.ports.catalog.records import Applied, ReplicaDatabase, Versions
+from logstore.ports.catalog.records import AppliedManifest, ReplicaDatabase, VersionReader
 from logstore.records.jobs import FollowedRecords
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Manifest
 from logstore.records.services.record_log import RecordLog
-from logstore.records.tombstones import Acknowledgement, ReplicaState, eligible_before, replica_state
-from logstore.records.winners import by_range
+from logstore.records.tombstones import ReplicaAcknowledgement, ReplicaState, eligible_before_us, replica_state
+from logstore.records.winners import read_by_range
 from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-RANGE_VERSIONS: Final = 100_000
-"""About how many versions are in memory at once."""
+VERSIONS_IN_MEMORY: Final = 100_000
+"""Approximate number of versions in memory at once."""
 
-_PIN_US: Final = 24 * 3_600 * 1_000_000  # of a manifest from which a replica is seeded
-_SIGN_S: Final = 60.0
-"""A replica without news says so often that it lives, or ten times within the eligible age."""
+_SEED_PIN_US: Final = 24 * 3_600 * 1_000_000
+_ACKNOWLEDGE_INTERVAL_S: Final = 60.0
+"""Longest time between two acknowledgements of a replica without news; at most a tenth of the eligible age."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Follow:
-    """Which replica follows what."""
+class FollowSettings:
+    """Identity of a replica database and of the bucket that it follows."""
 
-    replica: str  # how its name begins: the bucket, a slash, and a random name of its database
-    bucket: str  # whose manifests it follows: the source's own, or one that is shipped to
-    copied: bool  # whether it is one that is shipped to
-    eligible_age_s: float  # silent for longer, it is STALE
+    replica: str  # prefix of its names: `bucket/random word`
+    bucket: str  # followed bucket: the source's or a replica bucket
+    follows_replica_bucket: bool
+    eligible_age_s: float  # silence after which it is STALE
 
 
 class Follower:
-    """One replica. Several processes may have it: a step that another one has done is begun anew."""
+    """Steps of one replica database. Several processes may run them: an overtaken step starts again.
+
+    Args:
+        follow: Identity of the replica.
+        source: Record log where the replica acknowledges.
+        followed: Record log that it applies.
+        database: The replica database.
+        store_now_us: Clock of the store.
+    """
 
     def __init__(
         self,
-        follow: Follow,
+        follow: FollowSettings,
         *,
         source: RecordLog,
         followed: RecordLog,
         database: ReplicaDatabase,
         store_now_us: Callable[[], int],
     ) -> None:
-        """Take the bucket where it acknowledges, the one that it follows, its database, and the store's clock."""
         self._follow, self._source, self._followed = follow, source, followed
         self._database, self._now_us = database, store_now_us
 
     def step(self, *, seed: bool = False, proceed: Callable[[], None] = lambda: None) -> FollowedRecords:
-        """Apply what is new; an empty database is seeded, and another one if that is asked for.
+        """Apply what is new. Seed an empty database, or any database if `seed`.
 
-        Idempotency: with nothing new nothing is written but, from time to time, that the replica lives.
+        Idempotency: without news only an acknowledgement is written, from time to time.
 
         Args:
-            seed: Empty the database, and apply all.
-            proceed: Called often; what it raises undoes the step.
+            seed: Whether to empty the database and apply a complete manifest.
+            proceed: Called often. An exception from it undoes the step.
 
         Raises:
-            PreconditionFailed: The replica must be seeded, or the bucket brought up to date; nothing was changed.
-            CatalogMismatch: The database, or the bucket, is another catalog's.
-            MissingData, CorruptData, Unsupported: A block cannot be read; nothing was changed.
-            CatalogBusy, OutcomeUnknown, StoreUnavailable: Repeating is fine.
+            PreconditionFailed: The replica must be seeded, or the bucket shipped to. Nothing was changed.
+            CatalogMismatch: The database or the bucket is another catalog's.
+            MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was changed.
+            CatalogBusy, OutcomeUnknown, StoreUnavailable: The step may be repeated.
         """
-        seen = self._database.applied()
-        if seed or seen is None:
-            return self._seeded(seen, proceed)
-        newest = self._followed.newest_moment(seen.manifest)
+        applied = self._database.applied_manifest()
+        if seed or applied is None:
+            return self._seed(applied, proceed)
+        newest = self._followed.newest_complete_manifest(applied.manifest)
         if newest is None:
             raise PreconditionFailed(
-                f"replica {self._follow.replica}: expected manifest {seen.manifest} or a newer one in bucket"
+                f"replica {self._follow.replica}: expected manifest {applied.manifest} or a newer one in bucket"
                 f" {self._follow.bucket}, found none; check that this is the bucket, and what its store answers"
             )
-        acknowledged = self._own_acknowledgement(seen, newest)
-        if seen.manifest == newest.number:
-            return self._unchanged(seen, acknowledged)
-        return self._told(self._applied(newest, seen, seen.replica, proceed, after=seen), newest)
+        acknowledgement = self._require_acknowledgement(applied, newest)
+        if applied.manifest == newest.number:
+            return self._acknowledge_if_due(applied, acknowledgement)
+        return self._acknowledge(self._apply(newest, applied, applied.replica, proceed, base=applied), newest)
 
-    def _seeded(self, seen: Applied | None, proceed: Callable[[], None]) -> FollowedRecords:
-        """Apply a whole manifest, whose blocks are held meanwhile."""
+    def _seed(self, applied: AppliedManifest | None, proceed: Callable[[], None]) -> FollowedRecords:
+        """Apply a complete manifest, which is pinned meanwhile."""
         now_us, name = self._now_us(), f"{self._follow.replica}-{uuid4().hex[:8]}"
-        if self._followed.newest() is None:
+        if self._followed.newest_manifest() is None:
             return FollowedRecords(replica=name)
         self._source.register(name, now_us)
-        self._forget_seeds(but={name, seen.replica if seen else name})
-        copied = self._acknowledgements().get(self._follow.bucket) if self._follow.copied else None
-        known = self._followed.certain_newest()
-        after = max(known.number if known else 0, copied.manifest if copied else 0)
-        newest = self._followed.pin_newest(name, now_us + _PIN_US, "follow", after=after)
+        self._forget_seeds(except_for={name, applied.replica if applied else name})
+        shipped = self._acknowledgements().get(self._follow.bucket) if self._follow.follows_replica_bucket else None
+        known = self._followed.certain_newest_manifest()
+        after = max(known.number if known else 0, shipped.manifest if shipped else 0)
+        newest = self._followed.pin_newest(name, now_us + _SEED_PIN_US, "follow", after=after)
         if newest is None:
             raise StoreUnavailable(f"{self._follow.bucket}: a manifest was there, and is not any more")
         try:
-            self._require_same_catalog(seen, newest)
+            self._require_same_catalog(applied, newest)
             self._require_fresh_bucket(self._acknowledgements())
-            done = self._applied(newest, seen, name, proceed, after=None)
+            result = self._apply(newest, applied, name, proceed, base=None)
         finally:
             self._followed.unpin(name)
         if not self._source.is_registered(name):
             raise self._refusal("no other seed of it at the same time", f"that one has taken the place of {name}")
-        if seen and seen.replica:
-            self._source.forget_replica(seen.replica)
-        return self._told(done, newest)
+        if applied and applied.replica:
+            self._source.forget_replica(applied.replica)
+        return self._acknowledge(result, newest)
 
-    def _forget_seeds(self, *, but: Collection[str]) -> None:
-        """Forget seeds that died, for which raids would wait, and names that count no more.
+    def _forget_seeds(self, *, except_for: Collection[str]) -> None:
+        """Forget dead seeds of this replica, for which raids would wait, and revoked names.
 
-        Names that stand in the register alone are among them. A seed that lives sees it at its end.
+        Registered names without an acknowledgement are included. A seed that still runs notices it at its end.
         """
-        for word in self._source.certain_replicas():
-            if self._is_mine(word.replica_id) and (word.revoked or not word.manifest) and word.replica_id not in but:
-                self._source.forget_replica(word.replica_id)
+        for replica in self._source.certain_replicas():
+            is_dead = replica.is_revoked or not replica.manifest
+            if is_dead and self._has_name(replica.replica_id) and replica.replica_id not in except_for:
+                self._source.forget_replica(replica.replica_id)
 
-    def _is_mine(self, name: str) -> bool:
+    def _has_name(self, name: str) -> bool:
         return name.rpartition("-")[0] == self._follow.replica
 
-    def _applied(
-        self, newest: Manifest, seen: Applied | None, name: str, proceed: Callable[[], None], *, after: Applied | None
+    def _apply(
+        self,
+        newest: Manifest,
+        applied: AppliedManifest | None,
+        name: str,
+        proceed: Callable[[], None],
+        *,
+        base: AppliedManifest | None,
     ) -> FollowedRecords:
-        """Apply the versions that are newer than `after`; all of them where that is None."""
-        known = self._followed.manifest(after.manifest) if after else None
-        passed_over = set(known.blocks) if known else set[Block]()
-        blocks = [one for one in newest.blocks if one not in passed_over]
-        versions = self._versions(blocks, after.manifest if after else 0, proceed)
-        done = self._database.apply(newest, versions, seen=seen, replica=name, seed=after is None)
+        """Apply the versions that are newer than `base`, or all versions to an emptied database."""
+        base_manifest = self._followed.manifest(base.manifest) if base else None
+        known_blocks = set(base_manifest.blocks) if base_manifest else set[Block]()
+        blocks = [block for block in newest.blocks if block not in known_blocks]
+        versions = self._version_reader(blocks, base.manifest if base else 0, proceed)
+        counts = self._database.apply(newest, versions, expected=applied, replica=name, seed=base is None)
         return FollowedRecords(
             replica=name,
             manifest=newest.number,
             steps=1,
-            seeded=int(after is None),
-            records=done.records,
-            tombstones=done.tombstones,
-            removed=done.removed,
+            seeded=int(base is None),
+            records=counts.records,
+            tombstones=counts.tombstones,
+            removed=counts.removed,
         )
 
-    def _told(self, done: FollowedRecords, newest: Manifest) -> FollowedRecords:
-        self._source.acknowledge(done.replica, newest.number, newest.epoch, self._now_us())
-        return done
+    def _acknowledge(self, result: FollowedRecords, newest: Manifest) -> FollowedRecords:
+        self._source.acknowledge(result.replica, newest.number, newest.epoch, self._now_us())
+        return result
 
-    def _unchanged(self, seen: Applied, acknowledged: Acknowledgement) -> FollowedRecords:
-        sign_s = min(_SIGN_S, self._follow.eligible_age_s / 10)
+    def _acknowledge_if_due(self, applied: AppliedManifest, acknowledgement: ReplicaAcknowledgement) -> FollowedRecords:
+        interval_s = min(_ACKNOWLEDGE_INTERVAL_S, self._follow.eligible_age_s / 10)
         now_us = self._now_us()
-        if acknowledged.manifest < seen.manifest or acknowledged.at_us < eligible_before(now_us, sign_s):
-            self._source.acknowledge(seen.replica, seen.manifest, seen.epoch, now_us)
-        return FollowedRecords(replica=seen.replica, manifest=seen.manifest)
+        is_late = acknowledgement.at_us < eligible_before_us(now_us, interval_s)
+        if acknowledgement.manifest < applied.manifest or is_late:
+            self._source.acknowledge(applied.replica, applied.manifest, applied.epoch, now_us)
+        return FollowedRecords(replica=applied.replica, manifest=applied.manifest)
 
-    def _versions(self, blocks: list[Block], after: int, proceed: Callable[[], None]) -> Versions:
-        def read(block: Block, ids: tuple[int, int]) -> "pa.Table":
+    def _version_reader(self, blocks: list[Block], after: int, proceed: Callable[[], None]) -> VersionReader:
+        def read_newer(block: Block, ids: tuple[int, int]) -> "pa.Table":
             import pyarrow.compute as pc  # noqa: PLC0415 - start-up time
 
             raise_if_stopped()
             proceed()
-            found = self._followed.read_block(block, ids=ids)
-            return found.filter(pc.greater(found.column("version"), after))
+            versions = self._followed.read_block(block, ids=ids)
+            return versions.filter(pc.greater(versions.column("version"), after))
 
-        def of(kind: RecordKind) -> "Iterator[pa.Table]":
-            return by_range([one for one in blocks if one.kind is kind], read, versions=RANGE_VERSIONS)
+        def read_kind(kind: RecordKind) -> "Iterator[pa.Table]":
+            return read_by_range(
+                [block for block in blocks if block.kind is kind], read_newer, versions=VERSIONS_IN_MEMORY
+            )
 
-        return of
+        return read_kind
 
-    def _acknowledgements(self) -> dict[str, Acknowledgement]:
-        return {one.replica_id: one for one in self._source.replicas()}
+    def _acknowledgements(self) -> dict[str, ReplicaAcknowledgement]:
+        return {replica.replica_id: replica for replica in self._source.replicas()}
 
-    def _require_fresh_bucket(self, replicas: dict[str, Acknowledgement]) -> None:
-        """A bucket that is shipped to must be waited for by raids, up to a manifest that it has."""
-        acknowledged = replicas.get(self._follow.bucket)
-        if self._follow.copied and (
-            acknowledged is None
-            or not acknowledged.manifest
-            or self._is_stale(acknowledged)
+    def _require_fresh_bucket(self, replicas: dict[str, ReplicaAcknowledgement]) -> None:
+        """Require raids to wait for a followed replica bucket."""
+        acknowledgement = replicas.get(self._follow.bucket)
+        if self._follow.follows_replica_bucket and (
+            acknowledgement is None
+            or not acknowledgement.manifest
+            or self._is_stale(acknowledgement)
             or self._source.is_revoked(self._follow.bucket)
         ):
             raise PreconditionFailed(
@@ -201,70 +221,70 @@ class Follower:
                 " replicate` first"
             )
 
-    def _require_same_catalog(self, seen: Applied | None, newest: Manifest) -> None:
-        if seen is not None and newest.catalog_id != seen.catalog_id:
+    def _require_same_catalog(self, applied: AppliedManifest | None, newest: Manifest) -> None:
+        if applied is not None and newest.catalog_id != applied.catalog_id:
             raise CatalogMismatch(
                 newest.key,
-                expected=f"catalog {seen.catalog_id}",
+                expected=f"catalog {applied.catalog_id}",
                 found=f"catalog {newest.catalog_id}",
                 advice="follow the record log of that catalog, or use an empty database",
             )
 
-    def _own_acknowledgement(self, seen: Applied, newest: Manifest) -> Acknowledgement:
-        """What it has acknowledged; refuses a step after which a record that ended durably might stay."""
-        self._require_follows(seen, newest)
-        acknowledged = self._find_acknowledgement(seen.replica)
-        if acknowledged is None or not self._is_mine(seen.replica):
-            raise self._refusal("its acknowledgement in the bucket of the source", f"none of {seen.replica!r}")
-        if acknowledged.manifest > seen.manifest:
+    def _require_acknowledgement(self, applied: AppliedManifest, newest: Manifest) -> ReplicaAcknowledgement:
+        """Return the replica's acknowledgement. Refuse a step that might miss removed tombstones."""
+        self._require_same_log(applied, newest)
+        acknowledgement = self._find_acknowledgement(applied.replica)
+        if acknowledgement is None or not self._has_name(applied.replica):
+            raise self._refusal("its acknowledgement in the bucket of the source", f"none of {applied.replica!r}")
+        if acknowledgement.manifest > applied.manifest:
             raise self._refusal(
-                f"a database with manifest {acknowledged.manifest}, which it has acknowledged", f"{seen.manifest}"
+                f"a database with manifest {acknowledgement.manifest}, which it has acknowledged", f"{applied.manifest}"
             )
-        if self._is_stale(acknowledged):
-            why = "a raid went on without it" if acknowledged.revoked else "it was silent"
+        if self._is_stale(acknowledgement):
+            reason = "a raid went on without it" if acknowledgement.is_revoked else "it was silent"
             raise self._refusal(
                 f"one that was heard of within {self._follow.eligible_age_s:g} s",
-                f"one that is STALE: {why}, and tombstones that it never saw may be gone",
+                f"one that is STALE: {reason}, and tombstones that it never saw may be gone",
             )
-        return acknowledged
+        return acknowledgement
 
-    def _find_acknowledgement(self, replica_id: str) -> Acknowledgement | None:
-        """Return what a replica has acknowledged: by a second listing, too, where the first one would refuse it.
+    def _find_acknowledgement(self, replica_id: str) -> ReplicaAcknowledgement | None:
+        """Return the acknowledgement of a replica. A second listing decides before a refusal.
 
-        A revocation is asked for by name: a listing that hides it would let this replica go on for ever without
-        tombstones that a raid has removed.
+        HEAD looks for a revocation: a listing that hides it would let the replica miss removed tombstones for ever.
 
         Raises:
-            StoreUnavailable: Neither listing shows a replica that is registered.
+            StoreUnavailable: Neither listing shows a registered replica.
         """
-        acknowledged = self._acknowledgements().get(replica_id)
-        if acknowledged is None or self._is_stale(acknowledged):
-            acknowledged = self._acknowledgements().get(replica_id)
-        if acknowledged is None:
+        acknowledgement = self._acknowledgements().get(replica_id)
+        if acknowledgement is None or self._is_stale(acknowledgement):
+            acknowledgement = self._acknowledgements().get(replica_id)
+        if acknowledgement is None:
             if self._source.is_registered(replica_id):
                 raise StoreUnavailable(
                     f"replica {replica_id}: it is registered, and no listing shows what it has acknowledged; nothing is"
                     " decided by such a listing"
                 )
             return None
-        return replace(acknowledged, revoked=acknowledged.revoked or self._source.is_revoked(replica_id))
+        is_revoked = acknowledgement.is_revoked or self._source.is_revoked(replica_id)
+        return replace(acknowledgement, is_revoked=is_revoked)
 
-    def _require_follows(self, seen: Applied, newest: Manifest) -> None:
-        """See that the newest manifest comes behind the one that was applied, or is that one."""
-        self._require_same_catalog(seen, newest)
-        if newest.epoch != seen.epoch:
-            raise self._refusal(f"catalog epoch {seen.epoch}", f"{newest.epoch}: the source was rebuilt")
-        known = newest if newest.number <= seen.manifest else self._followed.manifest(seen.manifest)
-        if known and (known.number, known.stamp) != (seen.manifest, seen.stamp):
+    def _require_same_log(self, applied: AppliedManifest, newest: Manifest) -> None:
+        """Require the newest manifest to be the applied one or a successor of it."""
+        self._require_same_catalog(applied, newest)
+        if newest.epoch != applied.epoch:
+            raise self._refusal(f"catalog epoch {applied.epoch}", f"{newest.epoch}: the source was rebuilt")
+        base = newest if newest.number <= applied.manifest else self._followed.manifest(applied.manifest)
+        if base and (base.number, base.stamp) != (applied.manifest, applied.stamp):
             raise self._refusal(
-                f"manifest {seen.manifest} with the stamp {seen.stamp} or a newer one",
-                f"{known.number} with the stamp {known.stamp}",
+                f"manifest {applied.manifest} with the stamp {applied.stamp} or a newer one",
+                f"{base.number} with the stamp {base.stamp}",
             )
 
     def _refusal(self, expected: str, found: str) -> PreconditionFailed:
         replica = self._follow.replica
         return PreconditionFailed(f"replica {replica}: expected {expected}, found {found}; seed it again with --seed")
 
-    def _is_stale(self, acknowledged: Acknowledgement) -> bool:
-        state = replica_state(acknowledged, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s)
+    def _is_stale(self, replica: ReplicaAcknowledgement) -> bool:
+        state = replica_state(replica, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s)
         return state is ReplicaState.STALE

@@ -1,18 +1,20 @@
-"""How versions get into the record log: blocks first, which no manifest names yet, and then a manifest that names them.
+"""Publication of blocks: blocks are stored first, then a manifest that names them.
 
-The number of the manifest is the lock. A writer reads the newest manifest, reads the catalog after that, stores blocks,
-commits a random stamp to the catalog and puts the manifest of the next number. Of several one wins, and the others
-begin anew with a manifest, a view of the catalog and blocks that are newer. So manifests show moments of the catalog in
-their order, and the number of its manifest is the version of whatever a flush writes: it orders versions of a record
-even where two transactions changed parts of it at once, neither of which saw the other.
+The number of the manifest is the lock:
 
-A process that dies before the put leaves a stamp and blocks that no manifest names: both are harmless, and blocks are
-swept when they are old. One that dies behind the put leaves a stamp that is pending: `standing` settles it. A put that
-lands late wins the number or loses it to another one, as if it had been in time.
+1. A writer reads the newest manifest, and after that the catalog.
+2. It stores blocks and commits a random stamp to the catalog.
+3. It stores the manifest of the next number. One of several writers wins. The others start again.
 
-A database that was restored from a backup does not know what was answered since: written to, it would give the same
-positions and ids out again. So it is asked whether it knows the newest manifest before a process uses the primary
-bucket, and refused.
+So manifests show moments of the catalog in order, and the number of a manifest is the version of everything that its
+flush writes. It orders versions even if two transactions changed parts of a record at once without seeing each other.
+
+A crash before the manifest is stored leaves a stamp and unnamed blocks. Both are harmless, and old blocks are swept. A
+crash afterwards leaves a pending stamp, which `read_head` settles. A late request wins or loses the number like any
+other.
+
+A database that was restored from a backup would give out positions and ids again. So `require_current` refuses a
+database that does not know the newest manifest before a process uses the primary bucket.
 
 Source: Apache Iceberg (compare-and-set of the metadata pointer); ADR 15.
 """
@@ -33,7 +35,7 @@ from logstore.errors import (
 from logstore.failpoints import effect
 from logstore.ports.catalog import KnownManifest, RecordLogState, Records
 from logstore.ports.objects import OwnedStore
-from logstore.records.blocks import VERSIONS
+from logstore.records.blocks import MAX_VERSIONS_PER_BLOCK
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
 from logstore.records.services.record_log import RecordLog
@@ -50,73 +52,73 @@ _RESTORED: Final = (
     " `sexton records rebuild --into DATABASE_URL` with an empty database"
 )
 
-TRIES: Final = 10
-"""Of a writer that others overtake: each time one of them has published."""
+MAX_PUBLISH_ATTEMPTS: Final = 10
+"""Attempts of a writer. Each failed attempt means that another writer has published."""
 
-_HELD_BYTES: Final = 64 << 20
-"""So much of versions is held before blocks are made of them."""
+_MAX_BUFFERED_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """The catalog and the newest manifest of its record log, which know each other."""
+class RecordLogHead:
+    """Catalog state and newest manifest of the record log, which know each other."""
 
     state: RecordLogState
-    manifest: Manifest | None  # none: nothing was ever flushed
+    manifest: Manifest | None  # `None`: nothing was ever flushed
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Those that count."""
         return self.manifest.blocks if self.manifest else ()
 
     @property
     def number(self) -> int:
-        """Of the newest manifest; 0: there is none."""
+        """Number of the newest manifest, or 0."""
         return self.manifest.number if self.manifest else 0
 
     @property
-    def moment(self) -> int:
-        """Of the newest manifest that shows a moment of its own; 0: there is none."""
-        return self.manifest.moment if self.manifest else 0
+    def moment_number(self) -> int:
+        """Number of the newest manifest that shows a moment of its own, or 0."""
+        return self.manifest.moment_number if self.manifest else 0
 
     @property
     def rows_epoch(self) -> int:
-        """Epoch of the catalog at that moment."""
+        """Catalog epoch of the moment."""
         return self.manifest.rows_epoch if self.manifest else self.state.epoch
 
     @property
     def next_ids(self) -> Ceilings | None:
-        """Ids that were given out next at that moment; None where an earlier build wrote the manifest."""
+        """Next ids at the moment. `None` if an earlier build wrote the manifest."""
         return self.manifest.next_ids if self.manifest else Ceilings(ledger=0, topic=0, transaction=0)
 
 
-def standing(records: Records, log: RecordLog) -> Standing:
-    """Read the catalog's state and the newest manifest, and settle one that its writer could not settle.
+def read_head(records: Records, log: RecordLog) -> RecordLogHead:
+    """Read the catalog's state and the newest manifest. Settle a manifest whose writer died. Idempotent.
 
-    Settling it takes nothing out of the outbox: what it holds is flushed again, as newer versions that say the same.
-    For the same reason nothing is staged by it: no flush owns the blocks of that page. Repeating this is harmless.
+    That settlement leaves the outbox unchanged and stages no blocks: the changes are flushed again, as newer versions
+    with equal content.
 
     Raises:
-        CatalogMismatch: The bucket has no manifest though the catalog knows one, or one of another catalog.
-        CatalogOutdated: The catalog knows the newest manifest neither as its last one nor as one that was begun.
-        CatalogBusy: Others published all the while.
-        CorruptData, Unsupported: The manifest cannot be read.
+        CatalogMismatch: The bucket lacks the manifest that the catalog knows, or has one of another catalog.
+        CatalogOutdated: The catalog does not know the stamp of the newest manifest.
+        CatalogBusy: Other writers published during every attempt.
+        CorruptData, Unsupported: The manifest is unreadable, or its format is newer.
     """
-    for _ in range(TRIES):
+    for _ in range(MAX_PUBLISH_ATTEMPTS):
         state = records.state()
-        newest = log.newest(after=state.manifest)
+        newest = log.newest_manifest(after=state.manifest)
         if newest is None:
             require_known(state, None)
-            return Standing(state=state, manifest=None)
+            return RecordLogHead(state=state, manifest=None)
         _require_same(state, newest)
         if newest.stamp == state.stamp:
-            return Standing(state=state, manifest=newest)
-        if newest.stamp in state.pending:
+            return RecordLogHead(state=state, manifest=newest)
+        if newest.stamp in state.pending_stamps:
             with effect("records.settle"):
                 _settle(records, newest)
             continue
-        require_known(records.known(), newest)
-    raise CatalogBusy(f"record log: others published {TRIES} manifests while this one looked for the newest")
+        require_known(records.known_manifest(), newest)
+    raise CatalogBusy(
+        f"record log: others published {MAX_PUBLISH_ATTEMPTS} manifests while this one looked for the newest"
+    )
 
 
 def _require_same(state: KnownManifest, newest: Manifest) -> None:
@@ -130,17 +132,15 @@ def _require_same(state: KnownManifest, newest: Manifest) -> None:
 
 
 def require_known(state: KnownManifest, newest: Manifest | None) -> None:
-    """Refuse a catalog to which the newest manifest is strange.
-
-    The state was read after the manifest, and a stamp is committed before: one of a live writer is known by now.
+    """Refuse a catalog that does not know the newest manifest.
 
     Args:
-        state: Of the catalog.
-        newest: None where there is no manifest.
+        state: State of the catalog, read after the manifest. A live writer has committed its stamp before.
+        newest: Newest manifest, if there is one.
 
     Raises:
-        CatalogMismatch: It is another catalog's, or there is none though the catalog knows one.
-        CatalogOutdated: The catalog knows it neither as its last one nor as one that was begun.
+        CatalogMismatch: The manifest is another catalog's, or the catalog knows one and there is none.
+        CatalogOutdated: The catalog does not know the stamp of the manifest.
     """
     if newest is None:
         if state.manifest:
@@ -152,7 +152,7 @@ def require_known(state: KnownManifest, newest: Manifest | None) -> None:
             )
         return
     _require_same(state, newest)
-    if state.manifest > newest.number or newest.stamp in {state.stamp, *state.pending}:
+    if state.manifest > newest.number or newest.stamp in {state.stamp, *state.pending_stamps}:
         return
     raise CatalogOutdated(
         f"{newest.key}: expected a stamp of this catalog, whose newest manifest is {state.manifest}, found "
@@ -162,12 +162,12 @@ def require_known(state: KnownManifest, newest: Manifest | None) -> None:
 
 
 def require_adopted(state: RecordLogState) -> None:
-    """Refuse while a rebuilt catalog is not complete.
+    """Refuse a rebuilt catalog that is incomplete.
 
     Raises:
-        CatalogAdopting: It is not.
+        CatalogAdopting: The catalog is incomplete, or a replica.
     """
-    if state.adopting:
+    if state.is_adopting:
         raise CatalogAdopting(
             "record log: expected a catalog that is complete, found one that adopts what storage holds"
         )
@@ -176,84 +176,85 @@ def require_adopted(state: RecordLogState) -> None:
 def publish(
     records: Records,
     log: RecordLog,
-    found: Standing,
+    head: RecordLogHead,
     *,
     blocks: Sequence[Block],
     ceilings: Ceilings,
     flushed_us: int,
     next_ids: Ceilings | None,
-    taken: Collection[int] = (),
-    staged: Sequence[Block] = (),
-    ends: bool = False,
+    outbox_rows: Collection[int] = (),
+    staged_blocks: Sequence[Block] = (),
+    ends_flush: bool = False,
 ) -> Manifest | None:
-    """Put the manifest that follows the newest one, and settle it; None if another writer took its number.
+    """Store the manifest that follows the newest one, and settle it. Return `None` if its number is taken.
 
     Args:
-        records: The catalog's side.
-        log: Where to put it.
-        found: What `standing` said before the blocks were made.
-        blocks: All that count from then on. In the midst of a flush, they show what those before them showed.
-        ceilings: Of ids; they hold in the catalog once the manifest is there, never before.
-        flushed_us: The moment of the catalog that the blocks show.
-        next_ids: Of that moment, or read before it.
-        taken: Outbox rows that they cover, or those that a page covers.
-        staged: Blocks of the page.
-        ends: Whether nothing is staged any more: it is among the blocks that count, or not needed.
+        records: Catalog side of the record log.
+        log: The record log.
+        head: Result of `read_head` before the blocks were stored.
+        blocks: All blocks that count from now on. During a flush they show the previous moment.
+        ceilings: Ceilings of ids. They take effect in the catalog once the manifest is stored.
+        flushed_us: Moment of the catalog that the blocks show.
+        next_ids: Next ids at that moment, or read before it.
+        outbox_rows: Outbox rows that the blocks or the page cover.
+        staged_blocks: Blocks of a page.
+        ends_flush: Whether nothing stays staged: staged blocks are among `blocks`, or not needed.
     """
     manifest = Manifest(
-        number=found.number + 1,
-        catalog_id=found.state.catalog_id,
-        epoch=found.state.epoch,
-        bundles=found.state.bundles,
+        number=head.number + 1,
+        catalog_id=head.state.catalog_id,
+        epoch=head.state.epoch,
+        bundles=head.state.bundles,
         stamp=uuid4().hex,
         flushed_us=flushed_us,
         ceilings=ceilings,
         blocks=tuple(blocks),
         next_ids=next_ids,
     )
-    if not ends and (staged or found.state.staged):
-        manifest = replace(manifest, shows=found.moment, moment_epoch=found.rows_epoch)
+    if not ends_flush and (staged_blocks or head.state.staged_blocks):
+        manifest = replace(manifest, shows=head.moment_number, moment_epoch=head.rows_epoch)
     with effect("records.begin"):
-        records.begin(manifest.stamp)
+        records.begin_manifest(manifest.stamp)
     try:
         log.put_manifest(manifest)
     except AlreadyExists:
         return None
     with effect("records.settle"):
-        _settle(records, manifest, taken=taken, staged=staged)
+        _settle(records, manifest, outbox_rows=outbox_rows, staged_blocks=staged_blocks)
     return manifest
 
 
-def _settle(records: Records, manifest: Manifest, *, taken: Collection[int] = (), staged: Sequence[Block] = ()) -> None:
-    records.settle(
+def _settle(
+    records: Records, manifest: Manifest, *, outbox_rows: Collection[int] = (), staged_blocks: Sequence[Block] = ()
+) -> None:
+    records.settle_manifest(
         number=manifest.number,
         stamp=manifest.stamp,
         ceilings=manifest.ceilings,
-        taken=taken,
-        whole=manifest.shows is None,
-        staged=staged,
+        outbox_rows=outbox_rows,
+        shows_own_moment=manifest.shows is None,
+        staged_blocks=staged_blocks,
     )
 
 
 class BlockWriter:
-    """Makes blocks of versions of one kind, and holds back those that do not fill one yet."""
+    """Writer of blocks of one kind. It buffers versions that do not fill a block yet."""
 
     def __init__(self, log: RecordLog, kind: RecordKind) -> None:
-        """Write to this log."""
         self._log, self._kind = log, kind
-        self._parts: list[pa.Table] = []
-        self.blocks: list[Block] = []  # what was stored, in the order of ids
+        self._tables: list[pa.Table] = []
+        self.blocks: list[Block] = []  # stored blocks, ascending by ids
 
     def add(self, versions: "pa.Table") -> None:
-        """Add versions, ascending by id and sub, behind all that were added before."""
-        self._parts.append(versions)
-        rows = sum(part.num_rows for part in self._parts)
-        if rows >= VERSIONS or sum(part.nbytes for part in self._parts) >= _HELD_BYTES:
-            self._write(rows - rows % VERSIONS or rows)
+        """Add versions, ascending by id and sub, above all earlier ones."""
+        self._tables.append(versions)
+        rows = sum(table.num_rows for table in self._tables)
+        if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
+            self._write(rows - rows % MAX_VERSIONS_PER_BLOCK or rows)
 
     def close(self) -> list[Block]:
-        """Store what is held back; all blocks."""
-        rows = sum(part.num_rows for part in self._parts)
+        """Store the buffered versions and return all blocks."""
+        rows = sum(table.num_rows for table in self._tables)
         if rows:
             self._write(rows)
         return self.blocks
@@ -261,32 +262,32 @@ class BlockWriter:
     def _write(self, rows: int) -> None:
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
-        whole = pa.concat_tables(self._parts)
-        self.blocks += self._log.put_blocks(self._kind, whole.slice(0, rows))
-        self._parts = [whole.slice(rows)] if whole.num_rows > rows else []
+        buffered = pa.concat_tables(self._tables)
+        self.blocks += self._log.put_blocks(self._kind, buffered.slice(0, rows))
+        self._tables = [buffered.slice(rows)] if buffered.num_rows > rows else []
 
 
 def require_current(records: Records, objects: OwnedStore) -> None:
     """Refuse a database that does not know the newest manifest.
 
-    If the known one is the newest, that takes one LIST, and one GET of the next number: a listing may lack it. If the
-    listing lacks the known one, too, a newer one is looked for by name. A living log holds the known manifest or a
-    newer one, so a listing without any proves nothing. A replica's database may be behind: every write to it is refused
-    anyway.
+    If the known manifest is the newest, this costs one LIST and one GET of the next number, which LIST may hide. If the
+    listing lacks the known manifest, a newer one is looked for by its key. A listing without any manifest proves
+    nothing, because a live log always has the known or a newer one. A replica database may be behind: every other write
+    to it is refused anyway.
 
     Args:
         records: The catalog.
-        objects: The bucket of its record log.
+        objects: Bucket of its record log.
 
     Raises:
-        CatalogOutdated: There is a manifest that this catalog has not begun.
+        CatalogOutdated: The catalog does not know the stamp of the newest manifest.
         CatalogMismatch: The newest manifest is another catalog's.
-        CorruptData, Unsupported: It cannot be read.
-        StoreUnavailable, ServiceRefused: The store did not answer, refuses us, or a listing lacks what HEAD finds, or
-            lacks every manifest of a log that has begun.
+        CorruptData, Unsupported: The manifest is unreadable, or its format is newer.
+        StoreUnavailable: The store did not answer, or a listing hides manifests that exist.
+        ServiceRefused: The store refuses access.
     """
-    known = records.known()
-    if known.replica:  # behind its source, and read alone
+    known = records.known_manifest()
+    if known.is_replica:
         return
     log = RecordLog(objects)
     newest = log.manifest(known.manifest + 1)
@@ -298,6 +299,7 @@ def require_current(records: Records, objects: OwnedStore) -> None:
                 " they were removed, and the database is no backup: sexton records rewrite"
             )
         if number > known.manifest:
-            newest = log.newest(known.manifest)
+            newest = log.newest_manifest(known.manifest)
     if newest is not None:
-        require_known(records.known(), newest)  # read behind the manifest: what a live process has begun is in it
+        # Read after the manifest, so that the stamps of live writers are included.
+        require_known(records.known_manifest(), newest)

@@ -1,18 +1,17 @@
 """The tomb raid: tombstones that cover nothing any more leave the catalog.
 
-1. Tombstones that are old enough, are in a block, and have no unfinished deletion are marked: candidates.
-2. Every block of the newest manifest that may hold a version of a candidate is scanned, and what later manifests add. A
-   candidate stays if any version of its record is on disk that is no tombstone, if its own version is in no block, or
-   in one that a replica has not applied yet. One of a ledger also stays if storage holds an object of that ledger: two
-   listings must show none, and no key that its finished deletion remembers may be readable.
-3. The others are removed, if they are still as step 1 found them.
+1. Tombstones that are old enough, are in a block, and have no unfinished deletion are marked as candidates.
+2. All blocks of the newest and of later manifests that may have versions of a candidate are scanned. A candidate stays
+   if a block has a version with content of its record, or if its own version is in no block, or in one that a replica
+   has not applied yet. A candidate of a ledger also stays if storage has an object of the ledger: two listings must
+   show none, and no key that its finished deletion names may be readable.
+3. The other candidates are removed if they are unchanged since step 1.
 
-A tombstone is removed alone and for good: dying anywhere leaves marks, which the next raid replaces, and repeating it
-finds fewer candidates. What is no definite answer keeps them: an unreadable block, a store that does not answer, a
-rebuild at work, a bucket that is not the catalog's.
+A crash leaves marks, which the next raid replaces. Without a definite answer tombstones stay: because of an unreadable
+block, a silent store, an unfinished rebuild, or a bucket of another catalog.
 
-Source: Aerospike's tomb raider (cenotaphs; eligible age; no older version on disk); scylladb#3560 and
-scylla-manager#4258 (field cases 105 and 107).
+Source: Aerospike's tomb raider (cenotaphs; eligible age; no older version on disk); deleted rows that return after a
+tombstone is removed before every copy has seen it (scylladb#3560), or after a restore (scylla-manager#4258).
 """
 
 import logging
@@ -32,12 +31,17 @@ from logstore.ports.catalog import RecordId, Records, Tombstones
 from logstore.ports.objects import OwnedStore
 from logstore.positions import LedgerId
 from logstore.records.jobs import LaggingReplica
-from logstore.records.kinds import TOMBSTONED, RecordKind
+from logstore.records.kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.records.manifest import Block
-from logstore.records.services.publishing import require_adopted, standing
+from logstore.records.services.publishing import read_head, require_adopted
 from logstore.records.services.record_log import RecordLog
-from logstore.records.tombstones import ReplicaState, applied_everywhere, eligible_before, replica_state
-from logstore.records.winners import covered
+from logstore.records.tombstones import (
+    ReplicaState,
+    eligible_before_us,
+    newest_manifest_applied_everywhere,
+    replica_state,
+)
+from logstore.records.winners import live_version_mask
 from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
@@ -45,79 +49,88 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-_PAGE: Final = 10_000
-_WRITTEN: Final = 200  # tombstones of one writing transaction: SQLite has one writer at a time
-_REST: Final = 4.0  # a raid sleeps this many times as long as its last write took, for other writers
-_PINNED_US: Final = 7 * 86_400 * 1_000_000  # a raid that takes longer than that is not one
+_CANDIDATES_PER_PAGE: Final = 10_000
+_TOMBSTONES_PER_WRITE: Final = 200  # SQLite has one writer at a time
+_REST_FACTOR: Final = 4.0  # a raid sleeps this many times as long as its last write took, for other writers
+_PIN_DURATION_US: Final = 7 * 86_400 * 1_000_000  # more than any raid takes
 
-_FEW: Final = 8
-"""Up to this number, candidates of one shard are looked up one by one; for more, the whole shard is listed."""
+_MAX_SINGLE_LISTINGS: Final = 8
+"""Number of candidates of one shard up to which each ledger is listed. For more, the whole shard is listed."""
 
-_NONE = -1
+_NO_MANIFEST = -1
 _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Raided:
-    """What a raid came to."""
+class RaidResult:
+    """Result of a raid."""
 
     candidates: int = 0
     kept: int = 0
     removed: int = 0
     blocks: int = 0  # scanned
-    versions: int = 0  # in them, of topics and ledgers
+    versions: int = 0  # of topics and ledgers in these blocks
     held_by: tuple[LaggingReplica, ...] = ()
 
 
 @dataclass(slots=True)
 class _Candidates:
-    """The candidates of one kind: a row each, ascending by id."""
+    """Candidates of one kind, ascending by id."""
 
     ids: "npt.NDArray[np.int64]"
-    needed: "npt.NDArray[np.bool_]"  # a reason was found to keep it
-    newest_tombstone: "npt.NDArray[np.int64]"  # as a manifest's number; _NONE where it has none
+    needed: "npt.NDArray[np.bool_]"  # whether there is a reason to keep the tombstone
+    newest_tombstone: "npt.NDArray[np.int64]"  # number of its manifest, or `_NO_MANIFEST`
 
     @property
-    def left(self) -> "npt.NDArray[np.int64]":
-        """Ids of those without a reason to be kept."""
+    def removable_ids(self) -> "npt.NDArray[np.int64]":
         return self.ids[~self.needed]
 
     def count_later(self, manifest: int) -> int:
-        """Return how many without a reason to be kept have a tombstone in a later manifest."""
+        """Return the number of removable candidates whose tombstone is in a later manifest."""
         return int((~self.needed & (self.newest_tombstone > manifest)).sum())
 
-    def concerned(self, block: Block) -> bool:
-        """Whether a version of one of them may be in the block."""
+    def may_overlap(self, block: Block) -> bool:
+        """Return whether the block may have a version of a candidate."""
         start, end = self.ids.searchsorted([block.first_id, block.last_id + 1])
         return bool(start < end)
 
     def scan(self, versions: "pa.Table") -> None:
-        """Look at versions of their kind."""
+        """Update the candidates from versions of their kind."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        self.needed |= covered(self.ids, versions)
-        tombs = versions.filter(versions.column("tombstone"))
-        ids, numbers = tombs.column("id").to_numpy(), tombs.column("version").to_numpy()
-        at = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
-        mine = self.ids[at] == ids
-        np.maximum.at(self.newest_tombstone, at[mine], numbers[mine])
+        self.needed |= live_version_mask(self.ids, versions)
+        tombstones = versions.filter(versions.column("tombstone"))
+        ids, numbers = tombstones.column("id").to_numpy(), tombstones.column("version").to_numpy()
+        positions = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
+        is_candidate = self.ids[positions] == ids
+        np.maximum.at(self.newest_tombstone, positions[is_candidate], numbers[is_candidate])
 
 
 @dataclass(slots=True)
 class _Scan:
-    """What was scanned so far."""
+    """Progress of a raid."""
 
     candidates: dict[RecordKind, _Candidates]
-    seen: set[str] = field(default_factory=set)
-    done: Raided = field(default_factory=Raided)
+    scanned_block_ids: set[str] = field(default_factory=set)
+    result: RaidResult = field(default_factory=RaidResult)
 
 
 class Raider:
-    """Raids the tombstones of one catalog. One raid removes at a time, whichever workflows run it.
+    """Raids on the tombstones of one catalog.
 
-    The marks are the claim: a later raid replaces the marks of an earlier one, and a raid removes only tombstones with
-    its own mark. Each attempt marks under a name of its own. Otherwise an attempt that still runs, though it was
-    thought dead, would remove tombstones that the next attempt has marked and has not scanned yet.
+    The marks are the claim: a later raid replaces earlier marks, and a raid removes only tombstones with its own mark.
+    Each attempt has its own mark. Otherwise a late attempt would remove tombstones that the next attempt has marked but
+    not scanned yet.
+
+    Args:
+        records: Outbox of the catalog.
+        tombstones: Tombstones of the catalog.
+        log: Record log of the catalog.
+        primary: Bucket of the primary copies.
+        eligible_age_s: Age below which tombstones stay.
+        replica_age_s: Silence after which a replica is not waited for. `None`: `eligible_age_s`.
+        sleep_s: Pause between blocks, for other users of the store.
+        clock: Clock of the pauses.
     """
 
     def __init__(
@@ -132,210 +145,207 @@ class Raider:
         sleep_s: float = 0.001,
         clock: Clock | None = None,
     ) -> None:
-        """Work on a catalog, its record log, and the bucket of its primary copies.
-
-        Args:
-            records: The catalog's outbox.
-            tombstones: Its tombstones.
-            log: Its record log.
-            primary: Where objects of its ledgers are.
-            eligible_age_s: Younger tombstones stay.
-            replica_age_s: A replica that is silent for longer is not waited for; None: as the eligible age.
-            sleep_s: Between blocks, so that others get to the store.
-            clock: For that.
-        """
         self._records, self._tombstones, self._log, self._primary = records, tombstones, log, primary
         self._age_s, self._sleep_s, self._clock = eligible_age_s, sleep_s, clock or Clock()
         self._replica_age_s = eligible_age_s if replica_age_s is None else replica_age_s
 
-    def raid(self, run_id: str, *, attempt: int = 1, progress: Callable[[Raided], None] = lambda _: None) -> Raided:
-        """Mark, scan, remove.
+    def raid(
+        self, run_id: str, *, attempt: int = 1, progress: Callable[[RaidResult], None] = lambda _: None
+    ) -> RaidResult:
+        """Mark, scan and remove tombstones. A repetition starts again.
 
         Args:
-            run_id: Of this raid; repeated it begins anew.
-            attempt: Which one of this raid it is, from 1.
-            progress: Told how far it is, after each block and each page.
+            run_id: Id of the raid.
+            attempt: Number of the attempt of this raid, from 1.
+            progress: Receives the progress after each block and each page.
 
         Raises:
-            CatalogAdopting: The catalog was rebuilt and is not complete.
-            PreconditionFailed: A rebuild reads the record log: nothing was removed since.
-            MissingData, CorruptData, Unsupported: A block cannot be read; nothing was removed.
-            CatalogOutdated, CatalogMismatch: As `standing`.
-            StoreUnavailable, CatalogBusy: Repeating is fine.
+            CatalogAdopting: The catalog is rebuilt and incomplete.
+            PreconditionFailed: A rebuild reads the record log. Nothing was removed after it began.
+            MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was removed.
+            CatalogOutdated, CatalogMismatch: As `read_head`.
+            StoreUnavailable, CatalogBusy: The raid may be repeated.
         """
-        state = standing(self._records, self._log).state
+        state = read_head(self._records, self._log).state
         require_adopted(state)
         self._require_no_rebuild(state.now_us)
-        manifest = self._log.pin_newest(run_id, state.now_us + _PINNED_US, "raid")
+        manifest = self._log.pin_newest(run_id, state.now_us + _PIN_DURATION_US, "raid")
         if manifest is None:
-            return Raided()
+            return RaidResult()
         try:
-            before_us, marks = eligible_before(state.now_us, self._age_s), marks_of(run_id, attempt)
+            before_us, marks = eligible_before_us(state.now_us, self._age_s), name_marks(run_id, attempt)
             marked = self._mark(marks, before_us, progress)
-            scan = _Scan(candidates=self._candidates(marks), done=Raided(candidates=marked))
+            scan = _Scan(candidates=self._read_candidates(marks), result=RaidResult(candidates=marked))
             self._scan(scan, manifest.blocks, progress)
-            self._look_in_storage(scan, progress)
-            while self._scan(scan, standing(self._records, self._log).blocks, progress):
-                pass  # what came meanwhile is scanned as well
-            self._spare_what_replicas_lack(scan)
+            self._keep_stored_ledgers(scan, progress)
+            while self._scan(scan, read_head(self._records, self._log).blocks, progress):
+                pass  # also scan blocks that were published meanwhile
+            self._keep_for_replicas(scan)
             return self._remove(marks, scan, before_us, progress)
         finally:
             self._log.unpin(run_id)
 
-    def _mark(self, run_id: str, before_us: int, progress: Callable[[Raided], None]) -> int:
-        """Mark page by page, so that writers get in between; how many candidates there are."""
+    def _mark(self, run_id: str, before_us: int, progress: Callable[[RaidResult], None]) -> int:
+        """Mark page by page, so that writers need not wait. Return the number of candidates."""
         marked, last = self._mark_page(run_id, before_us, None)
         while last is not None:
             raise_if_stopped()
-            progress(Raided(candidates=marked))
+            progress(RaidResult(candidates=marked))
             more, last = self._mark_page(run_id, before_us, last)
             marked += more
         return marked
 
     def _mark_page(self, run_id: str, before_us: int, after: RecordId | None) -> tuple[int, RecordId | None]:
         with self._resting(), effect("records.raid_mark"):
-            return self._tombstones.mark(run_id, before_us=before_us, after=after, limit=_WRITTEN)
+            return self._tombstones.mark_candidates(
+                run_id, before_us=before_us, after=after, limit=_TOMBSTONES_PER_WRITE
+            )
 
     @contextmanager
     def _resting(self) -> Iterator[None]:
-        """Sleep behind a writing transaction."""
-        began = self._clock.monotonic_s()
+        """Sleep after a write transaction."""
+        started_s = self._clock.monotonic_s()
         yield
-        self._clock.sleep(_REST * (self._clock.monotonic_s() - began))
+        self._clock.sleep(_REST_FACTOR * (self._clock.monotonic_s() - started_s))
 
-    def _candidates(self, run_id: str) -> dict[RecordKind, _Candidates]:
+    def _read_candidates(self, run_id: str) -> dict[RecordKind, _Candidates]:
         import numpy as np  # noqa: PLC0415 - start-up time
 
-        found: dict[RecordKind, list[int]] = {kind: [] for kind in TOMBSTONED}
+        ids_by_kind: dict[RecordKind, list[int]] = {kind: [] for kind in TOMBSTONED_KINDS}
         after: RecordId | None = None
-        while page := self._tombstones.candidates(run_id, after=after, limit=_PAGE):
+        while page := self._tombstones.candidates(run_id, after=after, limit=_CANDIDATES_PER_PAGE):
             raise_if_stopped()
-            for one in page:
-                found[one.kind].append(one.id)
+            for record_id in page:
+                ids_by_kind[record_id.kind].append(record_id.id)
             after = page[-1]
         return {
             kind: _Candidates(
-                np.sort(np.array(ids, np.int64)), np.zeros(len(ids), bool), np.full(len(ids), _NONE, np.int64)
+                np.sort(np.array(ids, np.int64)), np.zeros(len(ids), bool), np.full(len(ids), _NO_MANIFEST, np.int64)
             )
-            for kind, ids in found.items()
+            for kind, ids in ids_by_kind.items()
         }
 
-    def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[Raided], None]) -> bool:
-        """Scan those of the blocks that were not scanned yet; whether there were any."""
-        todo = [one for one in blocks if one.kind in scan.candidates and one.block_id not in scan.seen]
-        for block in todo:
+    def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[RaidResult], None]) -> bool:
+        """Scan the blocks that were not scanned yet. Return whether there were any."""
+        unscanned = [
+            block for block in blocks if block.kind in scan.candidates and block.block_id not in scan.scanned_block_ids
+        ]
+        for block in unscanned:
             raise_if_stopped()
-            scan.seen.add(block.block_id)
+            scan.scanned_block_ids.add(block.block_id)
             candidates = scan.candidates[block.kind]
-            if not candidates.concerned(block):
+            if not candidates.may_overlap(block):
                 continue
             candidates.scan(self._log.read_block(block, ("id", "version", "tombstone")))
-            done = scan.done
-            scan.done = replace(done, blocks=done.blocks + 1, versions=done.versions + block.records)
-            progress(scan.done)
+            result = scan.result
+            scan.result = replace(result, blocks=result.blocks + 1, versions=result.versions + block.records)
+            progress(scan.result)
             self._clock.sleep(self._sleep_s)
-        return bool(todo)
+        return bool(unscanned)
 
-    def _look_in_storage(self, scan: _Scan, progress: Callable[[Raided], None]) -> None:
-        """Keep tombstones of ledgers of which an object is there: without one it would be taken for a lost ledger.
+    def _keep_stored_ledgers(self, scan: _Scan, progress: Callable[[RaidResult], None]) -> None:
+        """Keep tombstones of ledgers with an object. Without one, such a ledger would count as lost.
 
-        What two listings do not show is asked for by name, and the marker again behind all of it.
+        Objects that two listings do not show are looked for by their keys. The marker is checked before and after.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 
         self._primary.confirm()
         candidates = scan.candidates[RecordKind.LEDGER]
-        left = candidates.left
-        for shard in np.unique(left % SHARDS).tolist():
-            progress(scan.done)
-            ids = left[left % SHARDS == shard].tolist()
-            standing = self._listed(shard, ids)
-            standing |= self._listed(shard, [one for one in ids if one not in standing])
-            for page in _cut([one for one in ids if one not in standing], _WRITTEN):
-                progress(scan.done)
-                standing |= self._standing_by_name(page)
-            candidates.needed |= np.isin(candidates.ids, list(standing))
+        removable_ids = candidates.removable_ids
+        for shard in np.unique(removable_ids % SHARDS).tolist():
+            progress(scan.result)
+            ids = removable_ids[removable_ids % SHARDS == shard].tolist()
+            stored = self._listed_ledgers(shard, ids)
+            stored |= self._listed_ledgers(shard, [ledger_id for ledger_id in ids if ledger_id not in stored])
+            unlisted = [ledger_id for ledger_id in ids if ledger_id not in stored]
+            for page in _paginate(unlisted, _TOMBSTONES_PER_WRITE):
+                progress(scan.result)
+                stored |= self._ledgers_with_known_objects(page)
+            candidates.needed |= np.isin(candidates.ids, list(stored))
         self._primary.confirm()
 
-    def _listed(self, shard: int, ids: Sequence[int]) -> set[int]:
-        """Those of the ledgers, all of one shard, of which a listing shows an object."""
-        asked = ids if len(ids) <= _FEW else self._known_to(shard, set(ids))
-        return {one for one in asked if self._holds(one)}
+    def _listed_ledgers(self, shard: int, ids: Sequence[int]) -> set[int]:
+        """Return the ledgers of a shard with a listed object."""
+        if len(ids) > _MAX_SINGLE_LISTINGS:
+            raise_if_stopped()
+            id_by_prefix = {ledger_prefix(LedgerId(ledger_id)): ledger_id for ledger_id in ids}
+            # A store may also list folders without objects.
+            folders = self._primary.list_folder(shard_prefix(shard))
+            ids = [id_by_prefix[folder] for folder in folders if folder in id_by_prefix]
+        return {ledger_id for ledger_id in ids if self._has_listed_object(ledger_id)}
 
-    def _known_to(self, shard: int, ids: set[int]) -> list[int]:
-        """Those of the ids that the shard may hold objects of: a folder without any may be shown too."""
-        raise_if_stopped()
-        prefixes = {ledger_prefix(LedgerId(one)): one for one in ids}
-        return [prefixes[one] for one in self._primary.list_folder(shard_prefix(shard)) if one in prefixes]
-
-    def _standing_by_name(self, ids: Sequence[int]) -> set[int]:
-        """Those of the ledgers of which a known key can be read, or whose keys are not known for certain."""
-        remembered: list[Iterator[tuple[int, str]]] = []
-        told, damaged = set[int](), set[int]()
+    def _ledgers_with_known_objects(self, ids: Sequence[int]) -> set[int]:
+        """Return the ledgers with a readable known key, or with a damaged list of keys."""
+        remembered_keys: list[Iterator[tuple[int, str]]] = []
+        remembered, damaged = set[int](), set[int]()
         for intent in self._records.finished_deletions(ids):
             try:
-                remembered.append(_names(intent))
+                remembered_keys.append(_deleted_keys(intent))
             except CorruptData:
                 damaged.add(intent.ledger_id)
-            told.add(intent.ledger_id)
-        guessed = ((one, segment_key(LedgerId(one), 0)) for one in ids if one not in told)
-        return damaged | find_existing(self._primary, chain(guessed, *remembered))
+            remembered.add(intent.ledger_id)
+        guessed_keys = (
+            (ledger_id, segment_key(LedgerId(ledger_id), 0)) for ledger_id in ids if ledger_id not in remembered
+        )
+        return damaged | find_existing(self._primary, chain(guessed_keys, *remembered_keys))
 
-    def _holds(self, ledger_id: int) -> bool:
+    def _has_listed_object(self, ledger_id: int) -> bool:
         raise_if_stopped()
         return next(iter(self._primary.list(ledger_prefix(LedgerId(ledger_id)))), None) is not None
 
-    def _spare_what_replicas_lack(self, scan: _Scan) -> None:
-        """Keep tombstones in manifests that a replica has not applied, and those that are in no manifest.
+    def _keep_for_replicas(self, scan: _Scan) -> None:
+        """Keep tombstones in manifests that a replica has not applied, and tombstones in no manifest.
 
-        A replica that is STALE is revoked, and then all are looked at again: one that came back meanwhile counts.
+        STALE replicas are revoked. Then all replicas are read again, because one may have been registered meanwhile.
         """
-        newest = standing(self._records, self._log)
-        age_s, now_us = self._replica_age_s, newest.state.now_us
-        for one in self._log.certain_replicas():
-            state = replica_state(one, newest=newest.number, now_us=now_us, eligible_age_s=age_s)
-            if state is ReplicaState.STALE and not one.revoked:
-                self._log.revoke(one.replica_id)
+        head = read_head(self._records, self._log)
+        age_s, now_us = self._replica_age_s, head.state.now_us
+        for replica in self._log.certain_replicas():
+            state = replica_state(replica, newest=head.number, now_us=now_us, eligible_age_s=age_s)
+            if state is ReplicaState.STALE and not replica.is_revoked:
+                self._log.revoke(replica.replica_id)
         replicas = self._log.certain_replicas()
-        applied = applied_everywhere(replicas, newest=newest.number)
+        applied = newest_manifest_applied_everywhere(replicas, newest=head.number)
         lagging = (
             LaggingReplica(
-                replica=word.replica_id,
-                manifest=word.manifest,
-                tombstones=sum(candidates.count_later(word.manifest) for candidates in scan.candidates.values()),
+                replica=replica.replica_id,
+                manifest=replica.manifest,
+                tombstones=sum(candidates.count_later(replica.manifest) for candidates in scan.candidates.values()),
             )
-            for word in replicas
-            if not word.revoked
+            for replica in replicas
+            if not replica.is_revoked
         )
-        held_by = sorted((holder for holder in lagging if holder.tombstones), key=lambda holder: holder.replica)
-        for holder in held_by:
+        held_by = sorted((laggard for laggard in lagging if laggard.tombstones), key=lambda laggard: laggard.replica)
+        for laggard in held_by:
             _LOG.info(
                 "raid: %d tombstones stay, because replica %s has applied manifest %d of %d",
-                *(holder.tombstones, holder.replica, holder.manifest, newest.number),
+                *(laggard.tombstones, laggard.replica, laggard.manifest, head.number),
             )
-        scan.done = replace(scan.done, held_by=tuple(held_by))
+        scan.result = replace(scan.result, held_by=tuple(held_by))
         for candidates in scan.candidates.values():
-            candidates.needed |= (candidates.newest_tombstone == _NONE) | (candidates.newest_tombstone > applied)
+            is_unapplied = candidates.newest_tombstone > applied
+            candidates.needed |= (candidates.newest_tombstone == _NO_MANIFEST) | is_unapplied
 
-    def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[Raided], None]) -> Raided:
-        """Unmark what is needed, and remove the others page by page."""
-        for page in _pages(scan.candidates):
+    def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[RaidResult], None]) -> RaidResult:
+        """Unmark needed candidates, and remove the others page by page."""
+        for page in _needed_pages(scan.candidates):
             raise_if_stopped()
             with self._resting(), effect("records.raid_keep"):
-                self._tombstones.keep(run_id, page)
+                self._tombstones.unmark(run_id, page)
         self._require_no_rebuild(self._records.state().now_us)
-        done = scan.done
+        result = scan.result
         while self._tombstones.candidates(run_id, after=None, limit=1):
             raise_if_stopped()
             with self._resting(), effect("records.raid_remove"):
-                removed = self._tombstones.remove(run_id, before_us=before_us, limit=_WRITTEN)
-            done = replace(done, removed=done.removed + removed)
-            progress(done)
-        return replace(done, kept=done.candidates - done.removed)
+                removed = self._tombstones.remove_candidates(run_id, before_us=before_us, limit=_TOMBSTONES_PER_WRITE)
+            result = replace(result, removed=result.removed + removed)
+            progress(result)
+        return replace(result, kept=result.candidates - result.removed)
 
     def _require_no_rebuild(self, now_us: int) -> None:
         for pin in self._log.pins(now_us=now_us):
-            if pin.what == "rebuild":
+            if pin.purpose == "rebuild":
                 raise PreconditionFailed(
                     f"tombstones: expected no rebuild at work, found workflow rebuild-catalog/{pin.pin_id}"
                     f" that reads manifest {pin.manifest}. Let its command end or, if nobody goes on with it, end it:"
@@ -343,29 +353,30 @@ class Raider:
                 )
 
 
-def marks_of(run_id: str, attempt: int) -> str:
-    """The name under which an attempt of a raid marks its candidates."""
+def name_marks(run_id: str, attempt: int) -> str:
+    """Return the name of the marks of an attempt of a raid."""
     return run_id if attempt == 1 else f"{run_id}-{attempt}"
 
 
-def _pages(candidates: dict[RecordKind, _Candidates]) -> Iterator[list[RecordId]]:
-    """Those with a reason to be kept."""
-    for kind, of_kind in candidates.items():
-        for page in _cut(of_kind.ids[of_kind.needed].tolist(), _WRITTEN):
-            yield [RecordId(kind=kind, id=one) for one in page]
+def _needed_pages(candidates_by_kind: dict[RecordKind, _Candidates]) -> Iterator[list[RecordId]]:
+    for kind, candidates in candidates_by_kind.items():
+        for page in _paginate(candidates.ids[candidates.needed].tolist(), _TOMBSTONES_PER_WRITE):
+            yield [RecordId(kind=kind, id=record_id) for record_id in page]
 
 
-def _cut(ids: Sequence[int], page: int) -> Iterator[Sequence[int]]:
-    return (ids[start : start + page] for start in range(0, len(ids), page))
+def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
-def _names(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
-    """Ledger and key of each object that a deletion had to remove.
+def _deleted_keys(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
+    """Return ledger and key of each object that a deletion had to remove.
 
     Raises:
-        CorruptData: What it remembers is damaged.
+        CorruptData: The intent is damaged.
     """
-    if lacking := intent.damage or find_missing_property(intent):
-        raise CorruptData(f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {lacking}")
+    if damaged_property := intent.damage or find_missing_property(intent):
+        raise CorruptData(
+            f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {damaged_property}"
+        )
     keys = chain([meta_key(intent.ledger_id, intent.owner)], registered_keys(intent))
     return ((intent.ledger_id, key) for key in keys)

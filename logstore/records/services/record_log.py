@@ -1,19 +1,18 @@
-"""The record log in its bucket: manifests and blocks, who holds an older manifest, and what replicas acknowledged.
+"""The record log in its bucket: manifests, blocks, pins, and acknowledgements of replicas.
 
-Nothing is ever overwritten. A manifest is put under its number only if that is free; a pin that is renewed and an
-acknowledgement that follows another are new objects, and those before are deleted after: a process that dies between
-the two leaves both, and the longer pin and the lower acknowledgement count.
+Objects are never overwritten. A manifest is stored only if its number is free. A renewed pin or a newer
+acknowledgement is a new object, and the old one is deleted afterwards. After a crash in between both exist: the longer
+pin and the lower acknowledgement count.
 
-A raid that does not wait for a replica revokes it first, by an object that no acknowledgement removes. So a replica
-that lacks a tombstone which is gone finds that out by itself, whatever clocks say, and whenever it comes back.
+A raid revokes a replica before it stops waiting for it. No acknowledgement removes the revocation. So a replica that
+lacks a removed tombstone finds out by itself, whatever clocks say, and whenever it comes back.
 
-Pins and acknowledgements are listed, and a listing may hide them. So the keys of rebuilds' pins and the names of
-replicas stand in registers as well, which are read without one: each is entered behind the object that it tells of, and
-ended before that is deleted. A pin that is registered counts whether or not it is listed. A replica that is registered
-and not listed counts as having applied nothing.
+A listing may hide objects. So keys of rebuilds' pins and names of replicas are also in registers, which need no
+listing. An entry is added after its object and ended before the object is deleted. A registered pin counts even if it
+is not listed. A registered replica that is not listed counts as having applied nothing.
 
-Manifests have numbers, so what a listing hides of them is asked for by name. A mark tells a log whose manifests are
-all hidden from one that has not begun: sweeps remove the first manifest, and no number bounds where the others stand.
+Hidden manifests are looked for by their numbers. If all manifests are hidden, a mark shows that the log has begun:
+sweeps remove the first manifests, so no number bounds where the others are.
 """
 
 import re
@@ -28,86 +27,84 @@ from logstore.errors import AlreadyExists, InvalidInput, MissingData, StoreUnava
 from logstore.failpoints import effect
 from logstore.log.services.read_back import read_twice
 from logstore.ports.objects import OwnedStore
-from logstore.records.blocks import decode, describe, encoded
+from logstore.records.blocks import decode_block, describe_block, encode_blocks
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import BEGUN_KEY, PREFIX, Block, Manifest, manifest_key, number_of
+from logstore.records.manifest import BEGUN_KEY, MANIFEST_PREFIX, Block, Manifest, manifest_key, parse_manifest_number
 from logstore.records.services.registry import NO_CONTENT, Registry, put_record_object
-from logstore.records.tombstones import Acknowledgement
+from logstore.records.tombstones import ReplicaAcknowledgement
 from logstore.units import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PINS: Final = "records/pins/"
-REPLICAS: Final = "records/replicas/"
-REGISTERS: Final = "records/registers/"
-_PIN_NAMES: Final = f"{REGISTERS}pins/"
-_REPLICA_NAMES: Final = f"{REGISTERS}replicas/"
-_REGISTERED: Final = frozenset({"rebuild"})
-"""Pins without which data is lost. A raid, a shipment or a seed whose blocks are removed fails, and begins anew."""
-_PIN: Final = re.compile(rf"{PINS}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
-_REPLICA: Final = re.compile(rf"{REPLICAS}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
+PIN_PREFIX: Final = "records/pins/"
+REPLICA_PREFIX: Final = "records/replicas/"
+REGISTER_PREFIX: Final = "records/registers/"
+_PIN_NAMES: Final = f"{REGISTER_PREFIX}pins/"
+_REPLICA_NAMES: Final = f"{REGISTER_PREFIX}replicas/"
+_REGISTERED_PURPOSES: Final = frozenset({"rebuild"})
+"""Purposes of pins that are registered, because data is lost without the pin. Other jobs fail and start again."""
+_PIN: Final = re.compile(rf"{PIN_PREFIX}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
+_REPLICA: Final = re.compile(rf"{REPLICA_PREFIX}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
 
 NEVER_STALE_US: Final = 2**62
-"""When a replica was heard of that is registered and not listed: no time is known."""
+"""Time of the acknowledgement of a registered replica that is not listed, because no time is known."""
 
-KEPT: Final = 100
-"""So many of the newest manifests are never removed by a sweep."""
+MIN_KEPT_MANIFESTS: Final = 100
+"""Number of newest manifests that a sweep never removes."""
 
-_NEAR: Final = KEPT // 2
-"""A manifest is pinned only while fewer are newer, so that the pin came in time."""
+_MAX_NEWER_MANIFESTS: Final = MIN_KEPT_MANIFESTS // 2
+"""A new pin counts only if fewer manifests are newer. Otherwise a sweep may have missed it."""
 
-_PROBED: Final = 10_000
-"""Numbers behind a manifest at which a hidden newer one is looked for: half a day of flushes every 5 s."""
+_PROBED_NUMBERS: Final = 10_000
+"""Numbers after a manifest at which hidden newer ones are looked for: half a day of flushes every 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """A manifest, and with it all its blocks, that a job reads."""
+    """Protection of a manifest and its blocks from sweeps while a job reads them."""
 
-    pin_id: str  # of the workflow that reads it
-    what: str  # a word, as `raid` or `rebuild`
+    pin_id: str  # id of the workflow that reads it
+    purpose: str  # one word, such as `raid` or `rebuild`
     manifest: int
-    until_us: int  # by the catalog's clock, within the bound of clocks
+    until_us: int  # by the catalog's clock
 
 
 class RecordLog:
     """The bucket of one catalog's records. Threads share one."""
 
     def __init__(self, objects: OwnedStore) -> None:
-        """Work on the records bucket."""
         self._objects = objects
         self._pin_names, self._replica_names = Registry(objects, _PIN_NAMES), Registry(objects, _REPLICA_NAMES)
-        self._is_marked = False  # whether this process knows the mark of a log that has begun to stand
-        self._entered = set[str]()  # replicas whose names this process has seen to stand
-        self._last: Manifest | None = None  # manifests never change: the one that was read last is kept
+        self._is_marked = False  # whether this process knows that the mark of a log with manifests exists
+        self._entered = set[str]()  # replicas that this process knows to be registered
+        self._last: Manifest | None = None  # cache of the manifest that was read last; manifests never change
 
     def require(self) -> None:
-        """See that the bucket is the catalog's; raises `CatalogMismatch` if not."""
+        """Check that the bucket is the catalog's. Raise `CatalogMismatch` if not."""
         self._objects.require()
 
     def confirm(self) -> None:
-        """See that the bucket is the catalog's now, whatever was seen before; raises `CatalogMismatch` if not."""
+        """Check without a cache that the bucket is the catalog's. Raise `CatalogMismatch` if not."""
         self._objects.confirm()
 
-    def numbers(self, *, after: int = 0) -> list[int]:
-        """Numbers above that one of the manifests that are there, ascending; what is no manifest is passed over."""
+    def manifest_numbers(self, *, after: int = 0) -> list[int]:
+        """Return the numbers of the listed manifests above `after`, ascending."""
         start = manifest_key(after) if after else ""
-        found = (number_of(one.key) for one in self._objects.list(PREFIX, start_after=start))
-        return [number for number in found if number is not None]
+        numbers = (parse_manifest_number(item.key) for item in self._objects.list(MANIFEST_PREFIX, start_after=start))
+        return [number for number in numbers if number is not None]
 
-    def newest(self, after: int = 0) -> Manifest | None:
-        """The newest manifest; None where there is none.
+    def newest_manifest(self, after: int = 0) -> Manifest | None:
+        """Return the newest manifest, or `None` if the log has none.
 
         Args:
-            after: A number that is known: manifests below it are not listed. It counts itself.
+            after: Known number. Manifests below it are not listed. The known manifest itself counts.
 
         Raises:
-            CorruptData, Unsupported: It cannot be read, or a newer build wrote it.
-            StoreUnavailable: The store did not answer, the newest one went while it was read, or HEAD finds a manifest
-                that the listing lacks: the known one or, where nothing is listed, one behind it. Or no manifest is
-                known or listed, and the log has begun.
+            CorruptData, Unsupported: The manifest is unreadable, or its format is newer.
+            StoreUnavailable: The store did not answer, the manifest was removed meanwhile, or the listing hides a
+                manifest that HEAD finds, or hides all manifests of a log that has begun.
         """
         number = self.newest_number(after)
         if number is None:
@@ -118,90 +115,89 @@ class RecordLog:
         return newest
 
     def newest_number(self, after: int = 0) -> int | None:
-        """Number of the newest manifest; None where there is none. Raises as `newest`."""
-        numbers: list[int] = self.numbers(after=max(after - 1, 0))
+        """Return the number of the newest manifest, or `None`. Raise as `newest_manifest`."""
+        numbers: list[int] = self.manifest_numbers(after=max(after - 1, 0))
         if after and after not in numbers:
-            hidden = after if self._stands(after) else None if numbers else self._find_later(after)
+            hidden = after if self._exists(after) else None if numbers else self._find_later(after)
             if hidden is not None:
-                raise _hidden(hidden)
+                raise _hidden_manifest_error(hidden)
         if not numbers and not after and self._objects.head(BEGUN_KEY) is not None:
             raise StoreUnavailable(
-                f"{PREFIX}: expected a manifest, because HEAD finds {BEGUN_KEY}, found none by LIST;"
+                f"{MANIFEST_PREFIX}: expected a manifest, because HEAD finds {BEGUN_KEY}, found none by LIST;"
                 " nothing is decided by such a listing"
             )
         return numbers[-1] if numbers else None
 
-    def certain_newest(self, after: int = 0) -> Manifest | None:
-        """The newest manifest, behind which HEAD finds none; None where there is none.
+    def certain_newest_manifest(self, after: int = 0) -> Manifest | None:
+        """Return the newest manifest, or `None`, after HEAD requests for newer ones.
 
-        It costs about a hundred requests, or one where the listing ends with the known manifest: a sweep that had
-        removed the next one would have removed that before. A manifest that is put meanwhile is in a second listing.
+        This costs about 100 requests, or one if the known manifest is the last one listed: a sweep removes manifests in
+        order. A manifest that is stored meanwhile is in a second listing.
 
         Raises:
-            StoreUnavailable: Two listings lack a newer manifest. Otherwise as `newest`.
+            StoreUnavailable: Two listings lack a newer manifest, or as `newest_manifest`.
         """
         newest, hidden = self._newest_and_later(after)
         if hidden is not None:
             newest, hidden = self._newest_and_later(after)
         if hidden is not None:
-            raise _hidden(hidden)
+            raise _hidden_manifest_error(hidden)
         return newest
 
     def _newest_and_later(self, after: int) -> tuple[Manifest | None, int | None]:
-        newest = self.newest(after)
+        newest = self.newest_manifest(after)
         number = newest.number if newest else after
-        return newest, self._find_later(number, probed=1 if newest and number == after else _PROBED)
+        return newest, self._find_later(number, probed=1 if newest and number == after else _PROBED_NUMBERS)
 
-    def _find_later(self, number: int, *, probed: int = _PROBED) -> int | None:
-        """Ask by HEAD for manifests that follow a number. Return the number of one, or None.
+    def _find_later(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
+        """Return the number of a later manifest that HEAD finds, or `None`.
 
-        A sweep never removes the newest `KEPT` manifests. So a series that the listing lacks stands at its first number
-        or, if sweeps have removed its beginning, at some number of every `KEPT`.
+        A sweep never removes the newest `MIN_KEPT_MANIFESTS` manifests. So a hidden series has its first number or, if
+        sweeps have removed its beginning, one of every `MIN_KEPT_MANIFESTS` numbers.
         """
-        steps: list[int] = [1, *range(KEPT, probed + 1, KEPT)]
-        for following in steps:
+        distances: list[int] = [1, *range(MIN_KEPT_MANIFESTS, probed + 1, MIN_KEPT_MANIFESTS)]
+        for distance in distances:
             raise_if_stopped()
-            if self._stands(number + following):
-                return number + following
+            if self._exists(number + distance):
+                return number + distance
         return None
 
-    def _stands(self, number: int) -> bool:
+    def _exists(self, number: int) -> bool:
         return self._objects.head(manifest_key(number)) is not None
 
-    def newest_moment(self, after: int = 0) -> Manifest | None:
-        """The newest manifest that shows a moment of its own; None where there is none. Raises as `newest`."""
-        newest = self.newest(after)
+    def newest_complete_manifest(self, after: int = 0) -> Manifest | None:
+        """Return the newest manifest that shows a moment of its own, or `None`. Raise as `newest_manifest`."""
+        newest = self.newest_manifest(after)
         if newest is None or newest.shows is None:
             return newest
         return self.manifest(newest.shows) if newest.shows else None
 
     def manifest(self, number: int) -> Manifest | None:
-        """The manifest of a number; None where there is none (any more). Raises as `newest`."""
+        """Return the manifest of a number, or `None` if it does not exist. Raise as `newest_manifest`."""
         last = self._last
         if last is not None and last.number == number:
             return last
 
         def read() -> Manifest | None:
-            found = self._objects.get(manifest_key(number))
-            return None if found is None else Manifest.of(found.body, found.key)
+            stored = self._objects.get(manifest_key(number))
+            return None if stored is None else Manifest.parse(stored.body, stored.key)
 
         manifest = read_twice(read)
         self._last = manifest or self._last
         return manifest
 
     def put_manifest(self, manifest: Manifest) -> None:
-        """Publish it, unless its number is taken.
+        """Store a manifest if its number is free.
 
         Raises:
-            AlreadyExists: Another one has its number, or this very one from an earlier attempt whose fields differ:
-                whose it is, its stamp says.
+            AlreadyExists: The number is taken. The stamp shows by whom: an earlier attempt may have other fields.
         """
         with effect("records.put_manifest"):
             put_record_object(self._objects, manifest.key, manifest.to_json())
         self._mark_begun()
 
     def _mark_begun(self) -> None:
-        """Mark the log behind every manifest, because the process that put the first one may have died, or be older."""
+        """Mark the log after every manifest, because the writer of the first may have died or be an older build."""
         if self._is_marked:
             return
         if self._objects.head(BEGUN_KEY) is None:
@@ -210,14 +206,13 @@ class RecordLog:
         self._is_marked = True
 
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
-        """Store versions, ascending by id and sub, as blocks that no manifest names yet.
+        """Store versions, ascending by id and sub, in blocks with random names that no manifest names yet.
 
-        Blocks of a process that dies are swept when they are old. Each has a name of its own: repeating it harms
-        nothing.
+        Sweeps remove the blocks of a process that dies.
         """
-        for part, file in encoded(kind, versions):
+        for block_versions, file in encode_blocks(kind, versions):
             raise_if_stopped()
-            block = describe(f"{kind}-{uuid4().hex}", kind, part, file)
+            block = describe_block(f"{kind}-{uuid4().hex}", kind, block_versions, file)
             with effect("records.put_block"):
                 put_record_object(self._objects, block.key, file)
             yield block
@@ -225,106 +220,103 @@ class RecordLog:
     def read_block(
         self, block: Block, columns: Sequence[str] | None = None, ids: tuple[int, int] | None = None
     ) -> "pa.Table":
-        """Its versions, as `logstore.records.blocks.decode` says.
+        """Return the versions of a block, as `logstore.records.blocks.decode_block`.
 
         Raises:
-            MissingData: A manifest names it, and it is not there.
-            CorruptData, Unsupported: It is not what the manifest says, or a newer build wrote it.
+            MissingData: The bucket does not have the block.
+            CorruptData, Unsupported: The block is not as the manifest says, or its format is newer.
         """
 
         def read() -> "pa.Table":
-            found = self._objects.get(block.key)
-            if found is None:
+            stored = self._objects.get(block.key)
+            if stored is None:
                 raise MissingData(f"{block.key}: a manifest names it, and the bucket has no such object")
-            return decode(block, found.body, columns=columns, ids=ids)
+            return decode_block(block, stored.body, columns=columns, ids=ids)
 
         return read_twice(read)
 
-    def put_us(self, key: str) -> int | None:
-        """When the object was put, by the store's clock; None where there is none, or the store tells no time."""
-        found = self._objects.head(key)
-        return found[0].modified_us if found else None
+    def stored_at_us(self, key: str) -> int | None:
+        """Return when an object was stored, by the store's clock, or `None` if there is no object or no time."""
+        head = self._objects.head(key)
+        return head[0].modified_us if head else None
 
-    def pin(self, pin_id: str, manifest: int, until_us: int, what: str) -> str:
-        """Keep a manifest and its blocks until a time; again with a later time, for longer. Return the key of the pin.
+    def pin(self, pin_id: str, manifest: int, until_us: int, purpose: str) -> str:
+        """Pin a manifest until a time, or renew the pin. Return the key of the pin.
 
         Raises:
-            InvalidInput: `what` is not one word.
+            InvalidInput: `purpose` is not one word.
         """
-        if not what.isalpha():
-            raise InvalidInput("pin", expected="one word", found=what)
-        folder = f"{PINS}{what}/{_quoted(pin_id)}/"
+        if not purpose.isalpha():
+            raise InvalidInput("pin", expected="one word", found=purpose)
+        folder = f"{PIN_PREFIX}{purpose}/{_quote_name(pin_id)}/"
         key = f"{folder}{manifest:012d}-{until_us:017d}"
         with effect("records.pin"):
             put_record_object(self._objects, key, NO_CONTENT)
-        if what in _REGISTERED:
+        if purpose in _REGISTERED_PURPOSES:
             self._pin_names.enter(key)
             self._pin_names.end(lambda name: name.startswith(folder) and name != key)
-        self._only(folder, key)
+        self._delete_others(folder, key)
         return key
 
-    def pin_newest(self, pin_id: str, until_us: int, what: str, *, after: int = 0) -> Manifest | None:
-        """Pin the newest manifest that shows a moment of its own and give it; None where there is none.
+    def pin_newest(self, pin_id: str, until_us: int, purpose: str, *, after: int = 0) -> Manifest | None:
+        """Pin and return the newest manifest that shows a moment of its own, or `None`.
 
-        `after` is a number that is known to stand, as in `newest`.
-
-        A sweep that lists pins just before would miss one for a manifest that it is about to remove. So the pin
-        counts only if the manifest is still among the newest ones once it stands, or the newest one still shows it:
-        sweeps spare both.
+        `after` is as in `newest_manifest`. A sweep that listed the pins before would miss the pin. So the pin counts
+        only if the manifest is still among the newest, or still the shown moment. Sweeps keep both.
         """
-        while (found := self.newest_moment(after)) is not None:
+        while (newest := self.newest_complete_manifest(after)) is not None:
             raise_if_stopped()
-            self.pin(pin_id, found.number, until_us, what)
-            newer = self.numbers(after=found.number)
-            if len(newer) < _NEAR or self._shows(newer[-1], found.number):
-                return found
+            self.pin(pin_id, newest.number, until_us, purpose)
+            newer = self.manifest_numbers(after=newest.number)
+            if len(newer) < _MAX_NEWER_MANIFESTS or self._shows(newer[-1], newest.number):
+                return newest
         return None
 
     def _shows(self, number: int, moment: int) -> bool:
         manifest = self.manifest(number)
-        return manifest is not None and manifest.moment == moment
+        return manifest is not None and manifest.moment_number == moment
 
     def unpin(self, pin_id: str) -> None:
-        """Let go of what it pinned; a pin that is not there is no error."""
+        """Remove all pins of an id. Idempotent."""
         self._end_pins(lambda pin: pin.pin_id == pin_id)
 
     def end_pin(self, pin: Pin) -> None:
-        """Let go of one pin. A pin that was renewed meanwhile is another one, and stays."""
+        """Remove one pin. A renewed pin is another one and stays."""
         self._end_pins(pin.__eq__)
 
     def _end_pins(self, should_end: Callable[[Pin], bool]) -> None:
         keys = [key for key, pin in self._pins().items() if should_end(pin)]
         self._pin_names.end(lambda name: name in keys)
         with effect("records.unpin"):
-            self._deleted(keys)
+            self._delete(keys)
 
     def pins(self, *, now_us: int = 0) -> list[Pin]:
-        """Pins that have not run out at that time, one for each id and manifest that it holds."""
+        """Return the pins that last beyond `now_us`, one for each id and manifest."""
         return [pin for pin in self._pins().values() if pin.until_us > now_us]
 
     def _pins(self) -> dict[str, Pin]:
-        """Pins by key: those that are listed, and those that are registered."""
-        listed = [item.key for item in self._objects.list(PINS)]
-        matches = (_PIN.fullmatch(key) for key in sorted({*listed, *self._pin_names.standing()}))
+        """Return listed and registered pins, by key."""
+        listed = [item.key for item in self._objects.list(PIN_PREFIX)]
+        matches = (_PIN.fullmatch(key) for key in sorted({*listed, *self._pin_names.active_names()}))
         return {
-            match[0]: Pin(pin_id=unquote(match[2]), what=match[1], manifest=int(match[3]), until_us=int(match[4]))
+            match[0]: Pin(pin_id=unquote(match[2]), purpose=match[1], manifest=int(match[3]), until_us=int(match[4]))
             for match in matches
             if match
         }
 
     def acknowledge(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
-        """Say in the name of a replica that it has applied this manifest and all before.
+        """Store that a replica has applied this manifest and all before.
 
-        Tombstones wait for it from then on, until it has been silent for the eligible age. What is revoked stays so.
-        Nothing is said if the replica is forgotten meanwhile.
+        From now on raids wait for the replica until it was silent for the eligible age. A revocation stays. A replica
+        that is forgotten meanwhile stays forgotten.
 
         Args:
-            replica_id: Its catalog's id, or another name that stays.
-            manifest: A number.
-            epoch: Of that manifest.
-            at_us: Now, by any clock: it tells one word from the next.
+            replica_id: Name of the replica.
+            manifest: Number of the manifest.
+            epoch: Epoch of the manifest.
+            at_us: Now, by any clock, which makes the acknowledgement unique.
         """
-        folder = f"{REPLICAS}{_quoted(replica_id)}/"
+        folder = f"{REPLICA_PREFIX}{_quote_name(replica_id)}/"
         key = f"{folder}{manifest:012d}-{epoch:012d}-{at_us:017d}"
         with effect("records.acknowledge"):
             put_record_object(self._objects, key, NO_CONTENT)
@@ -334,109 +326,113 @@ class RecordLog:
                 self._replica_names.end(lambda name: name == replica_id)
                 return
             self._entered.add(replica_id)
-        self._only(folder, key)
+        self._delete_others(folder, key)
 
     def _is_forgotten(self, folder: str, key: str) -> bool:
-        """Whether an acknowledgement that was put is gone, and no newer one has taken its place."""
+        """Return whether a stored acknowledgement is gone and no newer one exists."""
         if any(self._objects.head(key) is not None for _ in range(2)):
             return False
         return not any(_REPLICA.fullmatch(item.key) for item in self._objects.list(folder))
 
     def register(self, replica_id: str, at_us: int) -> None:
-        """Let tombstones wait for a replica that is about to be seeded: it has applied nothing, and is not revoked.
+        """Register a replica before its seed, as one that has applied nothing and is not revoked. Idempotent.
 
-        What is read of the record log afterwards tells all that it must know: of a tombstone that is gone then, there
-        is nothing left that it covers. Repeating it is harmless.
+        A seed must read the record log afterwards. A tombstone that is gone by then covers nothing in it.
         """
         self._entered.discard(replica_id)  # another process may have forgotten it since
         self.acknowledge(replica_id, 0, 0, at_us)
         with effect("records.register"):
-            self._deleted([self._revocation(replica_id)])
+            self._delete([self._revocation(replica_id)])
 
     def revoke(self, replica_id: str) -> None:
-        """Let nothing wait for a replica any more, and itself know it: it must be seeded again.
+        """Revoke a replica: raids do not wait for it, and it must be seeded again.
 
-        It is to be listed again afterwards: one that was registered meanwhile may not be revoked by this.
+        The caller must list the replicas again afterwards, because the replica may be registered anew meanwhile.
         """
         with effect("records.revoke"), suppress(AlreadyExists):
             put_record_object(self._objects, self._revocation(replica_id), NO_CONTENT)
 
     def _revocation(self, replica_id: str) -> str:
-        return f"{REPLICAS}{_quoted(replica_id)}/{_REVOKED}"
+        return f"{REPLICA_PREFIX}{_quote_name(replica_id)}/{_REVOKED}"
 
     def forget_replica(self, replica_id: str) -> None:
-        """Take back what it acknowledged: it is a replica no longer. What revokes it goes last: no word outlives it."""
+        """Remove a replica. Its revocation is deleted last, so that no acknowledgement outlives it."""
         revocation = self._revocation(replica_id)
         self._replica_names.end(lambda name: name == replica_id)
         self._entered.discard(replica_id)
         with effect("records.forget"):
-            self._only(f"{REPLICAS}{_quoted(replica_id)}/", revocation)
-            self._deleted([revocation])
+            self._delete_others(f"{REPLICA_PREFIX}{_quote_name(replica_id)}/", revocation)
+            self._delete([revocation])
 
-    def replicas(self) -> list[Acknowledgement]:
-        """What each replica acknowledged, ascending by id: of several words the lowest manifest, and the last time."""
-        told: dict[str, Acknowledgement] = {}
+    def replicas(self) -> list[ReplicaAcknowledgement]:
+        """Return the acknowledgement of each replica, ascending by id.
+
+        If a replica has several, the lowest manifest and the latest time count.
+        """
+        acknowledgements: dict[str, ReplicaAcknowledgement] = {}
         revoked = set[str]()
-        for one in self._objects.list(REPLICAS):
-            found = _REPLICA.fullmatch(one.key)
-            if not found:
-                folder, _, last = one.key.removeprefix(REPLICAS).partition("/")
+        for item in self._objects.list(REPLICA_PREFIX):
+            match = _REPLICA.fullmatch(item.key)
+            if not match:
+                folder, _, last = item.key.removeprefix(REPLICA_PREFIX).partition("/")
                 revoked |= {unquote(folder)} if last == _REVOKED else set()
                 continue
-            name, manifest, epoch = unquote(found[1]), int(found[2]), int(found[3])
-            at_us = int(found[4]) if one.modified_us is None else one.modified_us
-            before = told.get(name)
-            if before is not None:
-                manifest, epoch = min((manifest, epoch), (before.manifest, before.epoch))
-                at_us = max(at_us, before.at_us)
-            told[name] = Acknowledgement(replica_id=name, manifest=manifest, epoch=epoch, at_us=at_us)
-        return [replace(told[name], revoked=name in revoked) for name in sorted(told)]
+            name, manifest, epoch = unquote(match[1]), int(match[2]), int(match[3])
+            at_us = int(match[4]) if item.modified_us is None else item.modified_us
+            previous = acknowledgements.get(name)
+            if previous is not None:
+                manifest, epoch = min((manifest, epoch), (previous.manifest, previous.epoch))
+                at_us = max(at_us, previous.at_us)
+            acknowledgements[name] = ReplicaAcknowledgement(
+                replica_id=name, manifest=manifest, epoch=epoch, at_us=at_us
+            )
+        return [replace(acknowledgements[name], is_revoked=name in revoked) for name in sorted(acknowledgements)]
 
-    def certain_replicas(self) -> list[Acknowledgement]:
-        """As `replicas`, before anything goes that a replica may not have applied.
+    def certain_replicas(self) -> list[ReplicaAcknowledgement]:
+        """Return the acknowledgements, including those of registered replicas that no listing shows.
 
-        One that is registered and not listed counts as having applied nothing, and as heard of at the end of time: no
-        raid may revoke it on the word of that listing. If it was revoked before, a HEAD tells that.
+        Such a replica counts as having applied nothing, and as never stale: no raid may revoke it because of that
+        listing. A HEAD request finds an earlier revocation.
         """
-        names = self._replica_names.standing()
+        registered = self._replica_names.active_names()
         listed = self.replicas()
-        unlisted = names.difference(one.replica_id for one in listed)
+        unlisted = registered.difference(replica.replica_id for replica in listed)
         if unlisted:
-            unlisted &= self._replica_names.standing()  # some may have been forgotten meanwhile
+            unlisted &= self._replica_names.active_names()  # some may have been forgotten meanwhile
         return listed + [
-            Acknowledgement(replica_id=one, manifest=0, epoch=0, at_us=NEVER_STALE_US)
-            for one in sorted(unlisted)
-            if not self.is_revoked(one)
+            ReplicaAcknowledgement(replica_id=name, manifest=0, epoch=0, at_us=NEVER_STALE_US)
+            for name in sorted(unlisted)
+            if not self.is_revoked(name)
         ]
 
     def is_registered(self, replica_id: str) -> bool:
-        """Whether a replica was registered and is not forgotten, whatever listings show of it."""
-        return replica_id in self._replica_names.standing()
+        """Return whether a replica is registered, without a listing."""
+        return replica_id in self._replica_names.active_names()
 
     def is_revoked(self, replica_id: str) -> bool:
-        """Whether a raid went on without a replica, whatever listings show."""
+        """Return whether a raid has revoked a replica, without a listing."""
         return self._objects.head(self._revocation(replica_id)) is not None
 
-    def _only(self, folder: str, key: str) -> None:
-        """Delete what else stands in the folder, and is no revocation."""
-        left = (one.key for one in self._objects.list(folder) if one.key not in {key, f"{folder}{_REVOKED}"})
-        self._deleted(list(left))
+    def _delete_others(self, folder: str, key: str) -> None:
+        """Delete the other objects of the folder, except for the revocation."""
+        keys = [item.key for item in self._objects.list(folder) if item.key not in {key, f"{folder}{_REVOKED}"}]
+        self._delete(keys)
 
-    def _deleted(self, keys: Sequence[str]) -> None:
+    def _delete(self, keys: Sequence[str]) -> None:
         report = self._objects.delete(keys) if keys else None
         if report is not None and report.failed:
-            key, why = next(iter(report.failed.items()))
-            raise StoreUnavailable(f"{key}: it could not be deleted: {why}")
+            key, reason = next(iter(report.failed.items()))
+            raise StoreUnavailable(f"{key}: it could not be deleted: {reason}")
 
 
-def _hidden(number: int) -> StoreUnavailable:
+def _hidden_manifest_error(number: int) -> StoreUnavailable:
     return StoreUnavailable(
         f"{manifest_key(number)}: HEAD finds it, LIST does not; nothing is decided by such a listing"
     )
 
 
-def _quoted(name: str) -> str:
-    """A name as one part of a key that every store keeps as it is."""
+def _quote_name(name: str) -> str:
+    """Return a name as one part of a key, without characters that some stores change."""
     if not name:
         raise InvalidInput("name", expected="1 character or more", found=name)
     return quote(name, safe="").replace(".", "%2E")

@@ -1,12 +1,11 @@
-"""A register of names that is read without a listing, for what a listing may hide.
+"""Register of names that is read without a listing, because listings may hide objects.
 
-Entries are numbered objects without a gap: `{folder}{n:06d}` holds a name, and `{folder}{n:06d}-ended` says that it is
-over. Whoever reads asks for one number after the other until there is none, so that no listing can hide an entry.
-Nothing is overwritten or removed: a name that comes again gets a new number. What is entered here must be rare.
+Entries are objects numbered without a gap: `{folder}{n:06d}` has a name, and `{folder}{n:06d}-ended` ends it. A reader
+asks for one number after the other until there is none. Entries are never overwritten or removed, and a repeated name
+gets a new number. So entries must be rare.
 
-Dying anywhere is harmless, and so is repeating: a name that stands is not entered again. Two that enter the same name
-at once may enter it twice, and both entries end together. An entry carries the digest of its name, by which an answer
-that was cut off is known.
+Every call may be repeated. Two writers may enter a name twice, and both entries end together. An entry has the digest
+of its name, which reveals a truncated response.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,37 +19,36 @@ from logstore.ports.objects import ObjectStore
 from logstore.units import raise_if_stopped
 
 NO_CONTENT: Final = b"{}"
-"""Content of an object whose key says all, as a pin or an acknowledgement."""
+"""Content of an object whose key has all information, such as a pin."""
 
 
 def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
-    """Store an object of the record log with the digest of its content, unless its key is taken, and require it.
+    """Store an object with the digest of its content if its key is free, and read it back.
 
     Raises:
-        AlreadyExists: The key holds another object.
-        UploadUnproven: The store answered the PUT, and does not show the object.
+        AlreadyExists: The key is taken by another object.
+        UploadUnproven: The store accepted the PUT and does not show the object.
     """
     put_and_require(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST_FIELD: sha256_hex(body)})
 
 
 class Registry:
-    """The names of one folder. Threads share one."""
+    """Names in one folder, which ends with a slash. Thread-safe."""
 
     def __init__(self, objects: ObjectStore, folder: str) -> None:
-        """Keep names in this folder, which ends with a slash."""
         self._objects, self._folder = objects, folder
-        self._over = 0  # all entries below this number have ended, for good
+        self._first_active = 0  # all entries below this number have ended
 
     def enter(self, name: str) -> None:
-        """Let a name stand, unless it does.
+        """Add a name unless it is active.
 
         Raises:
             StoreUnavailable: The store did not answer.
-            CorruptData: An entry is not what was entered.
+            CorruptData: An entry is damaged.
         """
-        number = self._over
-        for number, entered in self._standing():  # noqa: B007 - the last one is where to go on
-            if entered == name:
+        number = self._first_active
+        for number, entered_name in self._active_entries():  # noqa: B007 - the search continues at the last number
+            if entered_name == name:
                 return
         while True:
             raise_if_stopped()
@@ -60,38 +58,38 @@ class Registry:
                     with effect("records.enter"):
                         put_record_object(self._objects, key, name.encode())
                 except AlreadyExists:
-                    pass  # by another one
+                    pass  # another writer took the number
                 else:
                     return
             number += 1
 
     def end(self, should_end: Callable[[str], bool]) -> None:
-        """End the entries of some names. If none is found, look once more: an answer may deny an entry.
+        """End the entries of matching names. Raise as `enter`.
 
-        Raises as `enter`.
+        If there is none, the register is read again, because a response may miss an entry.
         """
         for _ in range(2):
-            numbers = [number for number, name in self._standing() if should_end(name)]
+            numbers = [number for number, name in self._active_entries() if should_end(name)]
             for number in numbers:
                 with effect("records.end_entry"):
                     put_record_object(self._objects, f"{self._key(number)}-ended", NO_CONTENT)
             if numbers:
                 return
 
-    def standing(self) -> frozenset[str]:
-        """Names that were entered and have not ended. Raises as `enter`."""
-        return frozenset(name for _, name in self._standing())
+    def active_names(self) -> frozenset[str]:
+        """Return the names that were entered and have not ended. Raise as `enter`."""
+        return frozenset(name for _, name in self._active_entries())
 
-    def _standing(self) -> Iterator[tuple[int, str]]:
-        number, all_over = self._over, True
+    def _active_entries(self) -> Iterator[tuple[int, str]]:
+        number, has_only_ended = self._first_active, True
         while (name := self._read(number)) is not None:
             raise_if_stopped()
             if self._objects.get(f"{self._key(number)}-ended") is None:
-                all_over = False
+                has_only_ended = False
                 yield number, name
             number += 1
-            if all_over:
-                self._over = max(self._over, number)
+            if has_only_ended:
+                self._first_active = max(self._first_active, number)
 
     def _read(self, number: int) -> str | None:
         key = self._key(number)

@@ -1,17 +1,15 @@
-"""Replicas of the record log: other buckets that have its blocks and manifests, so that a catalog can be rebuilt there.
+"""Replica buckets: shipments of blocks and manifests to buckets from which the catalog can be rebuilt.
 
-A replica is sent whole manifests. It gets the blocks that it lacks, they are read back and compared, and only then it
-gets the manifest that names them. So whatever a plain delete took out of the newest manifest is not there either, and a
-durable delete comes as the tombstone that the blocks hold. What it has is acknowledged in the bucket of the record log:
-the tomb raider waits for that, until the replica has been silent for the eligible age. A replica that is STALE is
-seeded by the next shipment, which is as whole as every other: it is registered anew before the manifest is chosen.
+A shipment brings a complete manifest: first the missing blocks, which are read back and compared, then the manifest. So
+the replica also lacks what plain deletions removed, and gets durable deletions as tombstones. The shipment is
+acknowledged in the source's bucket, and raids wait for the replica until it was silent for the eligible age. The next
+shipment seeds a STALE replica: it registers the replica before it chooses the manifest.
 
-A database that follows the record log acknowledges there as well (`following`); a bucket's name has no slash, and its
-name has one.
+Replica databases acknowledge there as well (`following`). Their names have a slash, unlike bucket names.
 
-A replica that was promoted goes on under a catalog epoch of its own, and is never written to again from here.
+A promoted replica continues under a catalog epoch of its own and gets no shipment any more.
 
-Source: Aerospike's XDR; `replicate_deletes`, which here is always so.
+Source: Aerospike's XDR with `replicate_deletes`.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,26 +23,33 @@ from logstore.records.jobs import ShippedBlocks
 from logstore.records.manifest import Block, Manifest
 from logstore.records.services.record_log import NEVER_STALE_US, RecordLog
 from logstore.records.services.sweeping import Sweeper
-from logstore.records.tombstones import Acknowledgement, ReplicaState, replica_state
+from logstore.records.tombstones import ReplicaAcknowledgement, ReplicaState, replica_state
 from logstore.units import raise_if_stopped
 
-_PIN_S: Final = 24 * 3_600  # of the manifest that is shipped, in the record log
+_PIN_DURATION_S: Final = 24 * 3_600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """How a replica stands to the record log."""
+class ReplicaStatus:
+    """Progress of a replica."""
 
-    replica: str  # its bucket; or, of a database, the bucket that it follows, a slash and words of its own
-    state: ReplicaState | None  # None: nothing was ever shipped to it
-    manifest: int  # that it has; 0: none
-    newest: int  # of the record log
-    lag_s: float | None  # age of the oldest flush that it lacks; None: older than the manifests that are kept
-    at_us: int | None  # when it acknowledged last, by the store's clock
+    replica: str  # bucket; of a database `bucket/words`
+    state: ReplicaState | None  # `None`: nothing was ever shipped to it
+    manifest: int  # acknowledged number; 0: none
+    newest: int  # newest number of the record log
+    lag_s: float | None  # age of the oldest missing flush; `None`: its manifest was swept
+    at_us: int | None  # last acknowledgement, by the store's clock
 
 
 class Replication:
-    """The replicas of one catalog's record log. Threads share one."""
+    """Replica buckets of one record log. Thread-safe.
+
+    Args:
+        source: Bucket of the record log.
+        replicas: Replica buckets by name.
+        store_now_us: Clock of the stores.
+        eligible_age_s: Silence after which a replica is STALE.
+    """
 
     def __init__(
         self,
@@ -54,142 +59,137 @@ class Replication:
         store_now_us: Callable[[], int],
         eligible_age_s: float,
     ) -> None:
-        """Take the bucket of the record log, those of its replicas by name, their clock, and when one is STALE."""
         self._objects, self._replicas = source, replicas
         self._source = RecordLog(source)
         self._now_us, self._eligible_age_s = store_now_us, eligible_age_s
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Buckets of replicas, as the settings name them."""
+        """Names of the replica buckets in the settings."""
         return tuple(self._replicas)
 
-    def standings(self) -> list[Replica]:
-        """Every replica that is named or registered, or that has acknowledged anything, ascending by name."""
-        newest, now_us = self._source.newest_moment(), self._now_us()
-        told = {word.replica_id: word for word in self._source.certain_replicas()}
+    def replica_statuses(self) -> list[ReplicaStatus]:
+        """Return every configured, registered or acknowledging replica, ascending by name."""
+        newest, now_us = self._source.newest_complete_manifest(), self._now_us()
+        acknowledgement_by_name = {replica.replica_id: replica for replica in self._source.certain_replicas()}
         number = newest.number if newest else 0
-        found = []
-        for name in sorted({*told, *self._replicas}):
-            word = told.get(name)
-            if word is None:
-                found.append(
-                    Replica(replica=name, state=None, manifest=0, newest=number, lag_s=None, at_us=None),
+        statuses = []
+        for name in sorted({*acknowledgement_by_name, *self._replicas}):
+            replica = acknowledgement_by_name.get(name)
+            status = ReplicaStatus(replica=name, state=None, manifest=0, newest=number, lag_s=None, at_us=None)
+            if replica is not None:
+                status = ReplicaStatus(
+                    replica=name,
+                    state=replica_state(replica, newest=number, now_us=now_us, eligible_age_s=self._eligible_age_s),
+                    manifest=replica.manifest,
+                    newest=number,
+                    lag_s=self._lag_s(newest, replica.manifest),
+                    at_us=None if replica.at_us == NEVER_STALE_US else replica.at_us,
                 )
-                continue
-            state = replica_state(word, newest=number, now_us=now_us, eligible_age_s=self._eligible_age_s)
-            lag_s = self._lag_s(newest, word.manifest)
-            at_us = None if word.at_us == NEVER_STALE_US else word.at_us
-            found.append(
-                Replica(replica=name, state=state, manifest=word.manifest, newest=number, lag_s=lag_s, at_us=at_us)
-            )
-        return found
+            statuses.append(status)
+        return statuses
 
     def _lag_s(self, newest: Manifest | None, number: int) -> float | None:
         if newest is None or number >= newest.number:
             return 0.0
-        has = self._source.manifest(number)
-        return None if has is None else max(0, newest.flushed_us - has.flushed_us) / 1_000_000
+        manifest = self._source.manifest(number)
+        return None if manifest is None else max(0, newest.flushed_us - manifest.flushed_us) / 1_000_000
 
     def ship(self, replica: str) -> ShippedBlocks:
-        """Bring a replica to the newest manifest; repeating it copies what is still lacking, and acknowledges again.
+        """Bring a replica bucket to the newest manifest and acknowledge it. A repetition copies what is still missing.
 
         Raises:
-            InvalidInput: No replica of this name is known.
-            PreconditionFailed: It was promoted, or is another record log's.
+            InvalidInput: No replica has this name.
+            PreconditionFailed: The replica was promoted, or is another record log's.
             CatalogMismatch: The bucket is another catalog's.
             MissingData, CorruptData: A block of the record log cannot be copied.
             StoreUnavailable: The store did not answer.
         """
         if replica not in self._replicas:
-            known = ", ".join(self._replicas) or "no replica"
-            raise InvalidInput("replica", expected=f"one of those in replica_buckets: {known}", found=replica)
-        words = [word for word in self._source.replicas() if word.replica_id == replica]
-        shipped: int = max((word.manifest for word in words), default=0)
-        there = RecordLog(self._replicas[replica]).certain_newest(shipped)
-        last = there.number if there else shipped
-        newest = self._source.newest_moment(last) or self._source.newest_moment()
+            names = ", ".join(self._replicas) or "no replica"
+            raise InvalidInput("replica", expected=f"one of those in replica_buckets: {names}", found=replica)
+        acknowledgements = [other for other in self._source.replicas() if other.replica_id == replica]
+        acknowledged: int = max((acknowledgement.manifest for acknowledgement in acknowledgements), default=0)
+        target_newest = RecordLog(self._replicas[replica]).certain_newest_manifest(acknowledged)
+        last = target_newest.number if target_newest else acknowledged
+        newest = self._source.newest_complete_manifest(last) or self._source.newest_complete_manifest()
         if newest is None:
             return ShippedBlocks(replica=replica)
-        _refuse_promoted(replica, there, newest)
-        if all(map(self._is_stale, words)) or self._source.is_revoked(replica):  # or it is new, or no listing shows it
+        _refuse_promoted(replica, target_newest, newest)
+        # Also registers a replica that is new, or that no listing shows.
+        if all(map(self._is_stale, acknowledgements)) or self._source.is_revoked(replica):
             self._source.register(replica, self._now_us())
-        pin_id, until_us = f"replicate-{replica}", self._now_us() + _PIN_S * 1_000_000
+        pin_id, until_us = f"replicate-{replica}", self._now_us() + _PIN_DURATION_S * 1_000_000
         manifest = self._source.pin_newest(pin_id, until_us, "replicate", after=newest.number)
         if manifest is None:
             return ShippedBlocks(replica=replica)
         try:
-            done = self._shipped(replica, manifest, after=last)
+            result = self._ship_manifest(replica, manifest, after=last)
         finally:
             self._source.unpin(pin_id)
         self._source.acknowledge(replica, manifest.number, manifest.epoch, self._now_us())
-        return done
+        return result
 
-    def _is_stale(self, word: Acknowledgement) -> bool:
-        state = replica_state(word, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s)
+    def _is_stale(self, replica: ReplicaAcknowledgement) -> bool:
+        state = replica_state(replica, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s)
         return state is ReplicaState.STALE
 
-    def _shipped(self, replica: str, manifest: Manifest, *, after: int) -> ShippedBlocks:
+    def _ship_manifest(self, replica: str, manifest: Manifest, *, after: int) -> ShippedBlocks:
         store = self._replicas[replica]
         target = RecordLog(store)
-        target.require()  # a bucket that is new becomes the catalog's
+        target.require()  # claims a new bucket for the catalog
         target.confirm()
-        there = target.newest(after)
-        _refuse_promoted(replica, there, manifest)
-        has = {block.block_id for block in there.blocks} if there else set[str]()
-        lacking = [block for block in manifest.blocks if block.block_id not in has]
-        for block in lacking:
+        target_newest = target.newest_manifest(after)
+        _refuse_promoted(replica, target_newest, manifest)
+        shipped_ids = {block.block_id for block in target_newest.blocks} if target_newest else set[str]()
+        missing = [block for block in manifest.blocks if block.block_id not in shipped_ids]
+        for block in missing:
             raise_if_stopped()
             self._copy(block, store, target)
-        if there is None or there.number < manifest.number:
-            _put(replica, target, manifest)
+        if target_newest is None or target_newest.number < manifest.number:
+            try:
+                target.put_manifest(manifest)
+            except AlreadyExists:
+                _refuse_promoted(replica, target.manifest(manifest.number), manifest)
             Sweeper(store, target).sweep(self._now_us())
         return ShippedBlocks(
             replica=replica,
             manifest=manifest.number,
-            blocks=len(lacking),
-            bytes=sum(block.size_bytes for block in lacking),
-            records=sum(block.records for block in lacking),
-            tombstones=sum(block.tombstones for block in lacking),
+            blocks=len(missing),
+            bytes=sum(block.size_bytes for block in missing),
+            records=sum(block.records for block in missing),
+            tombstones=sum(block.tombstones for block in missing),
         )
 
     def _copy(self, block: Block, store: OwnedStore, target: RecordLog) -> None:
-        """Copy one block, and read it back; one that an earlier attempt has copied is only read."""
-        found = self._objects.get(block.key)
-        if found is None:
+        """Copy one block and read it back. A block of an earlier attempt is only read."""
+        stored = self._objects.get(block.key)
+        if stored is None:
             raise MissingData(f"{block.key}: the newest manifest names it, and the record log has no such object")
         try:
             with effect("records.ship_block"):
-                store.put_if_absent(block.key, found.body, metadata=found.metadata)
+                store.put_if_absent(block.key, stored.body, metadata=stored.metadata)
         except AlreadyExists:
-            pass  # what it holds is seen by the next line
+            pass  # its content is checked below
         try:
             target.read_block(block, columns=["id"])
         except CorruptData as error:
             raise CorruptData(f"{error}; delete it in the replica's bucket, and ship again") from error
 
 
-def _refuse_promoted(replica: str, there: Manifest | None, ours: Manifest) -> None:
-    """Raises PreconditionFailed where the replica's newest manifest is none that this record log has shipped."""
-    if there is None:
+def _refuse_promoted(replica: str, target_newest: Manifest | None, own: Manifest) -> None:
+    """Refuse a replica whose newest manifest was not shipped from this record log."""
+    if target_newest is None:
         return
-    same = there.stamp == ours.stamp
-    if there.catalog_id != ours.catalog_id:
-        found = f"one of catalog {there.catalog_id}"
-    elif there.epoch > ours.epoch:
-        found = f"one of epoch {there.epoch}: the replica was promoted"
-    elif there.number > ours.number or (there.number == ours.number and not same):
-        found = f"manifest {there.number} with the stamp {there.stamp}"
+    if target_newest.catalog_id != own.catalog_id:
+        found = f"one of catalog {target_newest.catalog_id}"
+    elif target_newest.epoch > own.epoch:
+        found = f"one of epoch {target_newest.epoch}: the replica was promoted"
+    elif target_newest.number > own.number or (target_newest.number == own.number and target_newest.stamp != own.stamp):
+        found = f"manifest {target_newest.number} with the stamp {target_newest.stamp}"
     else:
         return
     raise PreconditionFailed(
-        f"replica {replica}: expected a manifest of catalog {ours.catalog_id}, at most number {ours.number} of epoch"
-        f" {ours.epoch}, found {found}; take it out of replica_buckets, or name a new bucket for it there"
+        f"replica {replica}: expected a manifest of catalog {own.catalog_id}, at most number {own.number} of epoch"
+        f" {own.epoch}, found {found}; take it out of replica_buckets, or name a new bucket for it there"
     )
-
-
-def _put(replica: str, target: RecordLog, manifest: Manifest) -> None:
-    try:
-        target.put_manifest(manifest)
-    except AlreadyExists:
-        _refuse_promoted(replica, target.manifest(manifest.number), manifest)

@@ -1,15 +1,15 @@
-"""Sweeping the records bucket: manifests that are not needed any more, and then blocks that no manifest names.
+"""Sweeps of the records bucket: old manifests are removed, and then blocks that no manifest names.
 
-A block that no manifest names may be one that a writer is about to name. Such a writer has read a manifest that was the
-newest, and puts its own under the next number: it stored the block after that manifest was put, or at most an hour
-before, and it fails once there is another one. So a block that is a day older than the newest manifest, by the clock of
-the store that keeps both, belongs to no manifest, however long a writer was paused. But those of a flush that goes on
-page by page are known to the catalog until a manifest names them: they are asked for before manifests are read, and
-stay.
+A writer may be about to name a block that no manifest names. Such a writer stored the block after the newest manifest
+that it has read, or at most an hour before. It fails if there is a newer manifest. So an unnamed block that is a day
+older than the newest manifest, by the store's clock, belongs to no writer, however long it was paused. Staged blocks of
+an unfinished flush stay. The catalog is asked for them before manifests are read.
 
-Dying anywhere, and repeating it, is harmless: manifests go first, and what they alone named goes then or the next time.
+Manifests go first, then the blocks that only they named. A sweep may be repeated after a crash.
 
-Source: Apache Iceberg (expire snapshots, remove orphan files); field cases 85 and 98.
+Source: Apache Iceberg (expire snapshots, remove orphan files). Ages are compared within one store, because files
+younger than their longest writer were deleted (iceberg#4194), and because one decision by two clocks left half-deleted
+snapshots (icechunk#2310).
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -19,75 +19,89 @@ from typing import Final
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.objects import ObjectInfo, OwnedStore
-from logstore.records.manifest import BLOCKS, PREFIX, Block, number_of
-from logstore.records.services.record_log import KEPT, RecordLog
+from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX, Block, parse_manifest_number
+from logstore.records.services.record_log import MIN_KEPT_MANIFESTS, RecordLog
 from logstore.units import raise_if_stopped
 
-MANIFEST_AGE_US: Final = 3_600 * 1_000_000
-"""Manifests stay for so long after they were put."""
+MIN_MANIFEST_AGE_US: Final = 3_600 * 1_000_000
+"""Age below which manifests stay."""
 
-BLOCK_AGE_US: Final = 86_400 * 1_000_000
-"""Blocks that no manifest names stay until the newest manifest is so much younger."""
+MIN_UNNAMED_BLOCK_AGE_US: Final = 86_400 * 1_000_000
+"""Time by which an unnamed block must be older than the newest manifest."""
 
-_GRACE_US: Final = 600 * 1_000_000
-"""Pins count for so much longer than they say: clocks differ."""
+_PIN_GRACE_US: Final = 600 * 1_000_000
+"""Time for which pins count after their end, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
-    """What was removed."""
+class SweptObjects:
+    """Counts of removed objects."""
 
     manifests: int = 0
     blocks: int = 0
-    bytes: int = 0  # of those blocks
+    bytes: int = 0  # of these blocks
 
 
 class Sweeper:
-    """Sweeps the records bucket of one catalog."""
+    """Sweeps of the records bucket of one catalog."""
 
     def __init__(self, objects: OwnedStore, log: RecordLog) -> None:
-        """Work on the bucket of that log."""
         self._objects, self._log = objects, log
 
     def sweep(
-        self, now_us: int, *, staged: Collection[Block] = (), progress: Callable[[], None] = lambda: None
-    ) -> Swept:
-        """Remove what is not needed.
+        self, now_us: int, *, staged_blocks: Collection[Block] = (), progress: Callable[[], None] = lambda: None
+    ) -> SweptObjects:
+        """Remove old manifests and old unnamed blocks.
 
         Args:
-            now_us: By the catalog's clock: pins that have run out then do not count.
-            staged: Blocks that the catalog knew to be staged before this was called.
+            now_us: Time by the catalog's clock, for the end of pins.
+            staged_blocks: Staged blocks, read from the catalog before this call.
             progress: Called after each manifest that was read.
 
         Raises:
-            CatalogMismatch: The bucket is not the catalog's.
-            CorruptData, Unsupported: A manifest cannot be read: no block is removed.
-            StoreUnavailable: Repeating is fine.
+            CatalogMismatch: The bucket is another catalog's.
+            CorruptData, Unsupported: A manifest is unreadable. No block was removed.
+            StoreUnavailable: The sweep may be repeated.
         """
         self._log.confirm()
-        newest = self._log.newest()
-        newest_us = self._log.put_us(newest.key) if newest else None
+        newest = self._log.newest_manifest()
+        newest_us = self._log.stored_at_us(newest.key) if newest else None
         if newest is None or newest_us is None:
-            return Swept()
-        found = [(number, one) for one in self._objects.list(PREFIX) if (number := number_of(one.key)) is not None]
-        pinned = {one.manifest for one in self._log.pins(now_us=now_us - _GRACE_US)}
-        spared = {number for number, _ in found[-KEPT:]} | pinned | {newest.moment}
-        gone = [
-            (number, one) for number, one in found if number not in spared and _older(one, newest_us, MANIFEST_AGE_US)
+            return SweptObjects()
+        manifests = [
+            (number, item)
+            for item in self._objects.list(MANIFEST_PREFIX)
+            if (number := parse_manifest_number(item.key)) is not None
         ]
+        pinned = {pin.manifest for pin in self._log.pins(now_us=now_us - _PIN_GRACE_US)}
+        protected = {number for number, _ in manifests[-MIN_KEPT_MANIFESTS:]} | pinned | {newest.moment_number}
+        old_manifests = {
+            number: item
+            for number, item in manifests
+            if number not in protected and _is_older(item, newest_us, MIN_MANIFEST_AGE_US)
+        }
         with effect("records.sweep_manifests"):
-            self._delete(one.key for _, one in gone)
-        listed = {number for number, _ in found if number <= newest.number}
-        left = (listed - {number for number, _ in gone}) | pinned | {newest.number, newest.moment}
-        kept = {one.key for one in staged}
-        unnamed = [one for one in self._unnamed(newest_us, left, progress) if one.key not in kept]
+            self._delete(item.key for item in old_manifests.values())
+        listed = {number for number, _ in manifests if number <= newest.number}
+        remaining = listed.difference(old_manifests) | pinned | {newest.number, newest.moment_number}
+        staged_keys = {block.key for block in staged_blocks}
+        unnamed = [
+            item for item in self._old_unnamed_blocks(newest_us, remaining, progress) if item.key not in staged_keys
+        ]
         with effect("records.sweep_blocks"):
-            self._delete(one.key for one in unnamed)
-        return Swept(manifests=len(gone), blocks=len(unnamed), bytes=sum(one.size_bytes for one in unnamed))
+            self._delete(item.key for item in unnamed)
+        size_bytes = sum(item.size_bytes for item in unnamed)
+        return SweptObjects(manifests=len(old_manifests), blocks=len(unnamed), bytes=size_bytes)
 
-    def _unnamed(self, newest_us: int, numbers: Iterable[int], progress: Callable[[], None]) -> list[ObjectInfo]:
-        """Old blocks that none of the manifests names; the newest is looked at first, because it names most of them."""
-        unnamed = {one.key: one for one in self._objects.list(BLOCKS) if _older(one, newest_us, BLOCK_AGE_US)}
+    def _old_unnamed_blocks(
+        self, newest_us: int, numbers: Iterable[int], progress: Callable[[], None]
+    ) -> list[ObjectInfo]:
+        """Return old blocks that none of the manifests names. The newest is read first: it names most of them."""
+        unnamed = {
+            item.key: item
+            for item in self._objects.list(BLOCK_PREFIX)
+            if _is_older(item, newest_us, MIN_UNNAMED_BLOCK_AGE_US)
+        }
         for number in sorted(numbers, reverse=True):
             if not unnamed:
                 break
@@ -101,10 +115,10 @@ class Sweeper:
     def _delete(self, keys: Iterable[str]) -> None:
         report = self._objects.delete(list(keys))
         if report.failed:
-            key, why = next(iter(report.failed.items()))
-            raise StoreUnavailable(f"{key}: it could not be deleted: {why}")
+            key, reason = next(iter(report.failed.items()))
+            raise StoreUnavailable(f"{key}: it could not be deleted: {reason}")
 
 
-def _older(one: ObjectInfo, newest_us: int, age_us: int) -> bool:
-    """An object of an unknown age stays."""
-    return one.modified_us is not None and one.modified_us < newest_us - age_us
+def _is_older(item: ObjectInfo, newest_us: int, age_us: int) -> bool:
+    """Return whether an object is this much older than the newest manifest. Unknown ages are not."""
+    return item.modified_us is not None and item.modified_us < newest_us - age_us

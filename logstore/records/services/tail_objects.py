@@ -1,6 +1,6 @@
-"""What a segment's object tells of its registration, read without payloads: metadata and a few columns.
+"""Reader of uploads: the facts of a registration in a segment's object, from metadata and a few columns.
 
-Markers alone are read with their payload, which has the positions that a transaction acknowledged.
+Only transaction markers are read with their payloads, which have the acknowledged positions.
 """
 
 import base64
@@ -33,7 +33,7 @@ from logstore.log.services.segment_file import (
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
-from logstore.records.adoption import Advance, FoundMarker, Run, Upload
+from logstore.records.adoption import TransactionSpan, Upload, UploadedMarker, UploadedSequences
 from logstore.transactions.buffer import MarkerVerb, parse_marker
 from logstore.transactions.transactions import TransactionId
 
@@ -41,39 +41,39 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _COLUMNS: Final = ("deliver_at_ms", "producer", "sequence_id", "txn_tc", "txn_seq", "marker")
-_OF_MARKERS: Final = ("payload", "properties")
+_MARKER_COLUMNS: Final = ("payload", "properties")
 
 
-def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: ObjectInfo) -> Upload | None:
-    """What the object tells; None where it does not say whose it is.
+def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> Upload | None:
+    """Return the facts of an upload, or `None` if the object has no valid statement.
 
     Args:
         objects: The primary bucket.
-        ledger_id: Whose prefix it stands in.
-        number: Of its key.
-        found: As it was listed.
+        ledger_id: Ledger of the key.
+        number: Segment number of the key.
+        item: Listed object.
 
     Raises:
-        CorruptData: It is not what its own metadata says, or no segment.
-        StoreUnavailable: The store did not answer, or denied twice what it had listed.
+        CorruptData: The object differs from its metadata, or is no segment.
+        StoreUnavailable: The store did not answer, or twice did not find what it had listed.
     """
     try:
-        return read_twice(lambda: _read_upload(objects, ledger_id, number, found))
+        return read_twice(lambda: _read_upload(objects, ledger_id, number, item))
     except SegmentGone:
-        pass  # one answer is not believed against a listing: an append that was answered would be lost
+        pass  # one response does not disprove a listing: an answered append would be lost
     try:
-        return read_twice(lambda: _read_upload(objects, ledger_id, number, found))
+        return read_twice(lambda: _read_upload(objects, ledger_id, number, item))
     except SegmentGone:
-        raise denied(found.key, "GET") from None
+        raise denied_object_error(item.key, "GET") from None
 
 
-def denied(key: str, method: str) -> StoreUnavailable:
-    """The error of a listed object that the store says it has not; a retry lists anew, and goes on if it is gone."""
+def denied_object_error(key: str, method: str) -> StoreUnavailable:
+    """Return the error of a listed object that another request does not find. A retry lists again."""
     return StoreUnavailable(f"{key}: LIST shows it, {method} does not find it; try again")
 
 
-def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: ObjectInfo) -> Upload | None:
-    metadata, body = _seen(objects, ledger_id, found)
+def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> Upload | None:
+    metadata, body = _fetch(objects, ledger_id, item)
     try:
         epoch = LedgerStatement.from_metadata(metadata).epoch
     except CorruptData:
@@ -83,11 +83,11 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: 
         number=number,
         first_entry=0,
         entries=0,
-        size_bytes=found.size_bytes,
+        size_bytes=item.size_bytes,
         sha256=metadata.get(DIGEST_FIELD),
         delayed=0,
     )
-    table = _Columns(objects, found.key, row, metadata, body).table()
+    table = _SegmentColumns(objects, item.key, row, metadata, body).read()
     return Upload(
         number=number,
         entries=table.num_rows,
@@ -96,61 +96,61 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, found: 
         epoch=epoch,
         mark=SegmentUploadId.parse(metadata.get(UPLOAD_ID_FIELD)),
         behind=RegisteredExtent.parse(metadata.get(EXTENT_FIELD)),
-        producers=_advances(table),
+        producers=_producer_sequences(table),
         numbered=len(table) - table.column("sequence_id").null_count,
-        transactions=tuple(_runs(table)),
+        transactions=tuple(_transaction_spans(table)),
         markers=tuple(_markers(table)),
         delayed=len(table) - table.column("deliver_at_ms").null_count,
     )
 
 
-def _seen(objects: ObjectStore, ledger_id: LedgerId, found: ObjectInfo) -> tuple[Mapping[str, str], bytes | None]:
-    """Its metadata; and its content, where one request for both is cheaper than one for each."""
-    if found.size_bytes <= MAX_WHOLE_READ_BYTES:
-        stored = objects.get(found.key)
+def _fetch(objects: ObjectStore, ledger_id: LedgerId, item: ObjectInfo) -> tuple[Mapping[str, str], bytes | None]:
+    """Return the metadata, and the content of a small object, for which one request is cheaper than two."""
+    if item.size_bytes <= MAX_WHOLE_READ_BYTES:
+        stored = objects.get(item.key)
         if stored is None:
-            raise SegmentGone(ledger_id, found.key)
+            raise SegmentGone(ledger_id, item.key)
         return stored.metadata, stored.body
-    seen = objects.head(found.key)
-    if seen is None:
-        raise SegmentGone(ledger_id, found.key)
-    return seen[1], None
+    head = objects.head(item.key)
+    if head is None:
+        raise SegmentGone(ledger_id, item.key)
+    return head[1], None
 
 
-class _Columns:
-    """The columns of one object, of which as little as possible is fetched."""
+class _SegmentColumns:
+    """Columns of one segment, with as few bytes fetched as possible."""
 
     def __init__(
         self, objects: ObjectStore, key: str, row: Segment, metadata: Mapping[str, str], body: bytes | None
     ) -> None:
         self._objects, self._key, self._row, self._metadata, self._body = objects, key, row, metadata, body
 
-    def table(self) -> "pa.Table":
+    def read(self) -> "pa.Table":
         if self._body is not None:
-            body = self._checked(self._body)
-            table = self._decoded(body)
-            return self._decoded(body, with_markers=True) if _has_markers(table) else table
+            body = self._verify(self._body)
+            table = self._decode(body)
+            return self._decode(body, with_markers=True) if _has_markers(table) else table
         footer = (
             read_footer_with_metadata(self._objects, self._row, self._metadata)
             if self._metadata.get(FOOTER_FIELD)
             else None
         )
         table = read_by_ranges(self._objects, self._row, _COLUMNS, footer)
-        return self._decoded(self._whole(), with_markers=True) if _has_markers(table) else table
+        return self._decode(self._fetch_object(), with_markers=True) if _has_markers(table) else table
 
-    def _whole(self) -> bytes:
+    def _fetch_object(self) -> bytes:
         stored = self._objects.get(self._key)
         if stored is None:
             raise SegmentGone(self._row.ledger_id, self._key)
-        return self._checked(stored.body)
+        return self._verify(stored.body)
 
-    def _checked(self, body: bytes) -> bytes:
+    def _verify(self, body: bytes) -> bytes:
         if len(body) != self._row.size_bytes or self._row.sha256 not in {None, sha256_hex(body)}:
             raise CorruptData(f"{self._key}: expected the object that its metadata vouches for, found another one")
         return body
 
-    def _decoded(self, body: bytes, *, with_markers: bool = False) -> "pa.Table":
-        columns = (*_COLUMNS, *_OF_MARKERS) if with_markers else _COLUMNS
+    def _decode(self, body: bytes, *, with_markers: bool = False) -> "pa.Table":
+        columns = (*_COLUMNS, *_MARKER_COLUMNS) if with_markers else _COLUMNS
         return decode_segment(io.BytesIO(body), columns=columns, name=self._key)
 
 
@@ -158,40 +158,45 @@ def _has_markers(table: "pa.Table") -> bool:
     return bool(table.column("marker").null_count < len(table))
 
 
-def _txns(table: "pa.Table") -> list[TransactionId | None]:
+def _transaction_ids(table: "pa.Table") -> list[TransactionId | None]:
     pairs = zip(table.column("txn_tc").to_pylist(), table.column("txn_seq").to_pylist(), strict=True)
     return [None if tc_id is None else TransactionId(tc_id, sequence) for tc_id, sequence in pairs]
 
 
-def _advances(table: "pa.Table") -> tuple[Advance, ...]:
-    """As the writer had registered them: by producer and transaction."""
-    told = table.filter(pc.is_valid(table.column("sequence_id")))
-    ids: dict[tuple[str, TransactionId | None], list[int]] = {}
-    columns = (told.column("producer").to_pylist(), _txns(told), told.column("sequence_id").to_pylist())
+def _producer_sequences(table: "pa.Table") -> tuple[UploadedSequences, ...]:
+    """Return the sequence ids by producer and transaction, as the writer had registered them."""
+    numbered = table.filter(pc.is_valid(table.column("sequence_id")))
+    ids_by_writer: dict[tuple[str, TransactionId | None], list[int]] = {}
+    columns = (
+        numbered.column("producer").to_pylist(),
+        _transaction_ids(numbered),
+        numbered.column("sequence_id").to_pylist(),
+    )
     for producer, txn, sequence_id in zip(*columns, strict=True):
         if producer:
-            ids.setdefault((producer, txn), []).append(sequence_id)
-    return tuple(Advance(key[0], min(of), max(of), key[1]) for key, of in ids.items())
+            ids_by_writer.setdefault((producer, txn), []).append(sequence_id)
+    return tuple(UploadedSequences(producer, min(ids), max(ids), txn) for (producer, txn), ids in ids_by_writer.items())
 
 
-def _runs(table: "pa.Table") -> Iterator[Run]:
-    """Messages of transactions; a marker only speaks of one."""
+def _transaction_spans(table: "pa.Table") -> Iterator[TransactionSpan]:
+    """Yield runs of messages of one transaction. Markers are no messages."""
     verbs = table.column("marker").to_pylist()
-    of: list[TransactionId | None] = [None if verb else txn for txn, verb in zip(_txns(table), verbs, strict=True)]
-    at = 0
-    for txn, rows in groupby(of):
-        count = len(list(rows))
+    txns = [None if verb else txn for txn, verb in zip(_transaction_ids(table), verbs, strict=True)]
+    offset = 0
+    for txn, rows in groupby(txns):
+        entries = len(list(rows))
         if txn:
-            yield Run(txn, at, count)
-        at += count
+            yield TransactionSpan(txn, offset, entries)
+        offset += entries
 
 
-def _markers(table: "pa.Table") -> Iterator[FoundMarker]:
+def _markers(table: "pa.Table") -> Iterator[UploadedMarker]:
     if "payload" not in table.column_names:
         return
-    columns: Sequence[list[object]] = [table.column(name).to_pylist() for name in ("marker", *_OF_MARKERS)]
-    for offset, (txn, verb, payload, properties) in enumerate(zip(_txns(table), *columns, strict=True)):
+    columns: Sequence[list[object]] = [table.column(name).to_pylist() for name in ("marker", *_MARKER_COLUMNS)]
+    rows = zip(_transaction_ids(table), *columns, strict=True)
+    for offset, (txn, verb, payload, properties) in enumerate(rows):
         if txn is not None and verb is not None:
-            told = parse_marker(txn, str(verb), payload, dict(properties or ()))
-            packed = base64.b64encode(pack_acknowledged(told.positions)).decode() if told.subscription else ""
-            yield FoundMarker(offset, txn, told.verb is MarkerVerb.COMMIT, told.subscription, packed)
+            marker = parse_marker(txn, str(verb), payload, dict(properties or ()))
+            packed = base64.b64encode(pack_acknowledged(marker.positions)).decode() if marker.subscription else ""
+            yield UploadedMarker(offset, txn, marker.verb is MarkerVerb.COMMIT, marker.subscription, packed)

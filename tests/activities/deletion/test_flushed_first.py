@@ -10,7 +10,7 @@ from activities.deletion.values import DeleteIntentResult
 from logstore.deletion.intents import Outcome
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.positions import LedgerId
-from logstore.records.manifest import PREFIX
+from logstore.records.manifest import MANIFEST_PREFIX
 from tests.activities.test_offload import offloaded, remove_primaries
 from tests.activities.world import World, chunk_input, done, one_input, open_world, run
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -29,7 +29,7 @@ def _detach(world: World, ledger: LedgerId, policy: str | None) -> None:
 
 
 def _manifests(world: World) -> int:
-    return sum(key.startswith(PREFIX) for key in world.record_objects.keys)
+    return sum(key.startswith(MANIFEST_PREFIX) for key in world.record_objects.keys)
 
 
 def _record_log_down(world: World, *, times: int = 1_000) -> None:
@@ -40,7 +40,7 @@ def test_chunk_of_durable_deletes_flushes_their_tombstones_first(world: World) -
     """A catalog that is rebuilt right after it knows that they are gone."""
     (ledger,) = world.fill(1)
     _detach(world, ledger, "durable")
-    assert world.catalog.records.unflushed([ledger]) == {ledger}
+    assert world.catalog.records.unflushed_ledgers([ledger]) == {ledger}
     assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
     assert (_manifests(world), world.left_of(ledger)) == (1, [])
 
@@ -53,7 +53,7 @@ def test_chunk_of_plain_deletes_flushes_their_intents_first(world: World, by: st
         _detach(world, ledger, "plain")
     else:
         world.detach()
-    assert world.catalog.records.unflushed([ledger]) == {ledger}
+    assert world.catalog.records.unflushed_ledgers([ledger]) == {ledger}
     assert done(world.deletion.delete_chunk, chunk_input()).outcomes == {"DELETED": 1}
     assert (_manifests(world), world.left_of(ledger)) == (1, [])
 

@@ -10,7 +10,7 @@ from activities.records.ending import RecordEnding
 from activities.records.values import EndPageInput
 from logstore.clock import Clock
 from logstore.records.functions import LedgerRecord, RecordFunction
-from logstore.records.jobs import Place
+from logstore.records.jobs import SelectionPosition
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, run
 
 
@@ -20,7 +20,7 @@ class _One:
     def __init__(self, function: Callable[[LedgerRecord], LedgerRecord | None]) -> None:
         self._function = function
 
-    def named(self, name: str) -> RecordFunction:
+    def find_function(self, name: str) -> RecordFunction:
         del name
         return self._function
 
@@ -38,7 +38,7 @@ def _ending(world: World, function: Callable[[LedgerRecord], LedgerRecord | None
     )
 
 
-def _page(world: World, after: Place, **more: Any) -> EndPageInput:
+def _page(world: World, after: SelectionPosition, **more: Any) -> EndPageInput:
     asked: dict[str, Any] = {"topic_id": world.topic.topic_id, "page": 500, "now_us": 1, "catalog_epoch": 1} | more
     return EndPageInput(
         function="mine", after=after, batch_id=BATCH, batch_workflow_id=BATCH_WORKFLOW, actor="tests", **asked
@@ -58,7 +58,7 @@ def test_function_that_is_slow_gets_shorter_pages_and_is_asked_of_all(world: Wor
     ending = _ending(world, slow, clock=Clock(monotonic_s=lambda: time_s[0]))
     more = {"topic_id": 0} if of_all else {}
     counts = list[int]()
-    place: Place | None = Place()
+    place: SelectionPosition | None = SelectionPosition()
     while place is not None:
         page = run(ending.end_page, _page(world, place, **more))
         counts.append(page.ended)
@@ -86,7 +86,7 @@ def test_batch_is_held_while_the_function_is_asked(world: World, monkeypatch: py
 
     asked = list[int]()
     ending = _ending(world, waiting)
-    first = run(ending.end_page, _page(world, Place(), page=1))
+    first = run(ending.end_page, _page(world, SelectionPosition(), page=1))
     assert first.after
     monkeypatch.setattr(world.catalog.deletions, "renew", renew)
     second = run(ending.end_page, _page(world, first.after, page=1))

@@ -69,7 +69,7 @@ def test_flush_that_watches_raises_ceilings_though_nothing_has_changed(world: Wo
     run(world.activities.records.flushing.flush, _FLUSH)
     world.sql("UPDATE record_log SET ledger_ceiling = (SELECT next_ledger_id FROM catalog)")
     state = world.catalog.records.state()
-    assert (state.outbox, state.ceilings.ledger) == (0, state.next_ids.ledger)
+    assert (state.outbox_changes, state.ceilings.ledger) == (0, state.next_ids.ledger)
     run(world.activities.records.flushing.flush, FlushInput(watch_s=0.001))
     assert world.catalog.records.state().ceilings.ledger > state.next_ids.ledger
 
@@ -126,7 +126,7 @@ def test_tombstone_is_raided_once_nothing_of_its_ledger_is_on_disk(
     assert (young.candidates, young.removed) == (0, 0)
     removed = run(world.activities.records.raiding.raid, RaidInput(run_id="raid-3"))
     assert (removed.candidates, removed.kept, removed.removed, removed.blocks > 0) == (1, 0, 1, True)
-    assert world.catalog.tombstones.counts().by_kind == {}
+    assert world.catalog.tombstones.count().by_kind == {}
     told = [one.getMessage() for one in caplog.records]
     assert any(one.startswith("raid raid-3: 1 tombstones were old enough, 1 removed, 0 kept; ") for one in told)
     assert any(one.startswith("record log defragmented: ") and "versions dropped" in one for one in told)
@@ -155,7 +155,7 @@ def test_a_replica_that_fails_keeps_no_other_from_its_blocks(world: World) -> No
         records=flushed.records,
         tombstones=0,
     )
-    assert RecordLog(here).newest() == RecordLog(world.record_objects).newest()
+    assert RecordLog(here).newest_manifest() == RecordLog(world.record_objects).newest_manifest()
 
 
 def test_without_replicas_nothing_is_shipped(world: World) -> None:

@@ -19,7 +19,7 @@ from logstore.ports.catalog import (
     TopicState,
 )
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import Ending, is_durable
+from logstore.records.tombstones import EndingOperation, is_durable
 from tests.fakes.catalog.batches import Batches, spanning
 
 _BEFORE_ANY = LedgerId(-1)
@@ -69,7 +69,7 @@ class FakePhaseOne(Batches):
         durable: bool | None = None,
     ) -> DetachedBatch:
         """What a detach does."""
-        ending = Ending.RETENTION if ledger_ids is None else Ending.DELETE
+        ending = EndingOperation.RETENTION if ledger_ids is None else EndingOperation.DELETE
         gone, finished = self._doomed(topic_id, ledger_ids, force=force)
         before = set(self._catalog.intent_rows)
         intents = self.adopt(topic_id, ledger_ids, batch_id)
@@ -87,8 +87,8 @@ class FakePhaseOne(Batches):
             batch_id=batch_id, ledgers=len(gone), intents=intents, finished=finished, filed_counts=filed
         )
 
-    def _is_durable(self, ending: Ending, topic_id: TopicId, asked: bool | None) -> bool:
-        return is_durable(ending, topic=self._catalog.topic(topic_id).durable_delete, asked=asked)
+    def _is_durable(self, ending: EndingOperation, topic_id: TopicId, asked: bool | None) -> bool:
+        return is_durable(ending, topic_setting=self._catalog.topic(topic_id).durable_delete, command_setting=asked)
 
     def select_promising(self, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         with self._catalog.lock:
@@ -239,7 +239,7 @@ class FakePhaseOne(Batches):
             for ledger_id in gone:
                 self._catalog.give_copy(ledger_id)
                 intents += self._catalog.file_intents(ledger_id, batch_id)
-            self.decide(before, cause, durable=self._is_durable(Ending.DELETE, topic_id, durable))
+            self.decide(before, cause, durable=self._is_durable(EndingOperation.DELETE, topic_id, durable))
             self._forget_names(topic_id)
             done = DetachedBatch(batch_id=batch_id, ledgers=len(gone), intents=intents)
             if gone:

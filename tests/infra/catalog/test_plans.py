@@ -93,10 +93,10 @@ def test_what_waits_to_be_flushed_is_told_by_an_index(tmp_path: Path) -> None:
     database.write(lambda c: [c.exec_driver_sql(put, grave) for grave in graves])
     forget = "DELETE FROM record_outbox"  # of what the trigger recorded
     database.write(lambda c: c.exec_driver_sql(forget))
-    plans = _plans(database, lambda: catalog.records.unflushed([1, 2]))
-    plans += _plans(database, lambda: catalog.tombstones.mark("raid", before_us=9, after=None, limit=9))
-    plans += _plans(database, lambda: catalog.tombstones.remove("raid", before_us=9, limit=9))
-    left = catalog.tombstones.counts()
+    plans = _plans(database, lambda: catalog.records.unflushed_ledgers([1, 2]))
+    plans += _plans(database, lambda: catalog.tombstones.mark_candidates("raid", before_us=9, after=None, limit=9))
+    plans += _plans(database, lambda: catalog.tombstones.remove_candidates("raid", before_us=9, limit=9))
+    left = catalog.tombstones.count()
     database.close()
     assert left.by_kind == {}, "all statements of a raid were sent"
     asked = [line for line in plans if "record_outbox" in line]

@@ -24,8 +24,8 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
 from logstore.records import defragmentation
 from logstore.records.manifest import Manifest
-from logstore.records.services.flushing import PAGE
-from logstore.records.services.record_log import PINS, RecordLog
+from logstore.records.services.flushing import CHANGES_PER_PAGE
+from logstore.records.services.record_log import PIN_PREFIX, RecordLog
 from logstore.units import use_stop_check
 from tests.contracts.catalog.world import CAUSE, claim
 from tests.logstore.records.mirror import FAR, Mirror
@@ -57,7 +57,7 @@ _DEATHS: Final = tuple(
     for name in EFFECTS
     for when, action in (("before", "crash"), ("after", "crash"), ("before", "fail"), ("reported_failed", "fail"))
 )
-_SMALL_BYTES: Final = defragmentation.SMALL_BYTES
+_SMALL_BYTES: Final = defragmentation.SMALL_BLOCK_BYTES
 _JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "ship", "apply", "hold", "abandon", "forget")
 _REBUILD: Final = "rebuild"
 _HELD_US: Final = 365 * 86_400 * 1_000_000  # longer than any program lasts
@@ -67,14 +67,16 @@ class Durability(RuleBasedStateMachine):
     """One topic whose ledgers come and go."""
 
     @initialize(
-        replicated=st.sampled_from([None, "records", FAR]), joined=st.booleans(), page=st.sampled_from([1, 3, PAGE])
+        replicated=st.sampled_from([None, "records", FAR]),
+        joined=st.booleans(),
+        page=st.sampled_from([1, 3, CHANGES_PER_PAGE]),
     )
     def begin(self, replicated: str | None, joined: bool, page: int) -> None:
         """An empty catalog, with a replica or without one; small blocks are joined, or only sparse ones rewritten.
 
         A flush has many pages, some, or one.
         """
-        defragmentation.SMALL_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
+        defragmentation.SMALL_BLOCK_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
         self._folder = tempfile.TemporaryDirectory()
         self.world = RecordsWorld(Path(self._folder.name))
         self.world.page = page
@@ -91,7 +93,7 @@ class Durability(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Disarm what never came up."""
         disarm()
-        defragmentation.SMALL_BYTES = _SMALL_BYTES  # type: ignore[misc]
+        defragmentation.SMALL_BLOCK_BYTES = _SMALL_BYTES  # type: ignore[misc]
         if hasattr(self, "world"):
             self.world.database.close()
             if self.mirror:
@@ -218,7 +220,7 @@ class Durability(RuleBasedStateMachine):
     def clear(self, data: st.DataObject) -> None:
         """Phase two of some: objects of a durable delete wait until its tombstone is in a block."""
         gone = sorted(self.durable | self.plain)
-        waiting = self.world.catalog.records.unflushed(gone)
+        waiting = self.world.catalog.records.unflushed_ledgers(gone)
         ready = [one for one in gone if one not in waiting]
         if ready:
             cleared = data.draw(st.sets(st.sampled_from(ready), min_size=1))
@@ -277,7 +279,7 @@ class Durability(RuleBasedStateMachine):
                 world.touch(standing[-1])
             case "hold" | "abandon" | "raid":
                 getattr(self, f"_{job}")()
-            case "forget" if self.mirror and self.mirror.database.applied():
+            case "forget" if self.mirror and self.mirror.database.applied_manifest():
                 RecordLog(world.objects).forget_replica(self.mirror.name)
             case "flush" | "defragment" | "sweep":
                 getattr(world, job)()
@@ -333,8 +335,8 @@ class Durability(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
-        self.dead |= self.durable - world.catalog.records.unflushed(sorted(self.durable))
-        newest = RecordLog(world.objects).newest()
+        self.dead |= self.durable - world.catalog.records.unflushed_ledgers(sorted(self.durable))
+        newest = RecordLog(world.objects).newest_manifest()
         for ledger_id in self.dead - self.buried.keys():
             self.buried[ledger_id] = newest.number if newest else 0
         found = world.winners()
@@ -350,7 +352,7 @@ class Durability(RuleBasedStateMachine):
         """That has applied a manifest with its tombstone, whatever raids and defragmentations removed before."""
         if not hasattr(self, "world") or self.mirror is None:
             return
-        applied = self.mirror.database.applied()
+        applied = self.mirror.database.applied_manifest()
         ended = {one for one, number in self.buried.items() if applied and number <= applied.manifest}
         assert not ended & self.mirror.ledgers, "the replica keeps it"
 
@@ -360,10 +362,10 @@ class Durability(RuleBasedStateMachine):
         if not hasattr(self, "world") or self.held is None:
             return
         log, objects = RecordLog(self.world.objects), self.world.objects
-        objects.unlisted = {PINS: 1}
+        objects.unlisted = {PIN_PREFIX: 1}
         pins = log.pins()
         objects.unlisted = {}
-        assert [pin.manifest for pin in pins if pin.what == _REBUILD] == [self.held.number]
+        assert [pin.manifest for pin in pins if pin.purpose == _REBUILD] == [self.held.number]
         assert log.manifest(self.held.number) == self.held
         assert not [block.key for block in self.held.blocks if block.key not in objects.keys]
 

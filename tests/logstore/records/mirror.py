@@ -7,7 +7,7 @@ from typing import Final
 
 from infra.catalog.records.following import open_replica
 from logstore.records.jobs import FollowedRecords
-from logstore.records.services.following import Follow, Follower
+from logstore.records.services.following import Follower, FollowSettings
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replicating import Replication
 from logstore.records.tombstones import ReplicaState
@@ -37,7 +37,7 @@ class Mirror:
     @property
     def name(self) -> str:
         """Under which it was seeded."""
-        seen = self.database.applied()
+        seen = self.database.applied_manifest()
         assert seen
         return seen.replica
 
@@ -60,7 +60,9 @@ class Mirror:
         """One step, as its command takes it."""
         age_s = self.world.eligible_age_s if eligible_age_s is None else eligible_age_s
         bucket = self.begins.partition("/")[0]
-        follow = Follow(replica=self.begins, bucket=bucket, copied=self.copied, eligible_age_s=age_s)
+        follow = FollowSettings(
+            replica=self.begins, bucket=bucket, follows_replica_bucket=self.copied, eligible_age_s=age_s
+        )
         follower = Follower(
             follow,
             source=RecordLog(self.world.objects),
@@ -82,4 +84,4 @@ class Mirror:
 
     def state(self) -> ReplicaState | None:
         """As `records replicas` shows it."""
-        return {one.replica: one.state for one in self.replication.standings()}.get(self.name)
+        return {one.replica: one.state for one in self.replication.replica_statuses()}.get(self.name)

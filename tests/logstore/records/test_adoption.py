@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from logstore.log.ledgers import RegisteredExtent, SegmentUploadId
 from logstore.log.producers import ProducerSequence
 from logstore.positions import LedgerId
-from logstore.records.adoption import Advance, FoundMarker, Run, Tail, TopicAtFlush, Upload, adopted
+from logstore.records.adoption import (
+    LedgerTail,
+    TopicAtFlush,
+    TransactionSpan,
+    Upload,
+    UploadedMarker,
+    UploadedSequences,
+    adopt_uploads,
+)
 from logstore.transactions.transactions import TransactionId
 
 _LEDGER = LedgerId(7)
@@ -31,7 +39,9 @@ def _mark(append: int, nth: int) -> SegmentUploadId:
 
 def _placed(uploads: Sequence[Upload], known: TopicAtFlush | None = None, **tail: int) -> dict[int, int]:
     """Number → first entry."""
-    found = adopted([Tail(ledger_id=_LEDGER, uploads=tuple(uploads), **tail)], known or TopicAtFlush(epoch=1))
+    found = adopt_uploads(
+        [LedgerTail(ledger_id=_LEDGER, uploads=tuple(uploads), **tail)], known or TopicAtFlush(epoch=1)
+    )
     return {one.upload.number: one.first_entry for one in found}
 
 
@@ -49,8 +59,8 @@ def test_upload_that_was_made_again_is_left_out() -> None:
     """Of an append the last upload counts, wherever in the topic it stands."""
     again = [_upload(0, 5, mark=_mark(1, 1)), _upload(1, 5, mark=_mark(1, 2)), _upload(2, 1, mark=_mark(2, 1))]
     assert _placed(again) == {1: 0, 2: 5}
-    elsewhere = Tail(ledger_id=LedgerId(8), uploads=(_upload(0, 5, mark=_mark(2, 3)),))
-    found = adopted([Tail(ledger_id=_LEDGER, uploads=tuple(again)), elsewhere], TopicAtFlush(epoch=1))
+    elsewhere = LedgerTail(ledger_id=LedgerId(8), uploads=(_upload(0, 5, mark=_mark(2, 3)),))
+    found = adopt_uploads([LedgerTail(ledger_id=_LEDGER, uploads=tuple(again)), elsewhere], TopicAtFlush(epoch=1))
     assert [(one.ledger_id, one.upload.number) for one in found] == [(7, 1), (8, 0)]
 
 
@@ -83,7 +93,7 @@ def test_number_that_was_passed_over_needs_no_upload() -> None:
 @pytest.mark.parametrize("known", [{}, {"p": ProducerSequence.without_transaction(2)}])
 def test_duplicates_of_a_producer_are_left_out(known: dict[str, ProducerSequence]) -> None:
     """What was stored at the flush, or by an upload before."""
-    parts = [Advance("p", 3, 5), Advance("p", 3, 4), Advance("p", 5, 7)]
+    parts = [UploadedSequences("p", 3, 5), UploadedSequences("p", 3, 4), UploadedSequences("p", 5, 7)]
     uploads = [
         _upload(at, one.last - one.first + 1, producers=(one,), numbered=one.last - one.first + 1)
         for at, one in enumerate(parts)
@@ -96,23 +106,28 @@ def test_duplicates_of_a_producer_are_left_out(known: dict[str, ProducerSequence
 def test_duplicate_in_a_transaction_that_may_be_aborted_is_kept() -> None:
     """Entries outside it were taken after its end, so those inside were never stored."""
     held = TopicAtFlush(epoch=1, sequences={"p": ProducerSequence(2, 5, _TXN)})
-    assert _placed([_upload(0, producers=(Advance("p", 4, 4),), numbered=1)], held) == {0: 0}
-    assert _placed([_upload(0, producers=(Advance("p", 2, 2),), numbered=1)], held) == {}
-    assert _placed([_upload(0, producers=(Advance("p", 4, 4, _TXN),), numbered=1)], held) == {}
+    assert _placed([_upload(0, producers=(UploadedSequences("p", 4, 4),), numbered=1)], held) == {0: 0}
+    assert _placed([_upload(0, producers=(UploadedSequences("p", 2, 2),), numbered=1)], held) == {}
+    assert _placed([_upload(0, producers=(UploadedSequences("p", 4, 4, _TXN),), numbered=1)], held) == {}
 
 
 def test_entries_of_a_decided_transaction_are_left_out() -> None:
     """Decided at the flush, or by a marker before them; those before the marker are its messages."""
-    inside = [_upload(at, transactions=(Run(_TXN, 0, 1),)) for at in (0, 2)]
-    assert _placed(inside, TopicAtFlush(epoch=1, decided={_TXN})) == {}
-    marker = _upload(1, markers=(FoundMarker(0, _TXN, commits=True),))
+    inside = [_upload(at, transactions=(TransactionSpan(_TXN, 0, 1),)) for at in (0, 2)]
+    assert _placed(inside, TopicAtFlush(epoch=1, decided_transactions={_TXN})) == {}
+    marker = _upload(1, markers=(UploadedMarker(0, _TXN, commits=True),))
     assert _placed([inside[0], marker, inside[1]]) == {0: 0, 1: 1}
 
 
 def test_way_that_the_log_would_have_refused_is_not_taken() -> None:
     """Two uploads of which one was registered: the second one holds what the first one holds already."""
-    one = _upload(1, producers=(Advance("p", 1, 1),), numbered=1)
-    uploads = [_upload(0, producers=(Advance("p", 1, 1),), numbered=1), one, _upload(2), _upload(3, behind=(2, 2))]
+    one = _upload(1, producers=(UploadedSequences("p", 1, 1),), numbered=1)
+    uploads = [
+        _upload(0, producers=(UploadedSequences("p", 1, 1),), numbered=1),
+        one,
+        _upload(2),
+        _upload(3, behind=(2, 2)),
+    ]
     known = TopicAtFlush(epoch=1, sequences={"p": ProducerSequence.without_transaction(0)})
     assert _placed(uploads, known) == {0: 0, 2: 1, 3: 2}
 
@@ -177,9 +192,9 @@ class _Race:
         if not is_next:
             self.uploads[number + _FAR] = _upload(number + _FAR, 0, behind=(number, self.entries))
 
-    def tail(self) -> Tail:
+    def tail(self) -> LedgerTail:
         uploads = tuple(self.uploads.values())
-        return Tail(ledger_id=_LEDGER, last_segment=self.flushed[0], entries=self.flushed[1], uploads=uploads)
+        return LedgerTail(ledger_id=_LEDGER, last_segment=self.flushed[0], entries=self.flushed[1], uploads=uploads)
 
     def behind_the_flush(self, numbers: Mapping[int, int]) -> dict[int, int]:
         return {number: first for number, first in numbers.items() if number > self.flushed[0]}

@@ -5,37 +5,41 @@ import pytest
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId
-from logstore.records.tombstones import Compound, Ending
+from logstore.records.tombstones import CompoundOperation, EndingOperation
 
 _BOTH = (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
 
 
-def _compound(*remove: CopyKind, over: tuple[str, ...] = (), generation: int | None = None) -> Compound:
-    return Compound(ledger_id=LedgerId(7), remove=frozenset(remove), pass_over=frozenset(over), generation=generation)
+def _compound(*remove: CopyKind, over: tuple[str, ...] = (), generation: int | None = None) -> CompoundOperation:
+    return CompoundOperation(
+        ledger_id=LedgerId(7), remove=frozenset(remove), pass_over=frozenset(over), generation=generation
+    )
 
 
 @pytest.mark.parametrize("copy", _BOTH)
 def test_last_copy_ends_the_record(copy: CopyKind) -> None:
     """As a write does that removes the last bin."""
-    assert _compound(copy).ending([copy], generation=3) is Ending.LAST_COPY
+    assert _compound(copy).find_ending([copy], generation=3) is EndingOperation.LAST_COPY
 
 
 def test_all_copies_at_once_end_the_record_as_one_operation() -> None:
     """So does one copy with a subscription that is passed over: these are several changes."""
-    assert _compound(*_BOTH).ending(_BOTH, generation=0) is Ending.COMPOUND
-    assert _compound(CopyKind.LEDGER, over=("s",)).ending([CopyKind.LEDGER], generation=0) is Ending.COMPOUND
+    assert _compound(*_BOTH).find_ending(_BOTH, generation=0) is EndingOperation.COMPOUND
+    assert (
+        _compound(CopyKind.LEDGER, over=("s",)).find_ending([CopyKind.LEDGER], generation=0) is EndingOperation.COMPOUND
+    )
 
 
 def test_ledger_stays_with_its_primary_copy() -> None:
     """It is read from that."""
-    assert _compound(CopyKind.OFFLOADED_LEDGER).ending(_BOTH, generation=0) is None
+    assert _compound(CopyKind.OFFLOADED_LEDGER).find_ending(_BOTH, generation=0) is None
 
 
 def test_another_generation_is_refused() -> None:
     """A copy was taken away since the record was looked at."""
-    assert _compound(CopyKind.LEDGER, generation=2).ending([CopyKind.LEDGER], generation=2)
+    assert _compound(CopyKind.LEDGER, generation=2).find_ending([CopyKind.LEDGER], generation=2)
     with pytest.raises(PreconditionFailed, match="ledger 7: expected generation 2, found 3"):
-        _compound(CopyKind.LEDGER, generation=2).ending([CopyKind.LEDGER], generation=3)
+        _compound(CopyKind.LEDGER, generation=2).find_ending([CopyKind.LEDGER], generation=3)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +51,12 @@ def test_another_generation_is_refused() -> None:
         (_compound(CopyKind.OFFLOADED_LEDGER, over=("slow",)), _BOTH, "for slow to be passed over.* LEDGER stays"),
     ],
 )
-def test_what_is_not_asked_for_or_not_there_is_refused(operation: Compound, copies: list[CopyKind], told: str) -> None:
+def test_what_is_not_asked_for_or_not_there_is_refused(
+    operation: CompoundOperation, copies: list[CopyKind], told: str
+) -> None:
     """By name, and nothing changes."""
     with pytest.raises(PreconditionFailed, match=told):
-        operation.ending(copies, generation=0)
+        operation.find_ending(copies, generation=0)
 
 
 def test_operation_that_takes_nothing_away_is_no_operation() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import CatalogOutdated, StoreUnavailable
-from logstore.records.manifest import PREFIX, manifest_key
+from logstore.records.manifest import MANIFEST_PREFIX, manifest_key
 from logstore.records.services.publishing import require_current
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Operation
@@ -14,7 +14,7 @@ from tests.logstore.records.world import RecordsWorld
 
 def _publish_as_another(world: RecordsWorld, number: int) -> None:
     """Put the manifest of a database that goes on where this one, restored from a backup, ends."""
-    before = RecordLog(world.objects).newest()
+    before = RecordLog(world.objects).newest_manifest()
     assert before
     world.log.put_manifest(replace(before, number=number, stamp="of another database"))
 
@@ -25,11 +25,11 @@ def test_newest_manifest_is_known_by_one_listing_and_one_request_for_the_next(wo
     world.flush()
     asked = len(world.objects.calls)
     require_current(world.catalog.records, world.objects)
-    assert world.objects.calls[asked:] == [(Operation.GET, manifest_key(2)), (Operation.LIST, PREFIX)]
+    assert world.objects.calls[asked:] == [(Operation.GET, manifest_key(2)), (Operation.LIST, MANIFEST_PREFIX)]
 
 
 @pytest.mark.parametrize("listings", [1, 1_000])
-@pytest.mark.parametrize("hidden", [manifest_key(2), manifest_key(3), PREFIX])
+@pytest.mark.parametrize("hidden", [manifest_key(2), manifest_key(3), MANIFEST_PREFIX])
 @pytest.mark.parametrize("flushed", [True, False])
 def test_newer_manifest_that_a_listing_hides_refuses_the_database(
     world: RecordsWorld, listings: int, hidden: str, flushed: bool
@@ -56,7 +56,7 @@ def test_newer_manifests_of_which_sweeps_removed_the_first_refuse_the_database(
     for number in range(60, 160):
         _publish_as_another(world, number)
     world.objects.delete([manifest_key(1)])
-    world.objects.unlisted = {PREFIX: listings}
+    world.objects.unlisted = {MANIFEST_PREFIX: listings}
     with pytest.raises(StoreUnavailable, match=r"0101\.json: HEAD finds it, LIST does not"):
         require_current(world.catalog.records, world.objects)
 
@@ -70,7 +70,7 @@ def test_backup_that_is_far_behind_its_record_log_is_refused_behind_an_empty_lis
     world.flush()
     _publish_as_another(world, ahead)
     world.objects.delete([manifest_key(1)])
-    world.objects.unlisted = {PREFIX: 1_000}
+    world.objects.unlisted = {MANIFEST_PREFIX: 1_000}
     with pytest.raises(StoreUnavailable, match="expected manifest 1 or a newer one, found none"):
         require_current(world.catalog.records, world.objects)
 
@@ -86,7 +86,7 @@ def test_backup_from_before_the_first_flush_is_refused_behind_an_empty_listing(
     if first_is_swept:
         world.objects.delete([manifest_key(1)])
     world.sql("UPDATE record_log SET manifest = 0, stamp = '', pending = '{}'")
-    world.objects.unlisted = {PREFIX: 1_000}
+    world.objects.unlisted = {MANIFEST_PREFIX: 1_000}
     with pytest.raises((CatalogOutdated, StoreUnavailable)):
         require_current(world.catalog.records, world.objects)
     with pytest.raises(StoreUnavailable, match="records/registers/begun"):

@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.records.defragmentation import SMALL_BYTES, Survey, Usage, worth_rewriting
+from logstore.records.defragmentation import SMALL_BLOCK_BYTES, BlockUsage, RangeSurvey, select_blocks_to_rewrite
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block
 from tests.logstore.records.versions import table, version
 
 
-def _block(name: str, *, records: int = 100, size_bytes: int = SMALL_BYTES) -> Block:
+def _block(name: str, *, records: int = 100, size_bytes: int = SMALL_BLOCK_BYTES) -> Block:
     return Block(
         block_id=name,
         kind=RecordKind.LEDGER,
@@ -25,23 +25,23 @@ def _block(name: str, *, records: int = 100, size_bytes: int = SMALL_BYTES) -> B
     )
 
 
-def _names(*usages: Usage) -> list[str]:
-    return [one.block_id for one in worth_rewriting(usages)]
+def _names(*usages: BlockUsage) -> list[str]:
+    return [one.block_id for one in select_blocks_to_rewrite(usages)]
 
 
 def test_blocks_under_half_live_are_rewritten() -> None:
     """Half is enough to stay."""
-    assert _names(Usage(_block("half"), 50), Usage(_block("less"), 49)) == ["less"]
+    assert _names(BlockUsage(_block("half"), 50), BlockUsage(_block("less"), 49)) == ["less"]
 
 
 def test_small_blocks_are_joined_where_there_are_several() -> None:
     """One alone would be written again and again, as it is; so would many versions that take little room."""
-    small, other = _block("a", size_bytes=SMALL_BYTES - 1), _block("b", size_bytes=1)
+    small, other = _block("a", size_bytes=SMALL_BLOCK_BYTES - 1), _block("b", size_bytes=1)
     full = _block("c", size_bytes=1, records=50_000)
-    assert _names(Usage(small, 100)) == []
-    assert _names(Usage(small, 100), Usage(full, 50_000)) == []
-    assert _names(Usage(small, 100), Usage(other, 100), Usage(_block("d"), 100)) == ["a", "b"]
-    assert _names(Usage(small, 100), Usage(_block("e"), 0)) == ["e", "a"]
+    assert _names(BlockUsage(small, 100)) == []
+    assert _names(BlockUsage(small, 100), BlockUsage(full, 50_000)) == []
+    assert _names(BlockUsage(small, 100), BlockUsage(other, 100), BlockUsage(_block("d"), 100)) == ["a", "b"]
+    assert _names(BlockUsage(small, 100), BlockUsage(_block("e"), 0)) == ["e", "a"]
 
 
 _ROWS = st.lists(
@@ -59,10 +59,10 @@ def test_what_stays_never_lets_an_older_version_return(
     """Of records that stand the newest version is kept; those that are gone stay gone, or vanish whole."""
     ordered = sorted(rows, key=lambda row: (row[0], row[1]))
     keys = table(RecordKind.SEGMENT, [version(id_, number, sub=sub) for id_, sub, number, _ in ordered])
-    survey = Survey(keys, np.array([row[3] for row in ordered], dtype=np.intp))
-    newest = [ordered[at] for at in survey.newest.tolist()]
+    survey = RangeSurvey(keys, np.array([row[3] for row in ordered], dtype=np.intp))
+    newest = [ordered[at] for at in survey.newest_rows.tolist()]
     stands = np.array([row[0] in standing for row in newest], dtype=bool)
-    kept = survey.kept(stands, np.array(rewritten))
+    kept = survey.needed_row_mask(stands, np.array(rewritten))
     after = [row for row, keep in zip(ordered, kept.tolist(), strict=True) if keep or not rewritten[row[3]]]
     before, left = _newest(ordered), _newest(after)
     for record, row in before.items():
@@ -83,11 +83,11 @@ def test_rewriting_what_is_worth_it_never_has_to_keep_more_than_was_counted(
     ordered = sorted(rows, key=lambda row: (row[0], row[1]))
     keys = table(RecordKind.SEGMENT, [version(id_, number, sub=sub) for id_, sub, number, _ in ordered])
     part = np.array([row[3] for row in ordered], dtype=np.intp)
-    survey = Survey(keys, part)
-    stands = np.array([ordered[at][0] in standing for at in survey.newest.tolist()], dtype=bool)
-    used = survey.used(stands, 4)
+    survey = RangeSurvey(keys, part)
+    stands = np.array([ordered[at][0] in standing for at in survey.newest_rows.tolist()], dtype=bool)
+    used = survey.count_needed_rows(stands, 4)
     for chosen in range(4):
-        kept = survey.kept(stands, np.arange(4) == chosen)
+        kept = survey.needed_row_mask(stands, np.arange(4) == chosen)
         assert kept.sum() <= used[chosen] <= (part == chosen).sum()
 
 

@@ -8,10 +8,10 @@ import pytest
 from logstore.errors import CatalogAdopting, CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import BLOCKS, PREFIX
-from logstore.records.services.defragmenting import Defragmented
-from logstore.records.services.publishing import standing
-from logstore.records.services.record_log import PINS
+from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX
+from logstore.records.services.defragmenting import DefragmentResult
+from logstore.records.services.publishing import read_head
+from logstore.records.services.record_log import PIN_PREFIX
 from logstore.units import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
@@ -39,18 +39,18 @@ def test_small_blocks_are_joined_and_what_is_superseded_goes(world: RecordsWorld
     done = world.defragment()
     assert world.returning() == {kept}
     assert world.on_disk([kept, buried, gone]) == {kept: [False], buried: [True], gone: []}
-    kinds = [one.kind for one in standing(world.catalog.records, world.log).blocks]
+    kinds = [one.kind for one in read_head(world.catalog.records, world.log).blocks]
     assert len(kinds) == len(set(kinds))
     assert done.rewritten > done.written > 0
     assert done.dropped > 0
-    assert world.defragment() == Defragmented(manifest=done.manifest)
+    assert world.defragment() == DefragmentResult(manifest=done.manifest)
 
 
 def test_the_newest_version_of_a_gone_record_stays_while_an_older_one_does(
     world: RecordsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it the state before would come back, such as a transaction that was open."""
-    monkeypatch.setattr("logstore.records.defragmentation.SMALL_BYTES", 0)
+    monkeypatch.setattr("logstore.records.defragmentation.SMALL_BLOCK_BYTES", 0)
     gone, *others = (world.create() for _ in range(5))
     world.flush()
     world.touch(gone)
@@ -79,12 +79,12 @@ def test_a_defragmentation_may_die_between_any_two_effects(world: RecordsWorld, 
     assert world.returning() - {gone} == {kept}
     world.defragment()
     assert world.on_disk([kept, buried, gone]) == {kept: [False], buried: [True], gone: []}
-    assert world.catalog.records.state().pending == frozenset()
+    assert world.catalog.records.state().pending_stamps == frozenset()
 
 
 def _beside(world: RecordsWorld, act: Callable[[], object]) -> None:
     """A defragmentation beside which the act happens before its manifest is put."""
-    matches = lambda key: key.startswith(PREFIX)  # noqa: E731
+    matches = lambda key: key.startswith(MANIFEST_PREFIX)  # noqa: E731
     world.objects.plan(
         Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _none(act()), matches=matches)
     )
@@ -141,13 +141,13 @@ def test_a_flush_at_every_step_of_a_defragmentation_loses_nothing(world: Records
 def test_a_block_that_cannot_be_read_ends_it_before_anything_changes(world: RecordsWorld) -> None:
     """It is named; what it held is not known, so nothing of its kind is dropped."""
     _scattered(world)
-    block = next(one for one in standing(world.catalog.records, world.log).blocks if one.kind is RecordKind.TOPIC)
+    block = next(one for one in read_head(world.catalog.records, world.log).blocks if one.kind is RecordKind.TOPIC)
     body = world.objects._held.pop(block.key)
     world.objects.put_if_absent(block.key, body.body[:-2], metadata={})
-    number = standing(world.catalog.records, world.log).number
+    number = read_head(world.catalog.records, world.log).number
     with pytest.raises(CorruptData, match=block.key):
         world.defragment()
-    assert standing(world.catalog.records, world.log).number == number
+    assert read_head(world.catalog.records, world.log).number == number
 
 
 def test_a_catalog_that_adopts_is_not_defragmented(world: RecordsWorld) -> None:
@@ -159,17 +159,17 @@ def test_a_catalog_that_adopts_is_not_defragmented(world: RecordsWorld) -> None:
 
 
 def _manifests(world: RecordsWorld) -> list[str]:
-    return [key for key in world.objects.keys if key.startswith(PREFIX)]
+    return [key for key in world.objects.keys if key.startswith(MANIFEST_PREFIX)]
 
 
 def _blocks(world: RecordsWorld) -> set[str]:
-    return {key for key in world.objects.keys if key.startswith(BLOCKS)}
+    return {key for key in world.objects.keys if key.startswith(BLOCK_PREFIX)}
 
 
 @pytest.fixture
 def ten_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a hundred manifests do."""
-    monkeypatch.setattr("logstore.records.services.sweeping.KEPT", 10)
+    monkeypatch.setattr("logstore.records.services.sweeping.MIN_KEPT_MANIFESTS", 10)
 
 
 def _many(world: RecordsWorld, count: int) -> None:
@@ -190,9 +190,9 @@ def test_old_manifests_go_but_the_newest_hundred_and_pinned_ones(world: RecordsW
     count = len(_manifests(world))
     swept = world.sweep()
     assert swept.manifests == count - 11
-    left = [world.log.manifest(number) for number in world.log.numbers()]
+    left = [world.log.manifest(number) for number in world.log.manifest_numbers()]
     named = {block.key for one in left if one for block in one.blocks}
-    assert _manifests(world)[0] == f"{PREFIX}000000000007.json"
+    assert _manifests(world)[0] == f"{MANIFEST_PREFIX}000000000007.json"
     assert named == _blocks(world)
     assert swept.blocks > 10
     assert world.returning() == world.standing()
@@ -201,7 +201,9 @@ def test_old_manifests_go_but_the_newest_hundred_and_pinned_ones(world: RecordsW
 
 
 @pytest.mark.usefixtures("ten_stay")
-@pytest.mark.parametrize("hidden", [PINS, f"{PREFIX}000000000001", f"{PREFIX}00000000000", PREFIX])
+@pytest.mark.parametrize(
+    "hidden", [PIN_PREFIX, f"{MANIFEST_PREFIX}000000000001", f"{MANIFEST_PREFIX}00000000000", MANIFEST_PREFIX]
+)
 def test_sweep_keeps_what_a_rebuild_reads_though_no_listing_shows_it(world: RecordsWorld, hidden: str) -> None:
     """The pin is registered, and its manifest is read by its number. A log without any manifest is not swept."""
     _many(world, 12)
@@ -211,9 +213,9 @@ def test_sweep_keeps_what_a_rebuild_reads_though_no_listing_shows_it(world: Reco
     _many(world, 11)
     world.advance(seconds=AGE_S + HOUR)
     _many(world, 1)
-    newest = world.log.newest()
+    newest = world.log.newest_manifest()
     world.objects.unlisted = {hidden: 1_000}
-    with pytest.raises(StoreUnavailable, match="found none by LIST") if hidden == PREFIX else nullcontext():
+    with pytest.raises(StoreUnavailable, match="found none by LIST") if hidden == MANIFEST_PREFIX else nullcontext():
         world.sweep()
     world.objects.unlisted = {}
     world.sweep()
@@ -235,7 +237,7 @@ def test_young_manifests_and_blocks_stay(world: RecordsWorld) -> None:
     world.advance(seconds=AGE_S - HOUR)
     _many(world, 10)
     assert world.sweep().blocks == 0
-    assert set(before) & _blocks(world) == {key for key in before if key.startswith(BLOCKS)}
+    assert set(before) & _blocks(world) == {key for key in before if key.startswith(BLOCK_PREFIX)}
 
 
 def test_blocks_that_a_dead_writer_left_are_swept_when_they_are_old(world: RecordsWorld) -> None:
@@ -267,7 +269,7 @@ def test_a_sweep_that_dies_is_finished_by_the_next_one(world: RecordsWorld, poin
         world.sweep()
     disarm()
     assert world.sweep().blocks > 0
-    left = [world.log.manifest(number) for number in world.log.numbers()]
+    left = [world.log.manifest(number) for number in world.log.manifest_numbers()]
     assert {block.key for one in left if one for block in one.blocks} == _blocks(world)
 
 

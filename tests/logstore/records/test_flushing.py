@@ -19,9 +19,9 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import RecordLogState
 from logstore.positions import LedgerId
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import BLOCKS, FREE_IDS, PREFIX, Ceilings
-from logstore.records.services.flushing import PAGE, Flusher, raised
-from logstore.records.services.publishing import publish, standing
+from logstore.records.manifest import BLOCK_PREFIX, ID_HEADROOM, MANIFEST_PREFIX, Ceilings
+from logstore.records.services.flushing import CHANGES_PER_PAGE, Flusher, raise_ceilings
+from logstore.records.services.publishing import publish, read_head
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.records.mirror import Mirror
@@ -35,7 +35,7 @@ def test_a_flush_writes_what_changed_and_empties_the_outbox(world: RecordsWorld)
     first, second = world.create(), world.create()
     done = world.flush()
     assert (done.manifest, done.left) == (1, 0)
-    assert done.records == sum(one.records for one in standing(world.catalog.records, world.log).blocks) > 0
+    assert done.records == sum(one.records for one in read_head(world.catalog.records, world.log).blocks) > 0
     assert world.returning() == {first, second}
     keys = world.objects.keys
     again = world.flush()
@@ -47,7 +47,7 @@ def test_an_empty_catalog_has_a_manifest_at_once(world: RecordsWorld) -> None:
     """Without one, a catalog that is lost could not be told from one that never was."""
     world.sql("DELETE FROM record_outbox")
     assert world.flush().manifest == 1
-    manifest = world.log.newest()
+    manifest = world.log.newest_manifest()
     assert manifest is not None
     assert (manifest.blocks, manifest.catalog_id) == ((), world.catalog.identities.catalog_id())
 
@@ -87,7 +87,7 @@ def test_a_flusher_may_die_between_any_two_effects(world: RecordsWorld, point: s
     disarm()
     world.flush()
     state = world.catalog.records.state()
-    assert (state.outbox, state.pending) == (0, frozenset())
+    assert (state.outbox_changes, state.pending_stamps) == (0, frozenset())
     assert kept in world.returning()
     assert buried not in world.returning()
     assert world.on_disk([buried])[buried][-1] is True
@@ -101,7 +101,7 @@ def test_a_manifest_whose_put_lands_late_is_known_by_its_stamp(world: RecordsWor
     put = world.objects.put_if_absent
 
     def lose(key: str, body: bytes, **facts: Any) -> None:
-        if key.startswith(PREFIX) and not late:
+        if key.startswith(MANIFEST_PREFIX) and not late:
             late.append((key, body))
             raise StoreUnavailable("no answer")
         put(key, body, **facts)
@@ -115,13 +115,13 @@ def test_a_manifest_whose_put_lands_late_is_known_by_its_stamp(world: RecordsWor
         world.flush()
     disarm()
     put(*late[0], metadata={})
-    assert len(world.catalog.records.state().pending) == 2
+    assert len(world.catalog.records.state().pending_stamps) == 2
     assert world.flush().manifest == 2
     assert world.returning() == world.standing()
-    assert world.catalog.records.state().pending == frozenset()
+    assert world.catalog.records.state().pending_stamps == frozenset()
 
 
-@pytest.mark.parametrize("lost", [PREFIX, BLOCKS], ids=["manifest", "block"])
+@pytest.mark.parametrize("lost", [MANIFEST_PREFIX, BLOCK_PREFIX], ids=["manifest", "block"])
 def test_flush_whose_upload_was_answered_and_not_stored_is_repeated(world: RecordsWorld, lost: str) -> None:
     """The outbox keeps its rows until a HEAD shows the manifest and its blocks (apache/pulsar#22839)."""
     world.create()
@@ -129,10 +129,10 @@ def test_flush_whose_upload_was_answered_and_not_stored_is_repeated(world: Recor
     world.objects.plan(upload_lost)
     with pytest.raises(UploadUnproven, match="not there"):
         world.flush()
-    assert world.catalog.records.state().outbox > 0
+    assert world.catalog.records.state().outbox_changes > 0
     assert world.flush().manifest == 1
     assert world.returning() == world.standing()
-    assert world.catalog.records.state().outbox == 0
+    assert world.catalog.records.state().outbox_changes == 0
 
 
 def test_of_two_flushers_at_once_both_come_to_an_end(world: RecordsWorld) -> None:
@@ -145,12 +145,14 @@ def test_of_two_flushers_at_once_both_come_to_an_end(world: RecordsWorld) -> Non
         world.end(first, durable=True)
         world.flush()
 
-    slow = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: PREFIX in key)
+    slow = Fault(
+        operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: MANIFEST_PREFIX in key
+    )
     world.objects.plan(slow)
     done = world.flush()
     assert done.manifest == 2
     assert world.returning() == set()
-    assert world.catalog.records.state().outbox == 0
+    assert world.catalog.records.state().outbox_changes == 0
 
 
 def test_a_manifest_that_another_process_settles_meanwhile_is_no_foreign_one(world: RecordsWorld) -> None:
@@ -163,7 +165,7 @@ def test_a_manifest_that_another_process_settles_meanwhile_is_no_foreign_one(wor
         world.flush()
 
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=overtake))
-    found = standing(world.catalog.records, RecordLog(world.objects))
+    found = read_head(world.catalog.records, RecordLog(world.objects))
     assert (found.number, found.state.manifest) == (2, 2)
 
 
@@ -185,7 +187,7 @@ def test_a_bucket_that_lost_its_manifests_or_is_anothers_is_refused(world: Recor
     """The catalog knows that there was one, and of which catalog it is."""
     world.create()
     world.flush()
-    manifest = world.log.newest()
+    manifest = world.log.newest_manifest()
     assert manifest
     world.objects.delete([manifest.key])
     with pytest.raises(CatalogMismatch, match="expected manifest 1 or a newer one, found none"):
@@ -225,7 +227,7 @@ def test_a_writer_whose_clock_is_off_is_refused_before_it_publishes(world: Recor
     world.offset_us = skew_s * 1_000_000
     with pytest.raises(PreconditionFailed, match="clock: expected the catalog's and the store's within 600 s"):
         world.flush()
-    assert world.log.newest() is None
+    assert world.log.newest_manifest() is None
     world.offset_us //= 2
     assert world.flush().manifest == 1
 
@@ -234,17 +236,17 @@ def test_ceilings_are_raised_in_the_manifest_first(world: RecordsWorld) -> None:
     """A flusher that dies between leaves a catalog that gives out fewer ids than it might, never more."""
     world.create()
     world.flush()
-    world.start_ids_at(LedgerId(FREE_IDS - 10))
+    world.start_ids_at(LedgerId(ID_HEADROOM - 10))
     arm("records.settle.before", "crash")
     with pytest.raises(SimulatedCrash):
         world.flush()
     disarm()
-    manifest = world.log.newest()
+    manifest = world.log.newest_manifest()
     assert manifest
-    assert manifest.ceilings.ledger == 2 * FREE_IDS - 10
-    assert world.catalog.records.state().ceilings.ledger < 2 * FREE_IDS - 10
+    assert manifest.ceilings.ledger == 2 * ID_HEADROOM - 10
+    assert world.catalog.records.state().ceilings.ledger < 2 * ID_HEADROOM - 10
     world.flush()
-    assert world.catalog.records.state().ceilings.ledger == 2 * FREE_IDS - 10
+    assert world.catalog.records.state().ceilings.ledger == 2 * ID_HEADROOM - 10
 
 
 def test_next_ids_of_a_manifest_are_those_of_the_moment_that_it_shows(world: RecordsWorld) -> None:
@@ -257,11 +259,11 @@ def test_next_ids_of_a_manifest_are_those_of_the_moment_that_it_shows(world: Rec
     world.page = 4
     _die_between_pages(world)
     world.defragment()
-    manifests = [manifest for number in world.log.numbers() if (manifest := world.log.manifest(number))]
+    manifests = [manifest for number in world.log.manifest_numbers() if (manifest := world.log.manifest(number))]
     assert len(manifests) > 3
     assert {manifest.next_ids and manifest.next_ids.ledger for manifest in manifests} == {first + 1}
     world.flush()
-    newest = world.log.newest()
+    newest = world.log.newest_manifest()
     assert newest
     assert newest.next_ids
     assert newest.next_ids.ledger == max(younger) + 1
@@ -269,10 +271,10 @@ def test_next_ids_of_a_manifest_are_those_of_the_moment_that_it_shows(world: Rec
 
 def test_ceilings_stay_while_half_of_the_ids_is_left() -> None:
     """Else each flush would write a manifest for them."""
-    at = Ceilings(ledger=FREE_IDS, topic=FREE_IDS, transaction=FREE_IDS)
-    assert raised(at, Ceilings(ledger=FREE_IDS // 2, topic=0, transaction=1)) == at
-    found = raised(at, Ceilings(ledger=FREE_IDS // 2 + 1, topic=0, transaction=5 * FREE_IDS))
-    assert found == Ceilings(ledger=FREE_IDS // 2 + 1 + FREE_IDS, topic=FREE_IDS, transaction=6 * FREE_IDS)
+    at = Ceilings(ledger=ID_HEADROOM, topic=ID_HEADROOM, transaction=ID_HEADROOM)
+    assert raise_ceilings(at, Ceilings(ledger=ID_HEADROOM // 2, topic=0, transaction=1)) == at
+    found = raise_ceilings(at, Ceilings(ledger=ID_HEADROOM // 2 + 1, topic=0, transaction=5 * ID_HEADROOM))
+    assert found == Ceilings(ledger=ID_HEADROOM // 2 + 1 + ID_HEADROOM, topic=ID_HEADROOM, transaction=6 * ID_HEADROOM)
 
 
 def test_cursors_wait_for_their_interval_or_for_a_request(world: RecordsWorld) -> None:
@@ -328,14 +330,14 @@ def test_many_changes_are_flushed_page_by_page(world: RecordsWorld) -> None:
 
     def look() -> None:
         seen.append(world.returning())
-        deletes.append(world.catalog.records.unflushed([gone]))
+        deletes.append(world.catalog.records.unflushed_ledgers([gone]))
 
     looks = Fault(
-        operation=Operation.PUT, kind=FaultKind.CALL, action=look, matches=lambda key: PREFIX in key, times=50
+        operation=Operation.PUT, kind=FaultKind.CALL, action=look, matches=lambda key: MANIFEST_PREFIX in key, times=50
     )
     world.objects.plan(looks)
     told: list[int] = []
-    changes = world.catalog.records.state().outbox
+    changes = world.catalog.records.state().outbox_changes
     done = world.flusher.flush(cursors=True, progress=told.append)
     assert len(seen) == done.manifest - 1 == changes // 4 >= 3
     assert seen == [{kept, gone}] * len(seen)
@@ -346,14 +348,17 @@ def test_many_changes_are_flushed_page_by_page(world: RecordsWorld) -> None:
     assert [_shows(world, number) for number in range(1, done.manifest + 1)] == [1] * (done.manifest - 1) + [
         done.manifest
     ]
-    assert (world.catalog.records.state().staged, world.catalog.records.unflushed([gone])) == ((), frozenset())
+    assert (world.catalog.records.state().staged_blocks, world.catalog.records.unflushed_ledgers([gone])) == (
+        (),
+        frozenset(),
+    )
     assert world.flush().blocks == 0
 
 
 def _shows(world: RecordsWorld, number: int) -> int:
     manifest = world.log.manifest(number)
     assert manifest is not None
-    return manifest.moment
+    return manifest.moment_number
 
 
 def _die_between_pages(world: RecordsWorld, nth: int = 2) -> None:
@@ -362,7 +367,7 @@ def _die_between_pages(world: RecordsWorld, nth: int = 2) -> None:
     with pytest.raises(SimulatedCrash):
         world.flush()
     disarm()
-    assert world.catalog.records.state().staged
+    assert world.catalog.records.state().staged_blocks
 
 
 @pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
@@ -381,7 +386,7 @@ def test_a_flush_may_die_in_any_page(world: RecordsWorld, point: str, nth: int) 
     world.touch(changed)
     world.flush()
     state = world.catalog.records.state()
-    assert (state.outbox, state.pending, state.staged) == (0, frozenset(), ())
+    assert (state.outbox_changes, state.pending_stamps, state.staged_blocks) == (0, frozenset(), ())
     assert world.returning() == world.standing() == {changed, *others}
     assert world.on_disk([buried])[buried][-1] is True
     assert {row["id"]: row["generation"] for row in world.winners().to_pylist()}[changed] == 1
@@ -394,7 +399,7 @@ def test_pages_end_though_more_comes_than_they_take(world: RecordsWorld) -> None
     world.page = 2
     for _ in range(4):
         world.create()
-    pages = world.catalog.records.state().outbox // 2
+    pages = world.catalog.records.state().outbox_changes // 2
 
     def append() -> None:
         world.create()
@@ -404,7 +409,7 @@ def test_pages_end_though_more_comes_than_they_take(world: RecordsWorld) -> None
             operation=Operation.PUT,
             kind=FaultKind.CALL,
             action=append,
-            matches=lambda key: PREFIX in key,
+            matches=lambda key: MANIFEST_PREFIX in key,
             times=100,
         )
     )
@@ -418,9 +423,9 @@ def test_what_is_staged_outlives_sweeps_however_old_it_is(world: RecordsWorld) -
     ledgers = {world.create() for _ in range(3)}
     world.page = 2
     _die_between_pages(world)
-    staged = {one.key for one in world.catalog.records.state().staged}
+    staged = {one.key for one in world.catalog.records.state().staged_blocks}
     world.advance(seconds=3 * AGE_S)
-    found = standing(world.catalog.records, world.log)
+    found = read_head(world.catalog.records, world.log)
     assert publish(
         world.catalog.records,
         world.log,
@@ -434,7 +439,7 @@ def test_what_is_staged_outlives_sweeps_however_old_it_is(world: RecordsWorld) -
     assert staged <= set(world.objects.keys)
     world.flush()
     assert world.returning() == ledgers
-    assert staged & {one.key for one in standing(world.catalog.records, world.log).blocks} == staged
+    assert staged & {one.key for one in read_head(world.catalog.records, world.log).blocks} == staged
 
 
 def test_cursors_go_with_the_end_of_a_flush_of_pages(world: RecordsWorld) -> None:
@@ -456,9 +461,9 @@ def test_rewrite_drops_what_is_staged(world: RecordsWorld) -> None:
     world.page = 2
     _die_between_pages(world)
     world.end(gone, durable=False)
-    world.page = PAGE
+    world.page = CHANGES_PER_PAGE
     world.flusher.rewrite()
-    assert world.catalog.records.state().staged == ()
+    assert world.catalog.records.state().staged_blocks == ()
     assert world.returning() == {kept}
 
 
@@ -484,7 +489,7 @@ def test_replica_and_raid_take_a_page_for_the_moment_that_it_shows(world: Record
 
 def _damaged(world: RecordsWorld) -> None:
     """A record log whose newest manifest cannot be read, and a block of which is gone."""
-    newest = world.log.newest()
+    newest = world.log.newest_manifest()
     assert newest is not None
     world.objects.delete([newest.key, newest.blocks[0].key])
     world.objects.put_if_absent(newest.key, newest.to_json()[:50], metadata={})
@@ -530,7 +535,7 @@ def test_rewrite_that_a_flush_overtakes_begins_anew(world: RecordsWorld) -> None
     kept = world.create()
     world.flush()
     records = world.catalog.records
-    record_all, overtaken = records.record_all, 0
+    record_all, overtaken = records.requeue_all_records, 0
 
     def recorded_and_flushed() -> None:
         nonlocal overtaken
@@ -538,9 +543,9 @@ def test_rewrite_that_a_flush_overtakes_begins_anew(world: RecordsWorld) -> None
         if not overtaken:
             overtaken = world.flush().manifest
 
-    records.record_all = recorded_and_flushed  # type: ignore[method-assign]
+    records.requeue_all_records = recorded_and_flushed  # type: ignore[method-assign]
     assert (world.flusher.rewrite().manifest, overtaken) == (3, 2)
-    newest = world.log.newest()
+    newest = world.log.newest_manifest()
     assert newest is not None
     assert {one.kind for one in newest.blocks} > {RecordKind.LEDGER, RecordKind.SEGMENT}
     assert world.returning() == {kept}
@@ -558,7 +563,7 @@ def test_rewrite_of_a_catalog_that_is_not_complete_is_refused(world: RecordsWorl
     with pytest.raises(CatalogAdopting, match="expected a catalog that is complete"):
         world.flusher.rewrite()
     state = world.catalog.records.state()
-    assert (set(world.objects.keys), state.outbox, state.pending) == (stored, 0, frozenset())
+    assert (set(world.objects.keys), state.outbox_changes, state.pending_stamps) == (stored, 0, frozenset())
 
 
 @pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
@@ -576,7 +581,7 @@ def test_rewrite_may_die_between_any_two_effects(world: RecordsWorld, point: str
     world.flusher.rewrite()
     assert world.returning() == {kept}
     assert world.on_disk([buried]) == {buried: [True]}
-    assert world.catalog.records.state().outbox == 0
+    assert world.catalog.records.state().outbox_changes == 0
 
 
 def test_rewrite_of_a_log_that_is_newer_than_the_catalog_is_refused(world: RecordsWorld) -> None:

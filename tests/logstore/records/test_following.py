@@ -11,8 +11,8 @@ import pytest
 from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
-from logstore.records.manifest import PREFIX
-from logstore.records.services.record_log import REPLICAS, RecordLog
+from logstore.records.manifest import MANIFEST_PREFIX
+from logstore.records.services.record_log import REPLICA_PREFIX, RecordLog
 from logstore.records.tombstones import ReplicaState
 from tests.logstore.records.mirror import FAR, Mirror
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
@@ -287,7 +287,7 @@ def test_replica_of_an_older_epoch_is_refused_until_it_is_seeded(world: RecordsW
     """The source was rebuilt: what was not flushed before is lost there, and may stand here."""
     _two(world)
     mirror.step()
-    newest = RecordLog(world.objects).newest()
+    newest = RecordLog(world.objects).newest_manifest()
     assert newest
     world.log.put_manifest(replace(newest, number=2, epoch=2, stamp="rebuilt"))
     with pytest.raises(PreconditionFailed, match="epoch 1, found 2: the source was rebuilt"):
@@ -361,7 +361,7 @@ _FOREVER = 1_000_000
 
 
 @pytest.mark.parametrize("listings", [1, _FOREVER])
-@pytest.mark.parametrize("hidden", [PREFIX, REPLICAS])
+@pytest.mark.parametrize("hidden", [MANIFEST_PREFIX, REPLICA_PREFIX])
 def test_listings_that_hide_what_a_replica_knows_ask_for_no_seed(
     world: RecordsWorld, mirror: Mirror, hidden: str, listings: int
 ) -> None:
@@ -371,7 +371,7 @@ def test_listings_that_hide_what_a_replica_knows_ask_for_no_seed(
     world.touch(one)
     world.flush()
     world.objects.unlisted = {hidden: listings}
-    if listings > 1 or hidden == PREFIX:
+    if listings > 1 or hidden == MANIFEST_PREFIX:
         with pytest.raises(StoreUnavailable, match="by such a listing"):
             mirror.step()
     world.objects.unlisted = {key: seen for key, seen in world.objects.unlisted.items() if listings == 1}
@@ -398,7 +398,7 @@ def test_listings_that_hide_the_newest_manifests_bring_nothing_back_by_a_seed(
     _bury(world, one)
     world.advance(seconds=AGE_S + HOUR)
     assert _forget(world) == set()
-    newer = [key for key in world.objects.keys if key.startswith(PREFIX)][1:]
+    newer = [key for key in world.objects.keys if key.startswith(MANIFEST_PREFIX)][1:]
     world.objects.unlisted = dict.fromkeys(newer, listings)
     with suppress(StoreUnavailable):
         mirror.step()
@@ -408,7 +408,7 @@ def test_listings_that_hide_the_newest_manifests_bring_nothing_back_by_a_seed(
     assert mirror.ledgers == {other}
 
 
-@pytest.mark.parametrize("hidden", ["revoked", PREFIX])
+@pytest.mark.parametrize("hidden", ["revoked", MANIFEST_PREFIX])
 def test_seed_takes_no_stale_bucket_though_listings_hide_that_it_is_one(
     world: RecordsWorld, far: Mirror, hidden: str
 ) -> None:
@@ -416,14 +416,14 @@ def test_seed_takes_no_stale_bucket_though_listings_hide_that_it_is_one(
     one, other = _two(world)
     far.ship()
     _bury(world, one)
-    if hidden == PREFIX:
+    if hidden == MANIFEST_PREFIX:
         far.ship()
-        newest = [key for key in far.far.keys if key.startswith(PREFIX)][-1]
+        newest = [key for key in far.far.keys if key.startswith(MANIFEST_PREFIX)][-1]
         far.far.unlisted = {newest: _FOREVER}
         refused: type[Exception] = StoreUnavailable
     else:
         world.log.revoke(FAR)
-        world.objects.unlisted = {f"{REPLICAS}{FAR}/revoked": _FOREVER}
+        world.objects.unlisted = {f"{REPLICA_PREFIX}{FAR}/revoked": _FOREVER}
         refused = PreconditionFailed
     with pytest.raises(refused):
         far.step(seed=True)

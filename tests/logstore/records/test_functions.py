@@ -8,7 +8,7 @@ import pytest
 from logstore.errors import FunctionFailed
 from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId
-from logstore.records.functions import LedgerRecord, ends
+from logstore.records.functions import LedgerRecord, should_end_record
 from tests import ending_functions
 
 RECORD = LedgerRecord(
@@ -26,9 +26,9 @@ RECORD = LedgerRecord(
 
 def test_none_ends_the_record_and_the_record_itself_does_not() -> None:
     """An equal one counts as the same."""
-    assert ends("every", ending_functions.every, RECORD)
-    assert not ends("even", ending_functions.even, RECORD)
-    assert not ends("none", ending_functions.none, RECORD)
+    assert should_end_record("every", ending_functions.every, RECORD)
+    assert not should_end_record("even", ending_functions.even, RECORD)
+    assert not should_end_record("none", ending_functions.none, RECORD)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_none_ends_the_record_and_the_record_itself_does_not() -> None:
 def test_function_that_fails_is_named_with_its_record(function: Callable[[Any], Any], told: str) -> None:
     """So that a person finds the record that it cannot bear."""
     with pytest.raises(FunctionFailed, match=f"function mine: ledger 3 of {RECORD.topic}: .*{told}"):
-        ends("mine", function, RECORD)
+        should_end_record("mine", function, RECORD)
 
 
 def test_interrupt_of_an_operator_is_no_answer_of_the_function() -> None:
@@ -53,7 +53,7 @@ def test_interrupt_of_an_operator_is_no_answer_of_the_function() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ends("mine", interrupted, RECORD)
+        should_end_record("mine", interrupted, RECORD)
 
 
 @pytest.mark.parametrize(("said", "told"), [("long " * 1_000_000, "long long"), ("odd \udcff", r"odd \\udcff")])
@@ -64,6 +64,6 @@ def test_what_a_function_says_is_told_as_far_as_it_travels(said: str, told: str)
         raise ValueError(said)
 
     with pytest.raises(FunctionFailed, match=f"ValueError: {told}") as failed:
-        ends("talking", talking, RECORD)
+        should_end_record("talking", talking, RECORD)
     assert len(str(failed.value).encode()) < 2_000
     assert failed.value.__cause__ is None

@@ -9,9 +9,9 @@ import pytest
 
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.positions import LedgerId
-from logstore.records.manifest import BLOCKS, PREFIX, Manifest
-from logstore.records.services.flushing import PAGE
-from logstore.records.services.record_log import PINS, REPLICAS, RecordLog
+from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX, Manifest
+from logstore.records.services.flushing import CHANGES_PER_PAGE
+from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
 from logstore.units import use_stop_check
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.mirror import Mirror
@@ -84,7 +84,7 @@ def test_a_job_between_any_two_steps_of_another_loses_nothing_and_brings_nothing
     world: RecordsWorld, outer: str, inner: str, first: int
 ) -> None:
     """Flush, defragmentation and raid, each within each, again and again; then each of them once more."""
-    world.page = PAGE if first == 1 else 2
+    world.page = CHANGES_PER_PAGE if first == 1 else 2
     store = _Store(world)
     store.begin()
     steps, runs, inside = [0], [0], [False]
@@ -129,7 +129,7 @@ class _Home:
             world.defragment()
 
     def _pin(self) -> Manifest:
-        newest = self.world.log.newest()
+        newest = self.world.log.newest_manifest()
         assert newest
         self.world.log.pin("rebuild", newest.number, 2**60, "rebuild")
         return newest
@@ -191,7 +191,7 @@ class _Home:
         self.follow()
         assert self.mirror.ledgers == set(self.store.alive)
         self.far.ship()
-        newest, shipped = self.world.log.newest(), RecordLog(self.far.far).newest()
+        newest, shipped = self.world.log.newest_manifest(), RecordLog(self.far.far).newest_manifest()
         assert newest
         assert shipped == newest
         for manifest in filter(None, (newest, self.pinned)):
@@ -210,7 +210,7 @@ def home(world: RecordsWorld, tmp_path: Path, request: pytest.FixtureRequest) ->
         (tmp_path / name).mkdir()
     with pytest.MonkeyPatch.context() as patched:
         for module in ("sweeping", "record_log"):
-            patched.setattr(f"logstore.records.services.{module}.KEPT", 5)
+            patched.setattr(f"logstore.records.services.{module}.MIN_KEPT_MANIFESTS", 5)
         made = _Home(world, tmp_path, pinned=request.param != "raid")
         made.job = request.param
         yield made
@@ -235,7 +235,12 @@ def test_job_of_which_any_listing_is_empty_once_loses_nothing_and_brings_nothing
 
 @pytest.mark.parametrize(
     "hidden",
-    [PREFIX, REPLICAS, PINS, *(pytest.param(name, marks=pytest.mark.all_faults) for name in (BLOCKS, "ledgers/"))],
+    [
+        MANIFEST_PREFIX,
+        REPLICA_PREFIX,
+        PIN_PREFIX,
+        *(pytest.param(name, marks=pytest.mark.all_faults) for name in (BLOCK_PREFIX, "ledgers/")),
+    ],
 )
 @pytest.mark.parametrize("home", _ALL, indirect=True)
 def test_job_of_which_all_listings_hide_names_loses_nothing_and_brings_nothing_back(home: _Home, hidden: str) -> None:

@@ -14,10 +14,10 @@ from logstore.ports.catalog import RecordId
 from logstore.positions import LedgerId
 from logstore.records.jobs import LaggingReplica
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import BLOCKS, Block
-from logstore.records.services.publishing import publish, standing
-from logstore.records.services.raiding import marks_of
-from logstore.records.services.record_log import PINS, REPLICAS, RecordLog
+from logstore.records.manifest import BLOCK_PREFIX, Block
+from logstore.records.services.publishing import publish, read_head
+from logstore.records.services.raiding import name_marks
+from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
 from logstore.units import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER
@@ -46,7 +46,7 @@ def _older(world: RecordsWorld, ledger_id: int) -> Block:
 
 def _name(world: RecordsWorld, *blocks: Block) -> None:
     """Publish them beside the others."""
-    found = standing(world.catalog.records, RecordLog(world.objects))
+    found = read_head(world.catalog.records, RecordLog(world.objects))
     assert found.manifest
     manifest = found.manifest
     parts = (world.catalog.records, world.log, found)
@@ -108,7 +108,7 @@ def test_replica_that_lacks_no_removable_tombstone_holds_nothing_up(world: Recor
     assert (done.kept, done.held_by) == (1, ())
 
 
-@pytest.mark.parametrize("hidden", [REPLICAS, f"{REPLICAS}mirror/"])
+@pytest.mark.parametrize("hidden", [REPLICA_PREFIX, f"{REPLICA_PREFIX}mirror/"])
 def test_tombstone_waits_for_a_replica_that_no_listing_shows(world: RecordsWorld, hidden: str) -> None:
     """Its name is registered. It is not revoked on the word of such listings either."""
     ids = _buried(world)
@@ -117,7 +117,7 @@ def test_tombstone_waits_for_a_replica_that_no_listing_shows(world: RecordsWorld
     assert world.raid().kept == 1
     assert world.buried() == set(ids)
     world.objects.unlisted = {}
-    assert [one.revoked for one in world.log.replicas()] == [False]
+    assert [one.is_revoked for one in world.log.replicas()] == [False]
     world.acknowledge("mirror", 1)
     assert world.raid().removed == 1
 
@@ -126,7 +126,7 @@ def test_rebuild_whose_pin_no_listing_shows_ends_a_raid(world: RecordsWorld) -> 
     """Its name is registered."""
     ids = _buried(world)
     world.log.pin("c-1-x", 1, world.objects.now_us + 1, "rebuild")
-    world.objects.unlisted = {f"{PINS}rebuild/": 1_000}
+    world.objects.unlisted = {f"{PIN_PREFIX}rebuild/": 1_000}
     with pytest.raises(PreconditionFailed, match="found workflow rebuild-catalog/c-1-x that reads manifest 1"):
         world.raid()
     assert world.buried() == set(ids)
@@ -163,7 +163,9 @@ def test_a_tombstone_that_changes_while_the_raid_scans_stays(world: RecordsWorld
 
 def _at_first_block(world: RecordsWorld, act: object) -> Fault:
     assert callable(act)
-    return Fault(operation=Operation.GET, kind=FaultKind.CALL, action=once(act), matches=lambda key: BLOCKS in key)
+    return Fault(
+        operation=Operation.GET, kind=FaultKind.CALL, action=once(act), matches=lambda key: BLOCK_PREFIX in key
+    )
 
 
 def test_an_older_version_in_a_later_manifest_keeps_a_tombstone(world: RecordsWorld) -> None:
@@ -350,13 +352,13 @@ def test_a_rebuild_at_work_ends_a_raid(world: RecordsWorld) -> None:
     with pytest.raises(PreconditionFailed, match="c-1-y"):
         world.raid()
     assert len(world.buried()) == 1
-    assert [one.what for one in world.log.pins()] == ["rebuild"], "the raid's own pin is gone"
+    assert [one.purpose for one in world.log.pins()] == ["rebuild"], "the raid's own pin is gone"
 
 
 def test_an_unreadable_block_ends_a_raid(world: RecordsWorld) -> None:
     """What it holds is not known."""
     _buried(world)
-    block = next(one for one in standing(world.catalog.records, world.log).blocks if one.kind is RecordKind.LEDGER)
+    block = next(one for one in read_head(world.catalog.records, world.log).blocks if one.kind is RecordKind.LEDGER)
     held = world.objects._held[block.key]
     world.objects._held[block.key] = replace(held, body=held.body[:-3])
     with pytest.raises(CorruptData, match=block.key):
@@ -404,7 +406,7 @@ def test_a_raid_may_die_between_any_two_effects(world: RecordsWorld, point: str)
     assert set(covering) <= world.buried()
     world.raid("two")
     assert world.buried() == set(covering)
-    assert world.catalog.tombstones.counts().candidates == 0
+    assert world.catalog.tombstones.count().candidates == 0
 
 
 def test_reads_are_paced_and_blocks_without_candidates_are_not_read(world: RecordsWorld) -> None:
@@ -458,15 +460,15 @@ def test_attempt_that_was_thought_dead_removes_nothing_that_the_next_one_has_mar
     world.clear(one)
     world.advance(seconds=AGE_S + 60)
     tombstones = world.catalog.tombstones
-    keep = type(tombstones).keep
+    unmark = type(tombstones).unmark
 
-    def paused(port: SqlTombstones, run_id: str, kept: Collection[RecordId]) -> None:
-        keep(port, run_id, kept)
+    def paused(port: SqlTombstones, run_id: str, record_ids: Collection[RecordId]) -> None:
+        unmark(port, run_id, record_ids)
         before_us = world.catalog.records.state().now_us
-        tombstones.mark(marks_of("raid", 2), before_us=before_us, after=None, limit=10)
+        tombstones.mark_candidates(name_marks("raid", 2), before_us=before_us, after=None, limit=10)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(tombstones), "keep", paused)
+        patched.setattr(type(tombstones), "unmark", paused)
         assert world.raid("raid").removed == 0
     assert world.buried() == {one}
     assert world.raider.raid("raid", attempt=2).kept == 1

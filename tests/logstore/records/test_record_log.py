@@ -15,11 +15,11 @@ from logstore.errors import (
     UploadUnproven,
 )
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.records.kinds import FORMAT, RecordKind
+from logstore.records.kinds import RECORD_LOG_FORMAT, RecordKind
 from logstore.records.manifest import Ceilings, Manifest, manifest_key
 from logstore.records.rebuilding import RebuildId
 from logstore.records.services.cold_start import ColdStart
-from logstore.records.services.record_log import PINS, REGISTERS, REPLICAS, Pin, RecordLog
+from logstore.records.services.record_log import PIN_PREFIX, REGISTER_PREFIX, REPLICA_PREFIX, Pin, RecordLog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.versions import table, version
 
@@ -45,14 +45,14 @@ def manifest(number: int, stamp: str = "s") -> Manifest:
 
 def test_newest_manifest_is_the_one_of_the_highest_number(log: RecordLog, objects: FakeObjectStore) -> None:
     """Other objects beside manifests are passed over."""
-    assert log.newest() is None
+    assert log.newest_manifest() is None
     for number in (9, 10, 100, 11):
         log.put_manifest(manifest(number))
     objects.put_if_absent("records/manifest/README", b"x", metadata={})
-    assert log.newest() == manifest(100)
-    assert log.newest(after=100) == manifest(100)
-    assert log.newest(after=101) is None
-    assert log.numbers(after=10) == [11, 100]
+    assert log.newest_manifest() == manifest(100)
+    assert log.newest_manifest(after=100) == manifest(100)
+    assert log.newest_manifest(after=101) is None
+    assert log.manifest_numbers(after=10) == [11, 100]
 
 
 @pytest.mark.parametrize("point", ["records.put_manifest.after", "records.mark_begun.before"])
@@ -68,7 +68,7 @@ def test_log_whose_writer_died_before_the_mark_is_marked_behind_the_next_manifes
     objects.delete([manifest_key(1)])
     objects.unlisted = {"records/manifest/": 1}
     with pytest.raises(StoreUnavailable, match="records/registers/begun"):
-        RecordLog(objects).newest()
+        RecordLog(objects).newest_manifest()
 
 
 def test_of_two_manifests_of_one_number_one_is_put(log: RecordLog) -> None:
@@ -101,7 +101,7 @@ def test_object_that_the_store_does_not_show_is_not_taken_for_stored(
         put(log)
     assert objects.keys == []
     put(log)
-    assert len([key for key in objects.keys if not key.startswith(REGISTERS)]) == 1
+    assert len([key for key in objects.keys if not key.startswith(REGISTER_PREFIX)]) == 1
 
 
 def test_answer_that_was_cut_off_once_makes_no_manifest_and_no_block_corrupt(
@@ -120,12 +120,12 @@ def test_answer_that_was_cut_off_once_makes_no_manifest_and_no_block_corrupt(
 
 def test_a_manifest_of_a_newer_format_or_of_no_sense_is_named(log: RecordLog, objects: FakeObjectStore) -> None:
     """Nothing is concluded from one that cannot be read."""
-    log.put_manifest(replace(manifest(1), format=FORMAT + 1))
+    log.put_manifest(replace(manifest(1), format=RECORD_LOG_FORMAT + 1))
     objects.put_if_absent(manifest_key(2), b"{", metadata={})
     with pytest.raises(Unsupported, match="000000000001"):
         RecordLog(objects).manifest(1)
     with pytest.raises(CorruptData, match="000000000002"):
-        log.newest()
+        log.newest_manifest()
 
 
 def test_a_newest_manifest_that_goes_while_it_is_read_is_no_empty_log(log: RecordLog, objects: FakeObjectStore) -> None:
@@ -138,7 +138,7 @@ def test_a_newest_manifest_that_goes_while_it_is_read_is_no_empty_log(log: Recor
     gone = Fault(operation=Operation.GET, kind=FaultKind.CALL, action=remove)
     objects.plan(gone)
     with pytest.raises(StoreUnavailable, match="listed"):
-        log.newest()
+        log.newest_manifest()
 
 
 def test_blocks_come_back_and_are_named_where_they_are_damaged(log: RecordLog, objects: FakeObjectStore) -> None:
@@ -162,11 +162,11 @@ def test_a_pin_holds_until_it_is_renewed_taken_back_or_run_out(log: RecordLog, o
     log.pin("for ever", 7, 10**18, "rebuild")
     log.pin("raid", 8, 50, "raid")
     log.pin("raid", 8, 200, "raid")
-    forever = Pin(pin_id="for ever", what="rebuild", manifest=7, until_us=10**18)
-    assert log.pins(now_us=100) == [Pin(pin_id="raid", what="raid", manifest=8, until_us=200), forever]
+    forever = Pin(pin_id="for ever", purpose="rebuild", manifest=7, until_us=10**18)
+    assert log.pins(now_us=100) == [Pin(pin_id="raid", purpose="raid", manifest=8, until_us=200), forever]
     log.unpin("for ever")
     assert {one.pin_id for one in log.pins()} == {"raid", "rebuild-catalog/c.1-7"}
-    assert len([key for key in objects.keys if key.startswith(PINS)]) == 2
+    assert len([key for key in objects.keys if key.startswith(PIN_PREFIX)]) == 2
     log.unpin("rebuild-catalog/c.1-7")
     log.unpin("rebuild-catalog/c.1-7")
     assert {one.pin_id for one in log.pins()} == {"raid"}
@@ -184,21 +184,21 @@ def test_a_pin_whose_renewal_dies_midway_still_holds(log: RecordLog) -> None:
     assert [one.until_us for one in log.pins(now_us=100)] == [200]
 
 
-@pytest.mark.parametrize("hidden", [PINS, f"{PINS}rebuild/"])
+@pytest.mark.parametrize("hidden", [PIN_PREFIX, f"{PIN_PREFIX}rebuild/"])
 def test_pin_that_a_listing_hides_is_known_by_its_name(log: RecordLog, objects: FakeObjectStore, hidden: str) -> None:
     """As if it were listed, until it runs out or is let go."""
-    rebuild = RebuildId.of(_CATALOG, 7, database_url="sqlite:///a.db", skip_unreadable=False)
+    rebuild = RebuildId.for_command(_CATALOG, 7, database_url="sqlite:///a.db", skip_unreadable=False)
     log.pin(str(rebuild), 7, 50, "rebuild")
     log.pin(str(rebuild), 7, 100, "rebuild")
     log.pin("another", 8, 200, "rebuild")
     log.unpin("another")
     objects.unlisted = {hidden: 1_000}
-    expected = [Pin(pin_id=str(rebuild), what="rebuild", manifest=7, until_us=100)]
+    expected = [Pin(pin_id=str(rebuild), purpose="rebuild", manifest=7, until_us=100)]
     assert RecordLog(objects).pins() == expected
-    assert ColdStart(log).held() == [rebuild]
+    assert ColdStart(log).pinned_rebuilds() == [rebuild]
     assert RecordLog(objects).pins(now_us=100) == []
     log.unpin(str(rebuild))
-    assert [key for key in objects.keys if key.startswith(PINS)] == []
+    assert [key for key in objects.keys if key.startswith(PIN_PREFIX)] == []
     objects.unlisted = {}
     assert RecordLog(objects).pins() == []
 
@@ -226,7 +226,7 @@ def test_pin_of_a_process_that_dies_midway_makes_no_listing_doubtful(log: Record
     assert len(log.pins()) == (0 if point == "records.unpin.after" else 1)
 
 
-@pytest.mark.parametrize("hidden", [REPLICAS, f"{REPLICAS}a/"])
+@pytest.mark.parametrize("hidden", [REPLICA_PREFIX, f"{REPLICA_PREFIX}a/"])
 def test_replica_that_a_listing_hides_counts_as_having_applied_nothing(
     log: RecordLog, objects: FakeObjectStore, hidden: str
 ) -> None:
@@ -237,7 +237,7 @@ def test_replica_that_a_listing_hides_counts_as_having_applied_nothing(
     log.forget_replica("forgotten")
     objects.unlisted = {hidden: 1}
     found = RecordLog(objects).certain_replicas()
-    assert [(one.replica_id, one.manifest, one.revoked) for one in found] == [("a", 0, False)]
+    assert [(one.replica_id, one.manifest, one.is_revoked) for one in found] == [("a", 0, False)]
     assert RecordLog(objects).certain_replicas() == RecordLog(objects).replicas()
     log.revoke("a")
     objects.unlisted = {hidden: 1}
@@ -250,7 +250,7 @@ def test_replica_that_another_process_forgot_is_entered_again(log: RecordLog, ob
     RecordLog(objects).forget_replica("a")
     log.register("a", 11)
     assert RecordLog(objects).is_registered("a")
-    objects.unlisted = {REPLICAS: 1}
+    objects.unlisted = {REPLICA_PREFIX: 1}
     assert [replica.replica_id for replica in RecordLog(objects).certain_replicas()] == ["a"]
 
 
@@ -264,7 +264,7 @@ def test_replica_that_is_forgotten_while_replicas_are_listed_is_not_waited_for(
         operation=Operation.LIST,
         kind=FaultKind.CALL,
         action=lambda: RecordLog(objects).forget_replica("a"),
-        matches=lambda prefix: prefix == REPLICAS,
+        matches=lambda prefix: prefix == REPLICA_PREFIX,
     )
     objects.plan(forget)
     assert [replica.replica_id for replica in log.certain_replicas()] == ["b"]
@@ -291,7 +291,7 @@ def _plan_before_entry(objects: FakeObjectStore, action: Callable[[], None]) -> 
             operation=Operation.PUT,
             kind=FaultKind.CALL,
             action=action,
-            matches=lambda key: key.startswith(f"{REGISTERS}replicas/"),
+            matches=lambda key: key.startswith(f"{REGISTER_PREFIX}replicas/"),
         )
     )
 
@@ -323,7 +323,7 @@ def test_the_newest_manifest_is_pinned_while_it_is_the_newest(log: RecordLog, ob
         for number in range(2, 80):
             log.put_manifest(manifest(number))
 
-    slow = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: PINS in key)
+    slow = Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=overtake, matches=lambda key: PIN_PREFIX in key)
     objects.plan(slow)
     found = log.pin_newest("raid", 10, "raid")
     assert found == manifest(79)
@@ -339,7 +339,7 @@ def test_replicas_say_how_far_they_are(log: RecordLog, objects: FakeObjectStore)
     found = log.replicas()
     assert [(one.replica_id, one.manifest, one.epoch) for one in found] == [("a/1", 5, 1), ("b", 0, 1)]
     assert found[0].at_us - found[1].at_us == 1_000_000
-    assert len([key for key in objects.keys if key.startswith(REPLICAS)]) == 2
+    assert len([key for key in objects.keys if key.startswith(REPLICA_PREFIX)]) == 2
     log.forget_replica("b")
     assert [one.replica_id for one in log.replicas()] == ["a/1"]
 
@@ -351,9 +351,9 @@ def test_a_replica_that_is_half_forgotten_is_still_revoked(log: RecordLog, objec
     objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key.endswith("10")))
     with pytest.raises(StoreUnavailable):
         log.forget_replica("a")
-    assert [one.revoked for one in log.replicas()] == [True]
+    assert [one.is_revoked for one in log.replicas()] == [True]
     log.forget_replica("a")
-    assert [key for key in objects.keys if key.startswith(REPLICAS)] == []
+    assert [key for key in objects.keys if key.startswith(REPLICA_PREFIX)] == []
 
 
 def test_a_replica_that_dies_between_two_words_counts_by_the_lower_one(log: RecordLog) -> None:
@@ -375,10 +375,10 @@ def test_known_manifest_that_a_listing_lacks_is_asked_for_by_name(log: RecordLog
     for hidden in ("records/", manifest_key(3)):
         objects.unlisted = {hidden: 1}
         with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
-            RecordLog(objects).newest(after=3)
-    assert log.newest(after=3) == manifest(3)
+            RecordLog(objects).newest_manifest(after=3)
+    assert log.newest_manifest(after=3) == manifest(3)
     objects.delete([manifest_key(3)])
-    assert RecordLog(objects).newest(after=3) is None
+    assert RecordLog(objects).newest_manifest(after=3) is None
 
 
 @pytest.mark.parametrize(("first", "last"), [(4, 4), (4, 7), (150, 260)])
@@ -390,6 +390,6 @@ def test_rebuild_begins_with_no_manifest_that_is_not_the_newest(
         log.put_manifest(manifest(number))
     objects.unlisted = {manifest_key(number): 3 for number in range(first, last + 1)}
     with pytest.raises(StoreUnavailable, match="HEAD finds it, LIST does not"):
-        ColdStart(log).newest()
-    assert ColdStart(log).newest() == manifest(last), "the second listing shows them"
+        ColdStart(log).newest_manifest()
+    assert ColdStart(log).newest_manifest() == manifest(last), "the second listing shows them"
     assert objects.unlisted == {}

@@ -3,11 +3,11 @@
 import pytest
 
 from logstore.records.kinds import RecordKind
-from logstore.records.services.flushing import PAGE, refused
+from logstore.records.services.flushing import CHANGES_PER_PAGE, find_unrecordable
 from tests.logstore.records.world import RecordsWorld
 
 
-@pytest.mark.parametrize("page", [PAGE, 2])
+@pytest.mark.parametrize("page", [CHANGES_PER_PAGE, 2])
 def test_record_that_no_block_can_hold_is_left_alone_and_named(world: RecordsWorld, page: int) -> None:
     """A number beyond 64 bits, and bytes that are no text; once they are mended, the next flush takes them."""
     world.page = page
@@ -20,7 +20,7 @@ def test_record_that_no_block_can_hold_is_left_alone_and_named(world: RecordsWor
         f"ledger {second}: application: expected text that UTF-8 can hold, found b'a\\xff'",
         f"segment {first} 0: size_bytes: expected a whole number of 64 bits, found 1e+19",
     ]
-    assert sorted(map(str, refused(world.catalog.records))) == told
+    assert sorted(map(str, find_unrecordable(world.catalog.records))) == told
     assert world.returning() == {first, third}
     assert world.winners(RecordKind.SEGMENT).column("id").to_pylist() == [second, third]
     assert done.left == len(world.sql("SELECT * FROM record_outbox")) == 2
@@ -28,7 +28,7 @@ def test_record_that_no_block_can_hold_is_left_alone_and_named(world: RecordsWor
     assert (again.manifest, again.blocks, again.changes, len(again.refused)) == (done.manifest, 0, 0, 2)
     world.sql("UPDATE ledger SET application = 'sexton'")
     world.sql("UPDATE segment SET size_bytes = 10")
-    assert (world.flush().refused, refused(world.catalog.records)) == ((), [])
+    assert (world.flush().refused, find_unrecordable(world.catalog.records)) == ((), [])
     assert world.returning() == {first, second, third}
 
 
@@ -37,4 +37,4 @@ def test_deletes_of_a_ledger_that_is_left_out_wait_and_others_go_on(world: Recor
     first, second = world.create(), world.create()
     world.sql("UPDATE ledger SET application = x'61ff' WHERE ledger_id = :id", id=second)
     world.flush()
-    assert world.catalog.records.unflushed([first, second]) == {second}
+    assert world.catalog.records.unflushed_ledgers([first, second]) == {second}

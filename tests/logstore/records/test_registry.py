@@ -27,14 +27,14 @@ def test_names_stand_until_they_are_ended_and_may_come_again(objects: FakeObject
     names = _reopened(objects)
     for name in ("a", "b/ü", "a"):
         names.enter(name)
-    assert names.standing() == _reopened(objects).standing() == {"a", "b/ü"}
+    assert names.active_names() == _reopened(objects).active_names() == {"a", "b/ü"}
     names.end("a".__eq__)
     names.end("a".__eq__)
     names.end("nobody".__eq__)
-    assert names.standing() == _reopened(objects).standing() == {"b/ü"}
+    assert names.active_names() == _reopened(objects).active_names() == {"b/ü"}
     names.end("b/ü".__eq__)
     _reopened(objects).enter("a")
-    assert names.standing() == {"a"}
+    assert names.active_names() == {"a"}
     assert not [one for one, _ in objects.calls if one is Operation.LIST]
 
 
@@ -44,9 +44,9 @@ def test_what_has_ended_is_not_asked_for_again(objects: FakeObjectStore) -> None
     for number in range(5):
         names.enter(f"{number}")
         names.end(f"{number}".__eq__)
-    assert names.standing() == frozenset()
+    assert names.active_names() == frozenset()
     asked = len(objects.calls)
-    assert names.standing() == frozenset()
+    assert names.active_names() == frozenset()
     assert len(objects.calls) - asked == 1
 
 
@@ -58,7 +58,7 @@ def test_one_answer_that_lies_about_an_entry_lets_no_name_stand_for_ever(
     _reopened(objects).enter("a")
     objects.plan(Fault(operation=Operation.GET, kind=kind, matches=f"{_FOLDER}000000".__eq__))
     _reopened(objects).end("a".__eq__)
-    assert _reopened(objects).standing() == frozenset()
+    assert _reopened(objects).active_names() == frozenset()
 
 
 def test_answer_that_was_cut_off_hides_no_name(objects: FakeObjectStore) -> None:
@@ -66,10 +66,10 @@ def test_answer_that_was_cut_off_hides_no_name(objects: FakeObjectStore) -> None
     _reopened(objects).enter("b")
     _reopened(objects).enter("a")
     objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT, matches=f"{_FOLDER}000001".__eq__))
-    assert _reopened(objects).standing() == {"b", "a"}
+    assert _reopened(objects).active_names() == {"b", "a"}
     objects.plan(Fault(operation=Operation.GET, kind=FaultKind.CUT, times=2, matches=f"{_FOLDER}000001".__eq__))
     with pytest.raises(CorruptData, match="000001: expected a name with the digest"):
-        _reopened(objects).standing()
+        _reopened(objects).active_names()
 
 
 def test_two_that_enter_at_once_both_stand(objects: FakeObjectStore) -> None:
@@ -78,7 +78,7 @@ def test_two_that_enter_at_once_both_stand(objects: FakeObjectStore) -> None:
         Fault(operation=Operation.PUT, kind=FaultKind.CALL, action=lambda: _reopened(objects).enter("first")),
     )
     _reopened(objects).enter("second")
-    assert _reopened(objects).standing() == {"first", "second"}
+    assert _reopened(objects).active_names() == {"first", "second"}
 
 
 @pytest.mark.parametrize("point", ["records.enter.before", "records.enter.after"])
@@ -101,7 +101,7 @@ def test_end_that_dies_midway_is_made_by_the_next_attempt(objects: FakeObjectSto
         _reopened(objects).end("a".__eq__)
     disarm()
     _reopened(objects).end("a".__eq__)
-    assert _reopened(objects).standing() == frozenset()
+    assert _reopened(objects).active_names() == frozenset()
 
 
 def test_entry_that_the_store_does_not_show_is_not_taken_for_stored(objects: FakeObjectStore) -> None:

@@ -8,11 +8,11 @@ from logstore.errors import CorruptData, InvalidInput, MissingData, Precondition
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.records.jobs import ShippedBlocks
 from logstore.records.kinds import RecordKind
-from logstore.records.manifest import PREFIX, Block, Ceilings, Manifest, manifest_key
-from logstore.records.services.record_log import REPLICAS, RecordLog
+from logstore.records.manifest import MANIFEST_PREFIX, Block, Ceilings, Manifest, manifest_key
+from logstore.records.services.record_log import REPLICA_PREFIX, RecordLog
 from logstore.records.services.replicating import Replication
-from logstore.records.tombstones import ReplicaState, applied_everywhere, replica_state
-from logstore.records.winners import winners
+from logstore.records.tombstones import ReplicaState, newest_manifest_applied_everywhere, replica_state
+from logstore.records.winners import select_winners
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.versions import table, version
 
@@ -44,7 +44,7 @@ class Pair:
 
     def publish(self, *ids: int, tombstone: bool = False, dropping: tuple[str, ...] = (), epoch: int = 1) -> Manifest:
         """The next manifest: versions of ledgers are added, and blocks taken out."""
-        before = self.log.newest()
+        before = self.log.newest_manifest()
         self.number += 1
         added: list[Block] = []
         if ids:
@@ -68,7 +68,7 @@ class Pair:
 
     def published(self) -> Manifest:
         """The newest one."""
-        newest = self.log.newest()
+        newest = self.log.newest_manifest()
         assert newest
         return newest
 
@@ -77,14 +77,14 @@ class Pair:
 
     def alive(self, log: RecordLog) -> set[int]:
         """Ledgers that a rebuild from that log would have."""
-        manifest = log.newest()
+        manifest = log.newest_manifest()
         assert manifest
-        found = winners([log.read_block(block) for block in manifest.blocks])
+        found = select_winners([log.read_block(block) for block in manifest.blocks])
         rows = zip(found.column("id").to_pylist(), found.column("tombstone").to_pylist(), strict=True)
         return {ledger for ledger, tombstone in rows if not tombstone}
 
     def state(self) -> ReplicaState | None:
-        (one,) = self.replication.standings()
+        (one,) = self.replication.replica_statuses()
         return one.state
 
 
@@ -101,7 +101,7 @@ def _disarmed() -> object:
 
 def test_a_replica_is_new_then_current_then_behind(pair: Pair) -> None:
     """Its lag is the time between what it has and the newest manifest."""
-    (new,) = pair.replication.standings()
+    (new,) = pair.replication.replica_statuses()
     assert (new.state, new.manifest, new.newest, new.lag_s, new.at_us) == (None, 0, 0, None, None)
     pair.publish(1, 2)
     assert pair.ship() == ShippedBlocks(
@@ -109,12 +109,12 @@ def test_a_replica_is_new_then_current_then_behind(pair: Pair) -> None:
         manifest=1,
         blocks=1,
         records=2,
-        bytes=pair.log.newest().blocks[0].size_bytes,  # type: ignore[union-attr]
+        bytes=pair.log.newest_manifest().blocks[0].size_bytes,  # type: ignore[union-attr]
     )
     assert pair.state() is ReplicaState.CURRENT
     pair.pass_s(30)
     pair.publish(3)
-    (behind,) = pair.replication.standings()
+    (behind,) = pair.replication.replica_statuses()
     assert (behind.state, behind.manifest, behind.newest, behind.lag_s) == (ReplicaState.BEHIND, 1, 2, 30.0)
     assert pair.ship().blocks == 1
     assert pair.state() is ReplicaState.CURRENT
@@ -150,7 +150,7 @@ def test_a_shipment_that_dies_is_made_by_the_next(pair: Pair, point: str, moment
     with pytest.raises(SimulatedCrash):
         pair.ship()
     disarm()
-    if (there := pair.replica.newest()) is not None:
+    if (there := pair.replica.newest_manifest()) is not None:
         assert all(pair.far.get(block.key) for block in there.blocks)
     pair.ship()
     assert pair.alive(pair.replica) == {1, 2}
@@ -164,7 +164,7 @@ def test_a_block_that_was_half_copied_by_another_is_compared(pair: Pair) -> None
     pair.far.put_if_absent(block.key, b"half", metadata={})
     with pytest.raises(CorruptData, match=r"delete it in the replica's bucket"):
         pair.ship()
-    assert pair.replica.newest() is None
+    assert pair.replica.newest_manifest() is None
     assert pair.state() is ReplicaState.BEHIND, "it is registered: tombstones wait for it"
 
 
@@ -176,7 +176,7 @@ def test_a_block_that_the_record_log_lost_is_named(pair: Pair) -> None:
     pair.near.delete([block.key])
     with pytest.raises(MissingData, match=block.block_id):
         pair.ship()
-    assert pair.replica.newest().number == 1  # type: ignore[union-attr]
+    assert pair.replica.newest_manifest().number == 1  # type: ignore[union-attr]
     assert pair.state() is ReplicaState.BEHIND
 
 
@@ -195,7 +195,7 @@ def test_a_replica_that_was_promoted_is_never_written_to(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("listings", [2, 1_000])
-@pytest.mark.parametrize("hidden", [PREFIX, manifest_key(2)])
+@pytest.mark.parametrize("hidden", [MANIFEST_PREFIX, manifest_key(2)])
 def test_replica_whose_promotion_listings_hide_is_never_written_to(pair: Pair, hidden: str, listings: int) -> None:
     """A manifest of ours, newer than its own, would refuse its workers their database."""
     pair.publish(1)
@@ -214,7 +214,7 @@ def test_replica_whose_promotion_listings_hide_is_never_written_to(pair: Pair, h
 
 
 @pytest.mark.parametrize("listings", [2, 1_000])
-@pytest.mark.parametrize("hidden", [PREFIX, manifest_key(2)])
+@pytest.mark.parametrize("hidden", [MANIFEST_PREFIX, manifest_key(2)])
 def test_listing_that_hides_the_newest_manifest_takes_no_replica_for_one_of_others(
     pair: Pair, hidden: str, listings: int
 ) -> None:
@@ -247,10 +247,10 @@ def test_revoked_replica_is_registered_again_though_no_listing_shows_that_it_is_
     pair.publish(1)
     pair.ship()
     pair.log.revoke(_FAR)
-    pair.near.unlisted = {f"{REPLICAS}{_FAR}/revoked": 1_000}
+    pair.near.unlisted = {f"{REPLICA_PREFIX}{_FAR}/revoked": 1_000}
     pair.ship()
     pair.near.unlisted = {}
-    assert [(word.manifest, word.revoked) for word in pair.log.replicas()] == [(1, False)]
+    assert [(word.manifest, word.is_revoked) for word in pair.log.replicas()] == [(1, False)]
 
 
 @pytest.mark.parametrize("changed", [{"catalog_id": "other"}, {"number": 7}, {"stamp": "theirs"}])
@@ -273,7 +273,7 @@ def test_a_replica_that_the_settings_name_no_more_is_still_told(pair: Pair) -> N
     pair.publish(1)
     pair.ship()
     gone = Replication(pair.near, {}, store_now_us=lambda: pair.near.now_us, eligible_age_s=_AGE_S)
-    assert [(one.replica, one.state) for one in gone.standings()] == [(_FAR, ReplicaState.CURRENT)]
+    assert [(one.replica, one.state) for one in gone.replica_statuses()] == [(_FAR, ReplicaState.CURRENT)]
 
 
 def test_a_replica_is_swept_of_what_no_manifest_needs_unless_it_is_pinned(pair: Pair) -> None:
@@ -288,7 +288,7 @@ def test_a_replica_is_swept_of_what_no_manifest_needs_unless_it_is_pinned(pair: 
     for _ in range(100):
         pair.publish()
         pair.ship()
-    assert pair.replica.numbers() == [1, *range(4, 104)]
+    assert pair.replica.manifest_numbers() == [1, *range(4, 104)]
     stored = {one.key for one in pair.far.list("records/blocks/")}
     assert stored == {first.blocks[0].key, pair.published().blocks[0].key}
 
@@ -332,4 +332,4 @@ def _may_remove(pair: Pair, deleted: Manifest) -> bool:
         state = replica_state(one, newest=newest, now_us=pair.near.now_us, eligible_age_s=_AGE_S)
         if state is ReplicaState.STALE:
             pair.log.revoke(one.replica_id)
-    return applied_everywhere(pair.log.replicas(), newest=newest) >= deleted.number
+    return newest_manifest_applied_everywhere(pair.log.replicas(), newest=newest) >= deleted.number

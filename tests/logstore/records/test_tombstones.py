@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput, Unsupported
 from logstore.records.tombstones import (
-    DURABLE,
-    Acknowledgement,
-    Ending,
+    DURABLE_BY_DEFAULT,
+    EndingOperation,
+    ReplicaAcknowledgement,
     ReplicaState,
-    applied_everywhere,
-    eligible_before,
+    eligible_before_us,
     is_durable,
+    newest_manifest_applied_everywhere,
     replica_state,
 )
 
@@ -23,38 +23,40 @@ _SAID = st.sampled_from([None, True, False])
 
 def test_explicit_ends_are_durable_by_default_and_upkeep_is_not() -> None:
     """Every operation has a default, and it is one of the two."""
-    plain = {Ending.RETENTION, Ending.EXPIRY, Ending.UPKEEP}
-    assert {one for one in Ending if is_durable(one)} == DURABLE
-    assert set(Ending) - DURABLE == plain
+    plain = {EndingOperation.RETENTION, EndingOperation.EXPIRY, EndingOperation.UPKEEP}
+    assert {one for one in EndingOperation if is_durable(one)} == DURABLE_BY_DEFAULT
+    assert set(EndingOperation) - DURABLE_BY_DEFAULT == plain
 
 
-@given(st.sampled_from(list(Ending)), _SAID, _SAID)
+@given(st.sampled_from(list(EndingOperation)), _SAID, _SAID)
 def test_a_command_wins_over_the_topic_and_that_over_the_default(
-    ending: Ending, topic: bool | None, asked: bool | None
+    ending: EndingOperation, topic: bool | None, asked: bool | None
 ) -> None:
     """Whatever the operation is."""
     said = [one for one in (asked, topic) if one is not None]
-    assert is_durable(ending, topic=topic, asked=asked) == (said[0] if said else ending in DURABLE)
+    assert is_durable(ending, topic_setting=topic, command_setting=asked) == (
+        said[0] if said else ending in DURABLE_BY_DEFAULT
+    )
 
 
 @pytest.mark.parametrize("asked", [None, True, False])
 def test_an_operation_that_this_build_does_not_know_is_refused(asked: bool | None) -> None:
     """Even where the command says it: what the operation means is not known."""
     with pytest.raises(Unsupported, match=r"durable_delete: expected an operation out of delete, .* found 'merge'"):
-        is_durable("merge", asked=asked)
+        is_durable("merge", command_setting=asked)
     assert is_durable("delete")
 
 
 def test_a_tombstone_is_old_enough_once_it_is_older_than_the_eligible_age() -> None:
     """By microseconds, and never by an age below 0."""
-    assert eligible_before(10_000_000, 2.5) == 7_500_000
-    assert eligible_before(5, 0) == 5
+    assert eligible_before_us(10_000_000, 2.5) == 7_500_000
+    assert eligible_before_us(5, 0) == 5
     with pytest.raises(InvalidInput, match="eligible_age"):
-        eligible_before(5, -1)
+        eligible_before_us(5, -1)
 
 
-def _replica(name: str, manifest: int, at_us: int) -> Acknowledgement:
-    return Acknowledgement(replica_id=name, manifest=manifest, epoch=1, at_us=at_us)
+def _replica(name: str, manifest: int, at_us: int) -> ReplicaAcknowledgement:
+    return ReplicaAcknowledgement(replica_id=name, manifest=manifest, epoch=1, at_us=at_us)
 
 
 def test_a_replica_is_current_behind_or_stale() -> None:
@@ -64,17 +66,17 @@ def test_a_replica_is_current_behind_or_stale() -> None:
         for manifest, at_us in ((7, 8_000_000), (6, 8_000_000), (7, 7_999_999))
     ]
     assert states == [ReplicaState.CURRENT, ReplicaState.BEHIND, ReplicaState.STALE]
-    revoked = replace(_replica("a", 7, 10_000_000), revoked=True)
+    revoked = replace(_replica("a", 7, 10_000_000), is_revoked=True)
     assert replica_state(revoked, newest=7, now_us=10_000_000, eligible_age_s=2) is ReplicaState.STALE
 
 
 def test_tombstones_wait_for_the_slowest_replica_that_is_not_stale() -> None:
     """One that is revoked holds nothing up, however new its word is, and without replicas nothing waits."""
 
-    def applied(*replicas: Acknowledgement) -> int:
-        return applied_everywhere(replicas, newest=9)
+    def applied(*replicas: ReplicaAcknowledgement) -> int:
+        return newest_manifest_applied_everywhere(replicas, newest=9)
 
     assert applied() == 9
     assert applied(_replica("a", 5, 9_000_000), _replica("b", 3, 1_000_000)) == 3
-    assert applied(_replica("a", 5, 9_000_000), replace(_replica("b", 3, 9_000_000), revoked=True)) == 5
+    assert applied(_replica("a", 5, 9_000_000), replace(_replica("b", 3, 9_000_000), is_revoked=True)) == 5
     assert applied(_replica("a", 0, 9_000_000)) == 0

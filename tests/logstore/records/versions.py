@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from logstore.records.kinds import RecordKind, schema
+from logstore.records.kinds import RecordKind, block_schema
 
 
 def version(
@@ -19,4 +19,4 @@ def version(
 def table(kind: RecordKind, rows: Iterable[dict[str, Any]]) -> pa.Table:
     """They as a block has them, ascending by id and sub."""
     ordered = sorted(rows, key=lambda row: (row["id"], row["sub"]))
-    return pa.Table.from_pylist(ordered, schema=schema(kind))
+    return pa.Table.from_pylist(ordered, schema=block_schema(kind))

@@ -14,15 +14,15 @@ from logstore.clock import Clock
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import segment_key
 from logstore.positions import LedgerId
-from logstore.records.blocks import decode
+from logstore.records.blocks import decode_block
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block
-from logstore.records.services.defragmenting import Defragmented, Defragmenter
-from logstore.records.services.flushing import PAGE, Flushed, Flusher
-from logstore.records.services.raiding import Raided, Raider
+from logstore.records.services.defragmenting import Defragmenter, DefragmentResult
+from logstore.records.services.flushing import CHANGES_PER_PAGE, Flusher, FlushResult
+from logstore.records.services.raiding import Raider, RaidResult
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.sweeping import Sweeper, Swept
-from logstore.records.winners import by_range, winners
+from logstore.records.services.sweeping import Sweeper, SweptObjects
+from logstore.records.winners import read_by_range, select_winners
 from tests.contracts.catalog.steps import append, roll
 from tests.contracts.catalog.worlds import SqlWorld
 from tests.fakes.objects import FakeObjectStore
@@ -46,7 +46,7 @@ class RecordsWorld(SqlWorld):
         self.database.now_us = lambda connection: self.objects.now_us + self.offset_us  # type: ignore[method-assign]
         self.log = RecordLog(self.objects)
         self.slept: list[float] = []
-        self.page = PAGE  # changes that a flush takes at one moment
+        self.page = CHANGES_PER_PAGE  # changes that a flush takes at one moment
         self.eligible_age_s = eligible_age_s
         self.replica_age_s: float | None = None  # none: as that
         self.topic_id = self.catalog.topics.create(TOPIC, RetentionPolicy()).topic_id
@@ -99,20 +99,20 @@ class RecordsWorld(SqlWorld):
         """Phase two: the objects go."""
         self.primary.delete([segment_key(one, 0) for one in ledger_ids])
 
-    def flush(self) -> Flushed:
+    def flush(self) -> FlushResult:
         """All changes."""
         return self.flusher.flush(cursors=True)
 
-    def defragment(self) -> Defragmented:
+    def defragment(self) -> DefragmentResult:
         """All kinds."""
         return self.defragmenter.defragment()
 
-    def sweep(self) -> Swept:
+    def sweep(self) -> SweptObjects:
         """Manifests and blocks."""
         state = self.catalog.records.state()
-        return Sweeper(self.objects, RecordLog(self.objects)).sweep(state.now_us, staged=state.staged)
+        return Sweeper(self.objects, RecordLog(self.objects)).sweep(state.now_us, staged_blocks=state.staged_blocks)
 
-    def raid(self, run_id: str = "raid-tombstones") -> Raided:
+    def raid(self, run_id: str = "raid-tombstones") -> RaidResult:
         """All that may go."""
         return self.raider.raid(run_id)
 
@@ -122,7 +122,7 @@ class RecordsWorld(SqlWorld):
 
     def winners(self, kind: RecordKind = RecordKind.LEDGER) -> pa.Table:
         """What a cold start takes of the newest manifest."""
-        manifest = RecordLog(self.objects).newest()
+        manifest = RecordLog(self.objects).newest_manifest()
         blocks = [block for block in manifest.blocks if block.kind is kind] if manifest else []
         stored = [self.objects.get(block.key) for block in blocks]
         return _winners(tuple(blocks), tuple(found and found.body for found in stored))
@@ -144,7 +144,7 @@ class RecordsWorld(SqlWorld):
     def on_disk(self, ledger_ids: Iterable[int]) -> dict[int, list[bool]]:
         """Of each ledger, its versions in blocks of the newest manifest, oldest first: whether each is a tombstone."""
         wanted = set(ledger_ids)
-        manifest = RecordLog(self.objects).newest()
+        manifest = RecordLog(self.objects).newest_manifest()
         found: dict[int, list[tuple[int, bool]]] = {one: [] for one in wanted}
         for block in manifest.blocks if manifest else ():
             if block.kind is RecordKind.LEDGER:
@@ -161,7 +161,7 @@ def _winners(blocks: tuple[Block, ...], files: tuple[bytes | None, ...]) -> pa.T
     def read(block: Block, ids: tuple[int, int]) -> pa.Table:
         file = file_by_block[block]
         assert file is not None, f"a manifest names {block.key}, and the bucket has no such object"
-        return decode(block, file, ids=ids)
+        return decode_block(block, file, ids=ids)
 
-    tables = [winners(part) for part in by_range(blocks, read, versions=7)]
+    tables = [select_winners(part) for part in read_by_range(blocks, read, versions=7)]
     return pa.concat_tables(tables) if tables else pa.table({"id": [], "tombstone": []})

@@ -21,7 +21,7 @@ from infra.catalog.records.outbox import SqlRecords
 from logstore.identity.markers import MARKER_KEY, Role, marker_content
 from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.identity.services.own_stores import OwnStore
-from logstore.ports.catalog.rebuilding import Load
+from logstore.ports.catalog.rebuilding import CatalogLoad
 from logstore.ports.catalog.records import Records
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.records.kinds import RecordKind
@@ -70,14 +70,14 @@ def _rows(connection: Connection, table: Table) -> list[tuple[Any, ...]]:
 def flush_all(records: Records, log: RecordLog, *, ceiling: int) -> Manifest:
     """One manifest more, with what has changed; ids below the ceiling may be given out."""
     state, stamp = records.state(), uuid4().hex
-    records.begin(stamp)
+    records.begin_manifest(stamp)
     tables: dict[RecordKind, list[pa.RecordBatch]] = {}
-    with records.changes(cursors=True) as changes:
+    with records.read_changes(cursors=True) as changes:
         for kind, batch in changes.batches():
             tables.setdefault(kind, []).append(batch)
-        taken = list(changes.taken)
+        taken = list(changes.outbox_rows)
     new = [block for kind, parts in tables.items() for block in log.put_blocks(kind, pa.Table.from_batches(parts))]
-    before = log.newest()
+    before = log.newest_manifest()
     manifest = Manifest(
         number=(before.number if before else 0) + 1,
         catalog_id=state.catalog_id,
@@ -89,18 +89,18 @@ def flush_all(records: Records, log: RecordLog, *, ceiling: int) -> Manifest:
         blocks=(*(before.blocks if before else ()), *new),
     )
     log.put_manifest(manifest)
-    records.settle(number=manifest.number, stamp=stamp, ceilings=manifest.ceilings, taken=taken)
+    records.settle_manifest(number=manifest.number, stamp=stamp, ceilings=manifest.ceilings, outbox_rows=taken)
     return manifest
 
 
-def load_from(manifest: Manifest, url: str, summary: BulkSummary) -> Load:
+def load_from(manifest: Manifest, url: str, summary: BulkSummary) -> CatalogLoad:
     """What a database begins with that is rebuilt from there."""
-    known = RebuildId.of(manifest.catalog_id, manifest.number, database_url=url, skip_unreadable=False)
-    return Load(
+    known = RebuildId.for_command(manifest.catalog_id, manifest.number, database_url=url, skip_unreadable=False)
+    return CatalogLoad(
         rebuild=str(known),
         manifest=manifest,
         epoch=manifest.epoch + 1,
-        version=summary.counts["version"],
+        highest_version=summary.counts["version"],
         stamp="5" * 32,
         markers=((Role.RECORDS, "records"),),
         now_us=7,
@@ -144,7 +144,7 @@ class LostWorld:
         return flush_all(self.records, self.log, ceiling=ceiling)
 
     def job(self, *, skip_unreadable: bool = False) -> RebuildRecords:
-        newest = self.log.newest()
+        newest = self.log.newest_manifest()
         assert newest
         return RebuildRecords(
             run_id="rebuild", catalog_id=CATALOG_ID, manifest=newest.number, skip_unreadable=skip_unreadable
@@ -161,8 +161,8 @@ class LostWorld:
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self.objects)
         return rebuild_records(address, run, self.job(skip_unreadable=skip_unreadable))
 
-    def load_of(self, url: str, summary: BulkSummary) -> Load:
-        manifest = self.log.newest()
+    def load_of(self, url: str, summary: BulkSummary) -> CatalogLoad:
+        manifest = self.log.newest_manifest()
         assert manifest
         return load_from(manifest, url, summary)
 

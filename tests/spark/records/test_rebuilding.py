@@ -15,7 +15,7 @@ from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
 from logstore.cursors.state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.records.rebuilding import SKIPPED, LoadFiles
+from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, LoadFiles
 from logstore.transactions.transactions import MAX_COORDINATORS
 from tests.migrated import migrate
 from tests.postgres import Postgres, postgres
@@ -84,7 +84,7 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
         "above every count of the first epoch"
     )
     assert state.outbox == 0
-    assert SqlRebuild(target).target().rebuild == load.rebuild
+    assert SqlRebuild(target).read_target().rebuild == load.rebuild
     assert _rows(target, "SELECT role, bucket FROM bucket_marker") == [("records", "records")]
     assert _rows(target, "SELECT count(*), min(next_sequence) FROM transaction_coordinator") == [
         (MAX_COORDINATORS, 7_000)
@@ -213,7 +213,7 @@ def test_name_that_was_used_again_is_of_the_newer_record(lost: LostWorld, target
 
 
 def _damage(lost: LostWorld, kind: str, how: str) -> str:
-    manifest = lost.log.newest()
+    manifest = lost.log.newest_manifest()
     assert manifest
     key = next(block.key for block in manifest.blocks if block.kind == kind)
     body = lost.objects.get(key).body  # type: ignore[union-attr]
@@ -235,7 +235,7 @@ def test_unreadable_block_is_named_and_ends_the_job_unless_it_is_to_be_skipped(
     with pytest.raises((CorruptData, MissingData), match=key):
         lost.rebuild_rows(tmp_path / "rows")
     found = lost.rebuild_rows(tmp_path / "skipping", skip_unreadable=True)
-    assert list(found.facts) == [f"{SKIPPED}{key}"]
+    assert list(found.facts) == [f"{SKIPPED_BLOCK_PREFIX}{key}"]
     assert found.counts["skipped"] == 1
     assert found.counts.get(kind, 0) == 0
 
@@ -259,7 +259,7 @@ def test_newer_format_is_refused_even_where_blocks_are_skipped(
     """What a newer build wrote says more than this one can read."""
     lost.fill()
     with monkeypatch.context() as newer:
-        newer.setattr("logstore.records.blocks.FORMAT", 2)
+        newer.setattr("logstore.records.blocks.RECORD_LOG_FORMAT", 2)
         lost.flush()
     with pytest.raises(Unsupported, match="format 1 at most, found 2"):
         lost.rebuild_rows(tmp_path / "rows", skip_unreadable=True)
@@ -298,7 +298,7 @@ def test_load_that_dies_leaves_nothing_and_a_second_one_completes(lost: LostWorl
                 SqlRebuild(target).load(load, files, lambda: None)
             except SimulatedCrash:
                 deaths += 1
-                assert SqlRebuild(target).target().rebuild in {"", load.rebuild}
+                assert SqlRebuild(target).read_target().rebuild in {"", load.rebuild}
     assert deaths >= 2
     SqlRebuild(target).load(load, files, lambda: None)
     assert dump(target) == dump(lost.url)
@@ -306,9 +306,9 @@ def test_load_that_dies_leaves_nothing_and_a_second_one_completes(lost: LostWorl
         assert [path.name for path in Path(target.removeprefix("sqlite:///")).parent.iterdir()] == ["catalog.db"]
     with pytest.raises(PreconditionFailed):
         SqlRebuild(target).load(replace(load, rebuild=f"{load.rebuild[:-8]}00000000"), files, lambda: None)
-    SqlRebuild(target).end(load.rebuild)
+    SqlRebuild(target).end_rebuild(load.rebuild)
     with pytest.raises(PreconditionFailed, match="expected an empty one"):
-        SqlRebuild(target).target()
+        SqlRebuild(target).read_target()
 
 
 def test_load_that_is_cancelled_leaves_nothing(lost: LostWorld, target: str, tmp_path: Path) -> None:
@@ -321,4 +321,4 @@ def test_load_that_is_cancelled_leaves_nothing(lost: LostWorld, target: str, tmp
 
     with pytest.raises(KeyboardInterrupt):
         SqlRebuild(target).load(lost.load_of(target, summary), LoadFiles(tmp_path / "rows"), cancel)
-    assert SqlRebuild(target).target().rebuild == ""
+    assert SqlRebuild(target).read_target().rebuild == ""

@@ -11,16 +11,16 @@ def test_functions_are_known_by_their_names() -> None:
     """An unknown one is refused, naming those that there are."""
     functions = NamedFunctions(ending_functions.REFERENCES)
     functions.load()
-    assert functions.named("even") is ending_functions.even
+    assert functions.find_function("even") is ending_functions.even
     known = "broken_at_three, changing, even, every, leaving, none"
     with pytest.raises(InvalidInput, match=f"function: expected one of {known}, found 'odd'"):
-        functions.named("odd")
+        functions.find_function("odd")
 
 
 def test_setting_that_names_none_is_told() -> None:
     """A first user learns which setting it is."""
     with pytest.raises(InvalidInput, match="the workers' setting functions names; it names none"):
-        NamedFunctions("").named("odd")
+        NamedFunctions("").find_function("odd")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from logstore.ports.catalog import (
 )
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.kinds import RecordKind
-from logstore.records.tombstones import Compound
+from logstore.records.tombstones import CompoundOperation
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
 from workers.cli.context import Say, Services
@@ -421,7 +421,7 @@ class FakeClient:
         return FakeHandle(self.result, id="delete-ledgers/1")
 
     async def operate(
-        self, topic: Topic, operation: Compound, reason: str, actor: str, *, durable_delete: bool | None
+        self, topic: Topic, operation: CompoundOperation, reason: str, actor: str, *, durable_delete: bool | None
     ) -> FakeHandle:
         self.durable.append(durable_delete)
         self.asked.append((topic.name, operation, reason))

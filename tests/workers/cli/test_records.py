@@ -9,12 +9,12 @@ import pytest
 
 from logstore.deletion.intents import BatchCertificate, GuardRefusal
 from logstore.log.ledgers import CopyKind
-from logstore.ports.catalog import RecordLogState, TombstoneCounts, Unrecordable
+from logstore.ports.catalog import RecordLogState, TombstoneCounts, UnrecordableRecord
 from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, LaggingReplica, RaidedTombstones, ShippedBlocks
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
-from logstore.records.services.flushing import Flushed
-from logstore.records.services.replicating import Replica
+from logstore.records.services.flushing import FlushResult
+from logstore.records.services.replicating import ReplicaStatus
 from logstore.records.tombstones import ReplicaState
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
@@ -28,7 +28,7 @@ from workflows.records.values import (
 
 _US = 1_000_000
 _NOW_US = 1_800_000_000 * _US
-_BAD = Unrecordable(
+_BAD = UnrecordableRecord(
     kind=RecordKind.SEGMENT, id=5, sub="0", field="size_bytes", expected="a whole number of 64 bits", found="1e+19"
 )
 _DONE = BatchCertificate(batch_id="expired-1", outcomes={"DELETED": 2}, objects=2, size_bytes=2)
@@ -76,7 +76,7 @@ def _known(
     services: FakeServices,
     *,
     manifest: Manifest | None,
-    replicas: tuple[Replica, ...] = (),
+    replicas: tuple[ReplicaStatus, ...] = (),
     number: int | None = None,
     stamp: str = "s",
 ) -> None:
@@ -87,23 +87,23 @@ def _known(
         bundles=64,
         manifest=(manifest.number if manifest else 0) if number is None else number,
         stamp=stamp,
-        pending=frozenset(),
-        adopting=False,
+        pending_stamps=frozenset(),
+        is_adopting=False,
         ceilings=Ceilings(),
         next_ids=Ceilings(),
-        outbox=4 if manifest else 0,
-        oldest_us=_NOW_US - 2_500_000 if manifest else None,
-        oldest_cursor_us=None,
+        outbox_changes=4 if manifest else 0,
+        oldest_change_us=_NOW_US - 2_500_000 if manifest else None,
+        oldest_cursor_change_us=None,
         now_us=_NOW_US,
     )
     services.log.catalog.records = SimpleNamespace(
         state=lambda: state,
-        known=lambda: state,
-        waiting_deletions=lambda: 3,
-        changes=lambda **_: nullcontext(SimpleNamespace(batches=list, refused=[_BAD])),
+        known_manifest=lambda: state,
+        count_unflushed_deletions=lambda: 3,
+        read_changes=lambda **_: nullcontext(SimpleNamespace(batches=list, unrecordable=[_BAD])),
     )
-    log = SimpleNamespace(newest=lambda after: manifest)
-    replication = SimpleNamespace(standings=lambda: list(replicas))
+    log = SimpleNamespace(newest_manifest=lambda after: manifest)
+    replication = SimpleNamespace(replica_statuses=lambda: list(replicas))
     services.log.records = SimpleNamespace(log=log, replication=replication)  # type: ignore[attr-defined]
 
 
@@ -151,7 +151,7 @@ def test_status_tells_the_newest_manifest_and_what_is_not_in_it(run: Run, servic
 
 def test_rewrite_tells_what_it_has_written(run: Run, services: FakeServices) -> None:
     """It needs no worker: none may be able to flush."""
-    written = Flushed(manifest=28, records=70, tombstones=2, blocks=3, bytes=900, changes=75, left=1, named=3)
+    written = FlushResult(manifest=28, records=70, tombstones=2, blocks=3, bytes=900, changes=75, left=1, named=3)
     services.log.records = SimpleNamespace(flusher=SimpleNamespace(rewrite=lambda: written))  # type: ignore[attr-defined]
     told = document(run("records", "rewrite", "--json"))
     assert told == {"manifest": 28, "records": 70, "tombstones": 2, "blocks": 3, "bytes": 900, "left": 1}
@@ -269,7 +269,7 @@ def test_raid_of_no_age_is_refused(run: Run, jobs: _Jobs, age: str) -> None:
 def test_stats_count_tombstones_by_kind(run: Run, services: FakeServices) -> None:
     """With the candidates of a raid at work, and the age of the oldest."""
     counts = TombstoneCounts(by_kind={"topic": 1, "ledger": 41}, candidates=7, oldest_us=_NOW_US)
-    services.log.catalog.tombstones = SimpleNamespace(counts=lambda: counts)
+    services.log.catalog.tombstones = SimpleNamespace(count=lambda: counts)
     told = document(run("tombstones", "stats", "--json"))
     assert told == {
         "tombstones": 42,
@@ -281,9 +281,11 @@ def test_stats_count_tombstones_by_kind(run: Run, services: FakeServices) -> Non
 
 def test_replicas_are_told_with_state_and_lag(run: Run, services: FakeServices) -> None:
     """A replica to which nothing was shipped is NEW."""
-    far = Replica(replica="far", state=ReplicaState.BEHIND, manifest=6, newest=9, lag_s=12.5, at_us=_NOW_US)
-    new = Replica(replica="new", state=None, manifest=0, newest=9, lag_s=None, at_us=None)
-    database = Replica(replica="far/01ab", state=ReplicaState.STALE, manifest=1, newest=9, lag_s=None, at_us=_NOW_US)
+    far = ReplicaStatus(replica="far", state=ReplicaState.BEHIND, manifest=6, newest=9, lag_s=12.5, at_us=_NOW_US)
+    new = ReplicaStatus(replica="new", state=None, manifest=0, newest=9, lag_s=None, at_us=None)
+    database = ReplicaStatus(
+        replica="far/01ab", state=ReplicaState.STALE, manifest=1, newest=9, lag_s=None, at_us=_NOW_US
+    )
     _known(services, manifest=None, replicas=(far, database, new))
     told = document(run("records", "replicas", "--json"))
     assert told == [

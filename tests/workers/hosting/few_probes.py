@@ -11,5 +11,5 @@ PROBED_IDS = 1
 """Ids of each shard, of which there are 256."""
 
 if __name__ == "__main__":
-    vars(absence)["PROBED_IDS"] = PROBED_IDS
+    vars(absence)["PROBED_IDS_PER_SHARD"] = PROBED_IDS
     main()

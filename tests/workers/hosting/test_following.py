@@ -65,7 +65,7 @@ def test_command_that_is_killed_goes_on_when_it_is_run_again(
         log.managed.roll(topic)
     with open_log(settings) as log:
         (word,) = RecordLog(log.record_objects).replicas()
-        newest = RecordLog(log.record_objects).newest()
+        newest = RecordLog(log.record_objects).newest_manifest()
         assert newest
         assert (word.replica_id, word.manifest) == (json.loads(done.stdout)["replica"], newest.number)
     _refused(settings, url, tmp_path)

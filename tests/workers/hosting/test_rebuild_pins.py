@@ -26,7 +26,7 @@ _UNTIL_US: Final = 2**50
 
 def _pin(log: RecordLog, settings: Settings, manifest: int) -> str:
     url = f"{settings.database_url}-{settings.task_queue}"
-    rebuild = str(RebuildId.of(CATALOG_ID, manifest, database_url=url, skip_unreadable=False))
+    rebuild = str(RebuildId.for_command(CATALOG_ID, manifest, database_url=url, skip_unreadable=False))
     log.pin(rebuild, manifest, _UNTIL_US, "rebuild")
     return rebuild
 

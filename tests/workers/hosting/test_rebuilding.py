@@ -85,7 +85,7 @@ _ALL: Final = (
 @pytest.fixture(autouse=True)
 def _probe_few_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rebuilds in this process ask for as few unused ids as those of `command`."""
-    monkeypatch.setattr(absence, "PROBED_IDS", few_probes.PROBED_IDS)
+    monkeypatch.setattr(absence, "PROBED_IDS_PER_SHARD", few_probes.PROBED_IDS)
 
 
 def write(settings: Settings) -> Topic:
@@ -128,7 +128,7 @@ def rebuilt(
 def manifests(settings: Settings) -> list[Manifest]:
     with open_log(settings) as log:
         records = RecordLog(log.record_objects)
-        return [found for number in records.numbers() if (found := records.manifest(number))]
+        return [found for number in records.manifest_numbers() if (found := records.manifest(number))]
 
 
 def command(settings: Settings, *, dies_at: str = "") -> "subprocess.CompletedProcess[str]":
@@ -310,7 +310,8 @@ async def _running(settings: Settings) -> list[str]:
     """Rebuilds into the database of these settings that have not ended."""
     client = await connect_client(settings)
     rebuilds = [
-        RebuildId.of(CATALOG_ID, one, database_url=settings.database_url, skip_unreadable=False) for one in range(20)
+        RebuildId.for_command(CATALOG_ID, one, database_url=settings.database_url, skip_unreadable=False)
+        for one in range(20)
     ]
     found = []
     for one in map(str, rebuilds):

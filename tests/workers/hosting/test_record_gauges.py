@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from logstore.ports.catalog import RecordLogState, TombstoneCounts
 from logstore.records.manifest import Ceilings
-from logstore.records.services.replicating import Replica, Replication
+from logstore.records.services.replicating import ReplicaStatus, Replication
 from logstore.records.tombstones import ReplicaState
 from tests.fakes.meter import FakeMeter, series
 from workers.hosting.gauges import make_gauge_updater, read_records, read_replicas
@@ -56,10 +56,10 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
     """A lag that is not known is not shown as none."""
     meter = FakeMeter()
     found = [
-        Replica(replica="far", state=ReplicaState.BEHIND, manifest=9, newest=12, lag_s=31.6, at_us=1),
-        Replica(replica="new", state=None, manifest=0, newest=12, lag_s=None, at_us=None),
+        ReplicaStatus(replica="far", state=ReplicaState.BEHIND, manifest=9, newest=12, lag_s=31.6, at_us=1),
+        ReplicaStatus(replica="new", state=None, manifest=0, newest=12, lag_s=None, at_us=None),
     ]
-    service = SimpleNamespace(names=("far", "new"), standings=lambda: found)
+    service = SimpleNamespace(names=("far", "new"), replica_statuses=lambda: found)
     make_gauge_updater(meter, lambda: read_replicas(cast("Replication", service)))()
     states = [meter.values[series("sexton_records_replicas", state=state)] for state in ("NEW", "BEHIND", "STALE")]
     assert states == [1, 1, 0]

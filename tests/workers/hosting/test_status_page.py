@@ -19,7 +19,7 @@ from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Inflight
 from logstore.positions import LedgerId, TopicId
-from logstore.records.services.replicating import Replica
+from logstore.records.services.replicating import ReplicaStatus
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
 from tests.activities.world import World
 from tests.infra.catalog.test_plans import _plans
@@ -195,10 +195,10 @@ def test_service_that_hangs_costs_the_page_its_own_section_alone(
     """A store that takes requests and never answers; it is asked once, however often the page is loaded."""
     mended, asked = threading.Event(), [0]
 
-    def hang() -> list[Replica]:
+    def hang() -> list[ReplicaStatus]:
         asked[0] += 1
         mended.wait()
-        return [Replica(replica="far", state=None, manifest=0, newest=0, lag_s=None, at_us=None)]
+        return [ReplicaStatus(replica="far", state=None, manifest=0, newest=0, lag_s=None, at_us=None)]
 
     async def nothing(*_: object, **__: object) -> list[Any]:
         return []

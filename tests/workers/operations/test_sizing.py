@@ -14,7 +14,7 @@ from infra.catalog import Database
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import RowRange
 from logstore.ports.objects import DeleteReport, ObjectInfo
-from logstore.records.blocks import encode
+from logstore.records.blocks import encode_block
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings, Manifest
 from tests.activities.world import BATCH, World, done, open_world
@@ -71,7 +71,7 @@ def test_segments_and_manifests_of_the_record_log_take_what_the_calculator_says(
         }
         for at in range(count)
     ]
-    size = len(encode(RecordKind.SEGMENT, versions(RecordKind.SEGMENT, rows)))
+    size = len(encode_block(RecordKind.SEGMENT, versions(RecordKind.SEGMENT, rows)))
     assert size / count == pytest.approx(sizing.SEGMENT_RECORD_BYTES, rel=_NEAR)
     blocks = tuple(_block(chance, at) for at in range(1_000))
     assert (len(_manifest(blocks).to_json()) - len(_manifest(()).to_json())) / len(blocks) == pytest.approx(

@@ -70,7 +70,7 @@ async def test_flush_that_is_joined_flushes_once_more(house: House) -> None:
         result = await joined.result()
     assert joined.id == handle.id
     assert (result.done.flushes, result.done.left) == (2, 0)
-    assert house.world.catalog.records.state().outbox == 0
+    assert house.world.catalog.records.state().outbox_changes == 0
 
 
 async def test_flush_for_ever_flushes_each_time_that_it_is_woken(house: House) -> None:

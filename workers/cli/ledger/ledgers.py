@@ -7,7 +7,7 @@ import typer
 
 from logstore.log.ledgers import Component, CopyKind
 from logstore.positions import LedgerId
-from logstore.records.tombstones import Compound
+from logstore.records.tombstones import CompoundOperation
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_deletion, job
@@ -66,7 +66,9 @@ def list_(
 
 def _iterate_tombstones(context: CommandContext, topic: "Topic", component: Component | None) -> "Iterator[Tombstone]":
     tombstones, after = context.catalog.tombstones, -1
-    while page := tombstones.of_topic(topic.topic_id, component=component, after=after, limit=_TOMBSTONES_PER_PAGE):
+    while page := tombstones.topic_tombstones(
+        topic.topic_id, component=component, after=after, limit=_TOMBSTONES_PER_PAGE
+    ):
         yield from page
         after = page[-1].id
 
@@ -161,7 +163,7 @@ def operate(
     All of it happens, or it is refused and nothing does.
     """
     topic = context.get_topic(name)
-    operation = Compound(
+    operation = CompoundOperation(
         ledger_id=LedgerId(ledger_id),
         remove=frozenset(remove_copy),
         pass_over=frozenset(pass_over or ()),

@@ -7,7 +7,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import DetachedBatch, Topic
 from logstore.positions import LedgerId
-from logstore.records.tombstones import Compound
+from logstore.records.tombstones import CompoundOperation
 from tests.contracts.catalog.offload.test_offloads import offloaded
 from tests.contracts.catalog.steps import filled, listed, new_topic
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim
@@ -28,7 +28,7 @@ def operate(
     batch_id: str = "compound",
 ) -> DetachedBatch:
     """One operation."""
-    operation = Compound(
+    operation = CompoundOperation(
         ledger_id=LedgerId(ledger_id),
         remove=frozenset(remove),
         pass_over=frozenset(over),
@@ -136,7 +136,7 @@ def test_preview_says_whether_the_ledger_would_end_and_changes_nothing(world: Wo
     before = world.everything()
 
     def would_end(*remove: CopyKind, over: frozenset[str] = frozenset()) -> bool:
-        operation = Compound(ledger_id=ledgers[0], remove=frozenset(remove), pass_over=over)
+        operation = CompoundOperation(ledger_id=ledgers[0], remove=frozenset(remove), pass_over=over)
         return world.catalog.phase_one.would_end(topic.topic_id, operation)
 
     assert not would_end(_TIERED)

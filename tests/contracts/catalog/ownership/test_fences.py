@@ -12,7 +12,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fence, IntentResult, RowRange
 from logstore.positions import LedgerId
-from logstore.records.tombstones import Compound
+from logstore.records.tombstones import CompoundOperation
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 from tests.every_topic import every_topic
@@ -46,7 +46,7 @@ def detach(world: World, lease: Lease | None) -> object:
 def operate(world: World, lease: Lease | None) -> object:
     (topic,) = every_topic(world.catalog.topics)
     behind = LedgerId(world.catalog.deletions.intents("b", _ALL)[-1].ledger_id + 1)
-    operation = Compound(ledger_id=behind, remove=frozenset({CopyKind.LEDGER}))
+    operation = CompoundOperation(ledger_id=behind, remove=frozenset({CopyKind.LEDGER}))
     phase_one = world.catalog.phase_one.under(lease)
     return phase_one.operate(topic.topic_id, operation, batch_id="operated", claim=claim(), cause=CAUSE)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from logstore.records.kinds import RecordKind, schema
+from logstore.records.kinds import RecordKind, block_schema
 from logstore.records.manifest import Ceilings
 from tests.contracts.catalog.worlds import SqlWorld
 
@@ -17,24 +17,24 @@ def flush(world: SqlWorld, *, cursors: bool = True) -> dict[Key, Version]:
     found, taken = drawn(world, cursors=cursors)
     state = records.state()
     stamp = f"stamp-{state.manifest + 1}"
-    records.begin(stamp)
-    records.settle(number=state.manifest + 1, stamp=stamp, ceilings=state.ceilings, taken=taken)
+    records.begin_manifest(stamp)
+    records.settle_manifest(number=state.manifest + 1, stamp=stamp, ceilings=state.ceilings, outbox_rows=taken)
     return found
 
 
 def drawn(world: SqlWorld, *, cursors: bool = True) -> tuple[dict[Key, Version], list[int]]:
     """What has changed, by kind, id and sub, and the outbox rows that are covered by it; nothing is settled."""
     found: dict[Key, Version] = {}
-    with world.catalog.records.changes(cursors=cursors) as changes:
+    with world.catalog.records.read_changes(cursors=cursors) as changes:
         for kind, batch in changes.batches():
-            assert batch.schema == schema(kind)
+            assert batch.schema == block_schema(kind)
             rows = batch.to_pylist()
             assert [(row["id"], row["sub"]) for row in rows] == sorted((row["id"], row["sub"]) for row in rows)
             for row in rows:
                 key = (kind.value, row["id"], row["sub"])
                 assert key not in found, "a record has one version a flush"
                 found[key] = row
-        return found, list(changes.taken)
+        return found, list(changes.outbox_rows)
 
 
 def recorded(world: SqlWorld) -> set[Key]:

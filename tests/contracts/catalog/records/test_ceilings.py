@@ -24,7 +24,7 @@ def test_ledger_at_the_ceiling_is_refused_until_a_manifest_raises_it(sql_world: 
     for _ in range(2):
         with pytest.raises(IdsExhausted, match="flush the record log"):
             newborn(sql_world, topic_id)
-    sql_world.catalog.records.settle(number=1, stamp="s", ceilings=high())
+    sql_world.catalog.records.settle_manifest(number=1, stamp="s", ceilings=high())
     assert newborn(sql_world, topic_id) == 2
 
 
@@ -34,7 +34,7 @@ def test_topic_at_the_ceiling_is_refused_until_a_manifest_raises_it(sql_world: S
     assert new_topic(sql_world).topic_id == 1
     with pytest.raises(IdsExhausted, match="topic ids: expected one below 2, found 2; flush the record log"):
         new_topic(sql_world, f"{NAME}-2")
-    sql_world.catalog.records.settle(number=1, stamp="s", ceilings=high())
+    sql_world.catalog.records.settle_manifest(number=1, stamp="s", ceilings=high())
     assert new_topic(sql_world, f"{NAME}-2").topic_id >= 2
 
 
@@ -46,13 +46,13 @@ def test_transactions_at_the_ceiling_are_refused_until_a_manifest_raises_it(sql_
     with pytest.raises(IdsExhausted, match="coordinator 0: expected 2 ids below the ceiling"):
         sql_world.catalog.commits.commit([begin, begin])
     assert len(sql_world.catalog.commits.commit([begin])) == 1
-    sql_world.catalog.records.settle(number=1, stamp="s", ceilings=high())
+    sql_world.catalog.records.settle_manifest(number=1, stamp="s", ceilings=high())
     assert len(sql_world.catalog.commits.commit([begin, begin])) == 2
 
 
 def test_ceilings_never_fall(sql_world: SqlWorld) -> None:
     """Ids below them are given out already."""
     records = sql_world.catalog.records
-    records.settle(number=1, stamp="s", ceilings=high())
-    records.settle(number=2, stamp="t", ceilings=Ceilings(ledger=1, topic=1, transaction=1))
+    records.settle_manifest(number=1, stamp="s", ceilings=high())
+    records.settle_manifest(number=2, stamp="t", ceilings=Ceilings(ledger=1, topic=1, transaction=1))
     assert records.state().ceilings == high()

@@ -28,18 +28,18 @@ pytestmark = pytest.mark.postgres
 def test_new_catalog_has_nothing_to_flush(sql_world: SqlWorld) -> None:
     """Its ids begin below the ceilings, and it knows of no manifest."""
     state = sql_world.catalog.records.state()
-    assert (state.manifest, state.stamp, state.pending, state.outbox) == (0, "", frozenset(), 0)
+    assert (state.manifest, state.stamp, state.pending_stamps, state.outbox_changes) == (0, "", frozenset(), 0)
     assert (state.next_ids.ledger, state.next_ids.topic, state.next_ids.transaction) == (0, 1, 0)
-    assert (state.oldest_us, state.oldest_cursor_us, state.adopting) == (None, None, False)
+    assert (state.oldest_change_us, state.oldest_cursor_change_us, state.is_adopting) == (None, None, False)
     assert drawn(sql_world) == ({}, [])
     assert _known(sql_world) == KnownManifest(
-        catalog_id=state.catalog_id, epoch=state.epoch, manifest=0, stamp="", pending=frozenset()
+        catalog_id=state.catalog_id, epoch=state.epoch, manifest=0, stamp="", pending_stamps=frozenset()
     )
 
 
 def _known(world: SqlWorld) -> KnownManifest:
     """What every removal asks for, which is what the whole state says."""
-    known, state = world.catalog.records.known(), world.catalog.records.state()
+    known, state = world.catalog.records.known_manifest(), world.catalog.records.state()
     assert asdict(known).items() <= asdict(state).items()
     return known
 
@@ -84,7 +84,7 @@ def test_cursors_stay_in_the_outbox_until_they_are_asked_for(sql_world: SqlWorld
     assert not any(kind == "cursor" for kind, _, _ in flush(sql_world, cursors=False))
     assert {kind for kind, _, _ in recorded(sql_world)} == {"cursor"}
     state = sql_world.catalog.records.state()
-    assert state.oldest_us == state.oldest_cursor_us is not None
+    assert state.oldest_change_us == state.oldest_cursor_change_us is not None
     (cursor,) = flush(sql_world).values()
     assert (cursor["name"], cursor["mark_ledger"], cursor["mark_entry"]) == ("mine", ledger_id, 3)
     assert isinstance(cursor["acknowledged"], bytes)
@@ -111,14 +111,14 @@ def test_flush_shows_one_moment_while_writers_go_on(sql_world: SqlWorld) -> None
     topic_id = new_topic(sql_world).topic_id
     (ledger_id,) = filled(sql_world, topic_id, 1)
     records = sql_world.catalog.records
-    with records.changes(cursors=True) as changes:
+    with records.read_changes(cursors=True) as changes:
         append(sql_world, topic_id, ledger_id)
         later = newborn(sql_world, topic_id)
         kinds = {kind: batch.to_pylist() for kind, batch in changes.batches()}
-        taken = changes.taken
+        taken = changes.outbox_rows
     assert [row["sub"] for row in kinds[RecordKind.SEGMENT]] == ["0"]
     assert [row["id"] for row in kinds[RecordKind.LEDGER]] == [ledger_id]
-    records.settle(number=1, stamp="s", ceilings=high(), taken=taken)
+    records.settle_manifest(number=1, stamp="s", ceilings=high(), outbox_rows=taken)
     assert recorded(sql_world) == {of(RecordKind.SEGMENT, ledger_id, "1"), of(RecordKind.LEDGER, later)}
 
 
@@ -137,24 +137,24 @@ def test_versions_of_a_record_rise(sql_world: SqlWorld) -> None:
 def test_settle_repeated_changes_nothing(sql_world: SqlWorld) -> None:
     """A lost answer is asked for again; an older manifest never comes back, and a stamp begun since stays pending."""
     records = sql_world.catalog.records
-    records.begin("a")
-    records.begin("b")
-    records.begin("b")
-    assert records.state().pending == _known(sql_world).pending == {"a", "b"}
+    records.begin_manifest("a")
+    records.begin_manifest("b")
+    records.begin_manifest("b")
+    assert records.state().pending_stamps == _known(sql_world).pending_stamps == {"a", "b"}
     for _ in range(2):
-        records.settle(number=2, stamp="b", ceilings=high())
+        records.settle_manifest(number=2, stamp="b", ceilings=high())
         state = records.state()
-        assert (state.manifest, state.stamp, state.pending, state.ceilings) == (
+        assert (state.manifest, state.stamp, state.pending_stamps, state.ceilings) == (
             2,
             "b",
             frozenset(),
             high(),
         )
-    records.begin("c")
-    records.settle(number=1, stamp="a", ceilings=high())
-    records.settle(number=2, stamp="b", ceilings=high())
+    records.begin_manifest("c")
+    records.settle_manifest(number=1, stamp="a", ceilings=high())
+    records.settle_manifest(number=2, stamp="b", ceilings=high())
     known = _known(sql_world)
-    assert (known.manifest, known.stamp, known.pending) == (2, "b", frozenset({"c"}))
+    assert (known.manifest, known.stamp, known.pending_stamps) == (2, "b", frozenset({"c"}))
 
 
 def test_every_record_and_tombstone_can_be_flushed_once_more(sql_world: SqlWorld) -> None:
@@ -175,7 +175,7 @@ def test_every_record_and_tombstone_can_be_flushed_once_more(sql_world: SqlWorld
         )
     after = flush(sql_world)
     assert recorded(sql_world) == set()
-    sql_world.catalog.records.record_all()
+    sql_world.catalog.records.requeue_all_records()
     again = flush(sql_world)
     lost = {of(RecordKind.LEDGER, second), *(of(RecordKind.SEGMENT, one, "0") for one in (first, second))}
     assert again.keys() == (before.keys() | after.keys()) - lost
@@ -199,10 +199,10 @@ def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatc
 
     monkeypatch.setattr(outbox, "remove_changes", forget)
     with pytest.raises(StoreUnavailable):
-        records.settle(number=1, stamp="s", ceilings=high(), taken=taken)
+        records.settle_manifest(number=1, stamp="s", ceilings=high(), outbox_rows=taken)
     assert [len(one) for one in parts] == [2, 2]
     state = records.state()
-    assert (state.manifest, state.outbox) == (1, len(taken) - 4)
+    assert (state.manifest, state.outbox_changes) == (1, len(taken) - 4)
     again, _ = drawn(sql_world)
     assert again.keys() < found.keys()
 
@@ -213,22 +213,24 @@ def test_page_holds_the_oldest_changes_and_is_staged_with_its_manifest(sql_world
     filled(sql_world, topic_id, 2)
     sql_world.catalog.cursors.subscribe(topic_id, "s", latest=False)
     records, before = sql_world.catalog.records, sql_world.catalog.records.state()
-    with records.changes(cursors=True, page=3) as changes:
+    with records.read_changes(cursors=True, page=3) as changes:
         kinds = [kind for kind, _ in changes.batches()]
-        taken = sorted(changes.taken)
+        taken = sorted(changes.outbox_rows)
     oldest = [row.version for row in sql_world.sql("SELECT version FROM record_outbox ORDER BY version")]
     assert taken == oldest[:3]
     assert RecordKind.CURSOR not in kinds
     one = _block("ledger-a")
     for _ in range(2):
-        records.settle(number=1, stamp="a", ceilings=high(), taken=taken, whole=False, staged=[one])
+        records.settle_manifest(
+            number=1, stamp="a", ceilings=high(), outbox_rows=taken, shows_own_moment=False, staged_blocks=[one]
+        )
     state = records.state()
-    assert (state.manifest, state.staged, state.outbox) == (1, (one,), before.outbox - 3)
-    assert state.oldest_us == before.oldest_us
-    records.settle(number=2, stamp="b", ceilings=high(), whole=False)
-    assert records.state().staged == (one,), "a defragmentation in the midst of a flush"
-    records.settle(number=3, stamp="c", ceilings=high())
-    assert records.state().staged == ()
+    assert (state.manifest, state.staged_blocks, state.outbox_changes) == (1, (one,), before.outbox_changes - 3)
+    assert state.oldest_change_us == before.oldest_change_us
+    records.settle_manifest(number=2, stamp="b", ceilings=high(), shows_own_moment=False)
+    assert records.state().staged_blocks == (one,), "a defragmentation in the midst of a flush"
+    records.settle_manifest(number=3, stamp="c", ceilings=high())
+    assert records.state().staged_blocks == ()
 
 
 def test_page_that_others_have_overtaken_is_neither_staged_nor_taken(sql_world: SqlWorld) -> None:
@@ -236,10 +238,17 @@ def test_page_that_others_have_overtaken_is_neither_staged_nor_taken(sql_world: 
     filled(sql_world, new_topic(sql_world).topic_id, 1)
     records = sql_world.catalog.records
     _, taken = drawn(sql_world)
-    records.settle(number=1, stamp="a", ceilings=high())
-    records.settle(number=1, stamp="a", ceilings=high(), taken=taken, whole=False, staged=[_block("ledger-a")])
+    records.settle_manifest(number=1, stamp="a", ceilings=high())
+    records.settle_manifest(
+        number=1,
+        stamp="a",
+        ceilings=high(),
+        outbox_rows=taken,
+        shows_own_moment=False,
+        staged_blocks=[_block("ledger-a")],
+    )
     state = records.state()
-    assert (state.staged, state.outbox) == ((), len(taken))
+    assert (state.staged_blocks, state.outbox_changes) == ((), len(taken))
 
 
 def test_deletes_wait_for_what_is_staged(sql_world: SqlWorld) -> None:
@@ -249,11 +258,18 @@ def test_deletes_wait_for_what_is_staged(sql_world: SqlWorld) -> None:
     sql_world.catalog.phase_one.detach(topic_id, [first], force=True, batch_id="b", claim=claim(), cause=CAUSE)
     records = sql_world.catalog.records
     _, taken = drawn(sql_world)
-    records.settle(number=1, stamp="a", ceilings=high(), taken=taken, whole=False, staged=[_block("ledger-a")])
-    assert records.state().outbox == 0
-    assert records.unflushed([first]) == {first}
-    records.settle(number=2, stamp="b", ceilings=high())
-    assert records.unflushed([first]) == frozenset()
+    records.settle_manifest(
+        number=1,
+        stamp="a",
+        ceilings=high(),
+        outbox_rows=taken,
+        shows_own_moment=False,
+        staged_blocks=[_block("ledger-a")],
+    )
+    assert records.state().outbox_changes == 0
+    assert records.unflushed_ledgers([first]) == {first}
+    records.settle_manifest(number=2, stamp="b", ceilings=high())
+    assert records.unflushed_ledgers([first]) == frozenset()
 
 
 def _block(block_id: str) -> Block:
@@ -286,9 +302,9 @@ def test_standing_is_told_of_rows_by_their_keys(sql_world: SqlWorld) -> None:
     topic_id = new_topic(sql_world).topic_id
     (ledger_id,) = filled(sql_world, topic_id, 1)
     keys = pa.table({"id": [99, ledger_id, ledger_id], "sub": ["0", "1", "0"]})
-    assert sql_world.catalog.records.standing(RecordKind.SEGMENT, keys).to_pylist() == [False, False, True]
+    assert sql_world.catalog.records.existence_mask(RecordKind.SEGMENT, keys).to_pylist() == [False, False, True]
     keys = pa.table({"id": [topic_id + 1, topic_id], "sub": ["", ""]})
-    assert sql_world.catalog.records.standing(RecordKind.TOPIC, keys).to_pylist() == [False, True]
+    assert sql_world.catalog.records.existence_mask(RecordKind.TOPIC, keys).to_pylist() == [False, True]
 
 
 def test_claim_of_a_live_workflow_is_respected(sql_world: SqlWorld) -> None:

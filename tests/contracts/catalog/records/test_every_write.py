@@ -48,7 +48,9 @@ class _Log:
         self.world.database.write(record_everything)
         held, taken = drawn(self.world)
         state = self.world.catalog.records.state()
-        self.world.catalog.records.settle(number=state.manifest, stamp="", ceilings=state.ceilings, taken=taken)
+        self.world.catalog.records.settle_manifest(
+            number=state.manifest, stamp="", ceilings=state.ceilings, outbox_rows=taken
+        )
         for key, row in held.items():
             if _matters(key, row):
                 assert key in self.versions, f"{key}: the log has no version of it"

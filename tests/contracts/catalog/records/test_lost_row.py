@@ -16,22 +16,22 @@ from tests.contracts.catalog.worlds import SqlWorld
 pytestmark = pytest.mark.postgres
 
 _CALLS: dict[str, Callable[[SqlWorld], object]] = {
-    "known": lambda world: world.catalog.records.known(),
+    "known": lambda world: world.catalog.records.known_manifest(),
     "state": lambda world: world.catalog.records.state(),
     "claim": lambda world: world.catalog.records.claim(claim()),
-    "begin": lambda world: world.catalog.records.begin("stamp"),
-    "settle": lambda world: world.catalog.records.settle(number=1, stamp="stamp", ceilings=high()),
+    "begin": lambda world: world.catalog.records.begin_manifest("stamp"),
+    "settle": lambda world: world.catalog.records.settle_manifest(number=1, stamp="stamp", ceilings=high()),
     "create a topic": new_topic,
 }
 
 
 def _read_changes(catalog: SqlCatalog) -> None:
-    with catalog.records.changes(cursors=True):
+    with catalog.records.read_changes(cursors=True):
         pass
 
 
 _READS_OF_CATALOG: dict[str, Callable[[SqlCatalog, TopicId, LedgerId], object]] = {
-    "known": lambda catalog, *_: catalog.records.known(),
+    "known": lambda catalog, *_: catalog.records.known_manifest(),
     "state": lambda catalog, *_: catalog.records.state(),
     "changes": lambda catalog, *_: _read_changes(catalog),
     "catalog id": lambda catalog, *_: SqlIdentities(catalog.database).catalog_id(),

@@ -4,7 +4,7 @@ import pytest
 
 from infra.catalog import tables as t
 from infra.catalog.records.outbox_rows import SOURCES
-from logstore.records.kinds import FIELDS, RecordKind
+from logstore.records.kinds import COLUMNS_BY_KIND, RecordKind
 
 _NOT_RECORDED = {
     "adoption": "what a rebuilt catalog has found so far in storage; another rebuild looks anew",
@@ -62,7 +62,7 @@ def test_every_column_of_a_recorded_table_is_a_field_or_said_to_be_left_out(kind
     source = SOURCES[kind]
     names = _OTHERWISE.get(source.table, {})
     columns = {names.get(one.name, one.name) for one in t.metadata.tables[source.table].c}
-    fields = {name for name, _ in FIELDS[kind]} | {source.id, source.sub} - {""}
+    fields = {name for name, _ in COLUMNS_BY_KIND[kind]} | {source.id, source.sub} - {""}
     assert _LEFT_OUT.get(source.table, set()) <= columns, "left out, and not there any more"
     assert columns - fields - _LEFT_OUT.get(source.table, set()) - _RECORD_OF == set()
     made = {"list": {"ledgers"}, "transaction": {"participants", "ranges"}, "index": {"buckets"}}

@@ -8,7 +8,7 @@ from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import RecordId, Tombstones, TopicState
 from logstore.positions import TopicId
-from logstore.records.kinds import FIELDS, RecordKind
+from logstore.records.kinds import COLUMNS_BY_KIND, RecordKind
 from tests.contracts.catalog.records.steps import flush, of
 from tests.contracts.catalog.steps import filled, new_topic, roll
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim
@@ -41,9 +41,9 @@ def _delete_topic(world: SqlWorld, topic_id: TopicId, durable: bool | None = Non
 
 def _mark(stones: Tombstones, run_id: str, *, before_us: int) -> int:
     """All of them, in pages of two; how many were marked."""
-    marked, after = stones.mark(run_id, before_us=before_us, after=None, limit=2)
+    marked, after = stones.mark_candidates(run_id, before_us=before_us, after=None, limit=2)
     while after is not None:
-        more, after = stones.mark(run_id, before_us=before_us, after=after, limit=2)
+        more, after = stones.mark_candidates(run_id, before_us=before_us, after=after, limit=2)
         marked += more
     return marked
 
@@ -121,7 +121,7 @@ def test_tombstone_is_a_version_without_content_of_the_next_generation(sql_world
     assert after["tombstone"]
     assert after["version"] > before["version"]
     assert after["generation"] == before["generation"] + 1
-    assert {after[name] for name, _ in FIELDS[RecordKind.LEDGER]} == {None}
+    assert {after[name] for name, _ in COLUMNS_BY_KIND[RecordKind.LEDGER]} == {None}
     assert after["at_us"] == sql_world.sql("SELECT at_us FROM tombstone")[0].at_us
 
 
@@ -132,12 +132,12 @@ def test_deletion_is_unflushed_until_it_is_settled(sql_world: SqlWorld) -> None:
     _detach(sql_world, topic_id, [first])
     _detach(sql_world, topic_id, [second], False)
     records = sql_world.catalog.records
-    assert records.unflushed([first, second]) == {first, second}
+    assert records.unflushed_ledgers([first, second]) == {first, second}
     flush(sql_world)
-    assert records.unflushed([first, second]) == frozenset()
+    assert records.unflushed_ledgers([first, second]) == frozenset()
     sql_world.sql("UPDATE pending_deletion SET state = 'DELETED' WHERE ledger_id = :id", id=first)
     sql_world.sql("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=second)
-    assert records.unflushed([first, second]) == {second}, "what has ended for good waits for nothing"
+    assert records.unflushed_ledgers([first, second]) == {second}, "what has ended for good waits for nothing"
 
 
 def test_ledger_that_has_got_another_copy_is_unflushed_until_that_is_settled(sql_world: SqlWorld) -> None:
@@ -145,11 +145,11 @@ def test_ledger_that_has_got_another_copy_is_unflushed_until_that_is_settled(sql
     (ledger_id, _) = filled(sql_world, new_topic(sql_world).topic_id, 2)
     records = sql_world.catalog.records
     flush(sql_world)
-    assert records.unflushed([ledger_id]) == frozenset()
+    assert records.unflushed_ledgers([ledger_id]) == frozenset()
     sql_world.add_copy(ledger_id, CopyState.LIVE, bucket="cold")
-    assert records.unflushed([ledger_id]) == {ledger_id}
+    assert records.unflushed_ledgers([ledger_id]) == {ledger_id}
     flush(sql_world)
-    assert records.unflushed([ledger_id]) == frozenset()
+    assert records.unflushed_ledgers([ledger_id]) == frozenset()
 
 
 def test_tombstones_are_told_by_topic_and_counted(sql_world: SqlWorld) -> None:
@@ -158,18 +158,18 @@ def test_tombstones_are_told_by_topic_and_counted(sql_world: SqlWorld) -> None:
     first, second, _ = filled(sql_world, topic_id, 3)
     _detach(sql_world, topic_id, [second, first])
     stones = sql_world.catalog.tombstones
-    assert [(one.id, one.component, one.generation) for one in stones.of_topic(topic_id)] == [
+    assert [(one.id, one.component, one.generation) for one in stones.topic_tombstones(topic_id)] == [
         (first, "MANAGED_LEDGER", 1),
         (second, "MANAGED_LEDGER", 1),
     ]
-    assert stones.of_topic(topic_id, component="SCHEMA_STORAGE") == []
-    assert [one.id for one in stones.of_topic(topic_id, limit=1)] == [first]
-    assert [one.id for one in stones.of_topic(topic_id, after=first, limit=1)] == [second]
-    assert stones.of_topic(topic_id, after=second, limit=1) == []
-    counts = stones.counts()
+    assert stones.topic_tombstones(topic_id, component="SCHEMA_STORAGE") == []
+    assert [one.id for one in stones.topic_tombstones(topic_id, limit=1)] == [first]
+    assert [one.id for one in stones.topic_tombstones(topic_id, after=first, limit=1)] == [second]
+    assert stones.topic_tombstones(topic_id, after=second, limit=1) == []
+    counts = stones.count()
     assert (counts.by_kind, counts.candidates) == ({"ledger": 2}, 0)
-    assert counts.oldest_us == stones.of_topic(topic_id)[0].at_us
-    assert sql_world.catalog.inspection.ledger(first, decisions=5).tombstone == stones.of_topic(topic_id)[0]
+    assert counts.oldest_us == stones.topic_tombstones(topic_id)[0].at_us
+    assert sql_world.catalog.inspection.ledger(first, decisions=5).tombstone == stones.topic_tombstones(topic_id)[0]
 
 
 def test_mark_takes_old_flushed_tombstones_whose_deletion_has_ended(sql_world: SqlWorld) -> None:
@@ -202,10 +202,10 @@ def test_raid_removes_candidates_that_it_does_not_keep(sql_world: SqlWorld) -> N
     assert _mark(stones, "raid", before_us=_LATER) == 4
     page = stones.candidates("raid", after=RecordId(kind=RecordKind.LEDGER, id=ledgers[0]), limit=2)
     assert [one.id for one in page] == [ledgers[1], ledgers[2]]
-    stones.keep("raid", [page[0]])
+    stones.unmark("raid", [page[0]])
     sql_world.sql("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=ledgers[2])  # as a later version of it
-    assert stones.remove("raid", before_us=_LATER, limit=2) == 1
-    assert stones.remove("raid", before_us=_LATER, limit=2) == 1
+    assert stones.remove_candidates("raid", before_us=_LATER, limit=2) == 1
+    assert stones.remove_candidates("raid", before_us=_LATER, limit=2) == 1
     assert stones.candidates("raid", after=None, limit=10) == []
     assert _stones(sql_world) == {("ledger", ledgers[1]), ("ledger", ledgers[2])}
 
@@ -230,9 +230,9 @@ def test_what_changes_behind_a_raids_look_is_neither_marked_nor_removed(
         monkeypatch.setattr(SqlTombstones, "_read_page", overtaken)
 
     then("UPDATE tombstone SET at_us = at_us + 1 WHERE id = :id", id=first)  # as a later version of it
-    assert stones.mark("raid", before_us=_LATER, after=None, limit=9)[0] == 2
+    assert stones.mark_candidates("raid", before_us=_LATER, after=None, limit=9)[0] == 2
     then("UPDATE pending_deletion SET state = 'DEAD_LETTERED' WHERE ledger_id = :id", id=second)
-    assert stones.remove("raid", before_us=_LATER, limit=9) == 1
+    assert stones.remove_candidates("raid", before_us=_LATER, limit=9) == 1
     assert stones.candidates("raid", after=None, limit=9) == [], "what it may not remove is let go"
     assert _stones(sql_world) == {("ledger", first), ("ledger", second)}
 

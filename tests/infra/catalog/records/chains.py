@@ -116,7 +116,7 @@ class Chain:
     def manifests(self) -> list[Manifest]:
         """All that are there, ascending."""
         log = self.log()
-        return [found for number in log.numbers() if (found := log.manifest(number))]
+        return [found for number in log.manifest_numbers() if (found := log.manifest(number))]
 
     def flush(self) -> None:
         """Flush the newest database, as a worker does."""
@@ -180,14 +180,16 @@ class Chain:
             require_no_workers=None if take_over else self.require_no_workers,
             clock=self.clock,
         )
-        target = database.target()
-        new = RebuildId.of(self.catalog_id, start.newest().number, database_url=url, skip_unreadable=False)
+        target = database.read_target()
+        new = RebuildId.for_command(
+            self.catalog_id, start.newest_manifest().number, database_url=url, skip_unreadable=False
+        )
         request = RebuildStep(rebuild=target.rebuild or str(new), take_over=take_over)
 
         def run(step: str, dies_at: str) -> RebuildAdopted:
             adopted = RebuildAdopted()
             for name in _STEPS:
-                if name in {"look", "adopt_shards"} and database.target().state == "READY":
+                if name in {"look", "adopt_shards"} and database.read_target().state == "READY":
                     continue  # the workflow is behind it
                 self.before_step.get(name, lambda: None)()
                 if name == step:

@@ -752,7 +752,7 @@ def test_nothing_is_written_to_a_catalog_before_it_is_complete(losing: Losing) -
             "subscribe": lambda: log.subscriptions.subscribe(topic.topic_id, "s", latest=False),
             "delete topic": lambda: log.catalog.phase_one.begin_topic(topic.topic_id, _NAME, cause=_CAUSE),
             "trim": detach,
-            "raid": lambda: log.catalog.tombstones.mark("r", before_us=1, after=None, limit=1),
+            "raid": lambda: log.catalog.tombstones.mark_candidates("r", before_us=1, after=None, limit=1),
             "plan": lambda: log.catalog.reconciliation.open_run("r", RunKind.PLAN, claim=claim, summary={}),
             "coordinator": lambda: log.catalog.transactions.claim(claim, limit=1),
         }

@@ -184,9 +184,9 @@ def test_manifest_of_the_new_epoch_shows_the_moment_that_was_loaded(chain: Chain
     topic = _begun(chain)
     url = chain.new_database()
     chain.rebuild(url, step="finish_adoption", dies_at="adoption.settle.before")
-    assert [(one.epoch, one.moment, one.rows_epoch) for one in chain.manifests()] == [(1, 1, 1), (2, 1, 1)]
+    assert [(one.epoch, one.moment_number, one.rows_epoch) for one in chain.manifests()] == [(1, 1, 1), (2, 1, 1)]
     chain.rebuild(url)
-    assert [(one.epoch, one.moment, one.rows_epoch) for one in chain.manifests()[2:]] == [(2, 3, 2)]
+    assert [(one.epoch, one.moment_number, one.rows_epoch) for one in chain.manifests()[2:]] == [(2, 3, 2)]
     chain.adopt_newest(url)
     assert chain.read(topic) == chain.answered
 
@@ -318,7 +318,7 @@ def test_rebuild_waits_for_the_rest_of_the_time_alone(chain: Chain, age_s: int, 
 def test_rebuild_looks_for_workers_right_before_its_manifest(chain: Chain) -> None:
     """Hours may lie between its begin and its load. Refused it has ended no epoch; behind its manifest nobody asks."""
     topic, url = _begun(chain), chain.new_database()
-    numbers = chain.log().numbers()
+    numbers = chain.log().manifest_numbers()
 
     def refuse() -> None:
         raise PreconditionFailed("workers: expected none")
@@ -326,7 +326,7 @@ def test_rebuild_looks_for_workers_right_before_its_manifest(chain: Chain) -> No
     chain.require_no_workers = refuse
     with pytest.raises(PreconditionFailed, match="workers: expected none"):
         chain.rebuild(url)
-    assert chain.log().numbers() == numbers
+    assert chain.log().manifest_numbers() == numbers
     chain.require_no_workers = lambda: None
     assert chain.rebuild(url, step="publish", dies_at="records.settle.before") is None
     chain.require_no_workers = refuse
@@ -481,7 +481,7 @@ def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(
     If the old catalog has flushed since, the loaded database is refused before any listing.
     """
     topic, url = _begun(chain), chain.new_database()
-    numbers, store = chain.log().numbers(), chain.world.store
+    numbers, store = chain.log().manifest_numbers(), chain.world.store
     first = min(chain.answered).ledger_id
     objects = [(key, store.get(key)) for key in store.keys if key.startswith(ledger_prefix(first))]
     if hidden == "for good":
@@ -491,7 +491,7 @@ def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(
         store.unlisted = {ledger_prefix(first): FOREVER}
     with pytest.raises(PreconditionFailed, match="HEAD finds it" if hidden != "for good" else "absent share"):
         chain.rebuild(url)
-    assert chain.log().numbers() == numbers
+    assert chain.log().manifest_numbers() == numbers
     store.unlisted.clear()
     for key, stored in objects if hidden == "for good" else []:
         assert stored
@@ -503,7 +503,7 @@ def test_rebuild_that_is_refused_by_what_storage_shows_ends_no_epoch(
             patched.setattr(store, "list", None)
             with pytest.raises(PreconditionFailed, match="not the catalog: give another one with --into"):
                 chain.rebuild(url)
-        assert len(chain.log().numbers()) == len(numbers) + 1
+        assert len(chain.log().manifest_numbers()) == len(numbers) + 1
         url = chain.new_database()
     assert chain.rebuild(url) is not None
     chain.adopt_newest(url)

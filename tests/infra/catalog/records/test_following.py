@@ -19,13 +19,13 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import TopicId
 from logstore.records.jobs import FollowedRecords
 from logstore.records.services.flushing import Flusher
-from logstore.records.services.following import Follow, Follower
+from logstore.records.services.following import Follower, FollowSettings
 from tests.postgres import postgres
 from tests.spark.records.lost import LostWorld, dump, remove_ledger, target
 
 __all__ = ["postgres", "target"]
 
-_FOLLOW = Follow(replica="records/mirror", bucket="records", copied=False, eligible_age_s=1_000)
+_FOLLOW = FollowSettings(replica="records/mirror", bucket="records", follows_replica_bucket=False, eligible_age_s=1_000)
 
 
 @pytest.fixture
@@ -213,13 +213,13 @@ def test_a_step_that_another_process_has_done_is_begun_anew(source: LostWorld, t
     """What a process has seen before another one's step is no reason to apply older versions."""
     _flush(source)
     with open_replica(target) as database:
-        assert database.applied() is None
+        assert database.applied_manifest() is None
         _step(source, target)
-        newest = source.log.newest()
+        newest = source.log.newest_manifest()
         assert newest
         for seed in (True, False):
             with pytest.raises(CatalogBusy):
-                database.apply(newest, lambda _: iter(()), seen=None, replica="records/other", seed=seed)
+                database.apply(newest, lambda _: iter(()), expected=None, replica="records/other", seed=seed)
     _same(source, target)
 
 
@@ -227,15 +227,15 @@ def test_a_database_that_becomes_a_catalog_while_it_is_seeded_stays_one(source: 
     """It was empty when the step began; what stands there now is nobody's to empty."""
     _flush(source)
     with open_replica(target) as database:
-        newest = source.log.newest()
+        newest = source.log.newest_manifest()
         assert newest
-        assert database.applied() is None
+        assert database.applied_manifest() is None
         other = Database(target)
         upgrade(other)
         SqlCatalog(other).topics.create("persistent://a/b/new", RetentionPolicy())
         before = dump(target)
         with pytest.raises(PreconditionFailed, match="expected an empty one or a replica's, found 1 rows of topic"):
-            database.apply(newest, lambda _: iter(()), seen=None, replica=_FOLLOW.replica, seed=True)
+            database.apply(newest, lambda _: iter(()), expected=None, replica=_FOLLOW.replica, seed=True)
         other.close()
     assert dump(target) == before
 
@@ -251,7 +251,7 @@ def test_a_catalog_that_has_marked_buckets_is_not_empty(source: LostWorld, targe
     with pytest.raises(PreconditionFailed, match="found 1 rows of bucket_marker"):
         _step(source, target)
     with pytest.raises(PreconditionFailed, match="found 1 rows of bucket_marker"):
-        SqlRebuild(target).target()
+        SqlRebuild(target).read_target()
 
 
 def test_a_replica_is_no_database_to_rebuild_into(source: LostWorld, target: str) -> None:
@@ -261,7 +261,7 @@ def test_a_replica_is_no_database_to_rebuild_into(source: LostWorld, target: str
     with pytest.raises(
         PreconditionFailed, match=f"expected an empty one to rebuild into, found a replica, {seeded.replica}"
     ):
-        SqlRebuild(target).target()
+        SqlRebuild(target).read_target()
 
 
 def test_a_replica_refuses_ordinary_writes_and_flushes(source: LostWorld, target: str) -> None:
@@ -274,9 +274,9 @@ def test_a_replica_refuses_ordinary_writes_and_flushes(source: LostWorld, target
         with pytest.raises(CatalogAdopting, match="REPLICA"):
             catalog.topics.create("persistent://a/b/new", RetentionPolicy())
         with pytest.raises(CatalogAdopting, match="REPLICA"):
-            catalog.records.begin("stamp")
+            catalog.records.begin_manifest("stamp")
         state = catalog.records.state()
-        assert (state.replica, state.adopting, state.outbox, state.manifest) == (True, True, 0, 1)
+        assert (state.is_replica, state.is_adopting, state.outbox_changes, state.manifest) == (True, True, 0, 1)
         assert catalog.topics.list_active(after=TopicId(0), limit=1)
     finally:
         database.close()
