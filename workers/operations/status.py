@@ -234,7 +234,7 @@ def _list_identity_checks(settings: Settings, identities: Identities) -> Iterato
         own_bucket = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
         for role, bucket in list_buckets(settings):
             store = own_bucket(role, bucket)
-            yield f"{role.value} bucket {bucket}", partial(lambda store: store.look() is MarkerState.OURS, store)
+            yield f"{role.value} bucket {bucket}", partial(lambda store: store.check() is MarkerState.OURS, store)
     if settings.ownership == "zookeeper" and settings.zookeeper:
 
         def has_own_path() -> bool:
