@@ -14,7 +14,7 @@ from workers.assembly.log import LogStore
 def losing_puts(log: LogStore, suffix: str) -> Iterator[list[str]]:
     """Lose PUTs of keys with this suffix in the primary bucket. Yield the URLs of those that were lost."""
     primary: Any = log.objects
-    events = primary._connected().client.meta.events
+    events = primary._connect().client.meta.events
     headers: Any = {"ETag": '"0"'}
     lost_urls: list[str] = []
 

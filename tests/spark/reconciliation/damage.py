@@ -63,7 +63,7 @@ class Damaged:
     def bucket(self) -> Any:
         """The primary one, beneath the check whose it is."""
         store: Any = self.log.objects
-        return store._connected()
+        return store._connect()
 
     @property
     def s3(self) -> Any:
