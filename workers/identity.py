@@ -1,7 +1,7 @@
-"""Identity of a process: the catalog that its buckets and its Temporal namespace belong to, and its build.
+"""Checks that services belong to the catalog, and the build of the running code.
 
-The mark of a namespace is a paused schedule that never runs and names the catalog in its memo. One atomic call creates
-it. Any client may do so, even in Temporal Cloud, where clients may not change the namespace itself.
+A paused schedule marks the catalog of a Temporal namespace. Its memo has the catalog's id. One atomic call creates it.
+Any client may create it, even in Temporal Cloud, where clients cannot change the namespace itself.
 
 Source: Temporal, "Worker Versioning".
 """
@@ -42,13 +42,13 @@ from workers.settings import Settings
 CATALOG_SCHEDULE: Final = "sexton-catalog"
 _CATALOG: Final = "catalog_id"
 _PACKAGES: Final = ("logstore", "activities", "workflows", "infra", "spark", "workers")
-_DIGEST_DIGITS: Final = 12  # of SHA-256, which makes collisions within a deployment improbable
+_DIGEST_DIGITS: Final = 12  # hexadecimal, of SHA-256; a collision within a deployment is improbable
 
 _log = logging.getLogger(__name__)
 
 
 async def require_namespace(client: Client, catalog_id: str) -> None:
-    """Mark the namespace as this catalog's, unless it has a mark. If several catalogs try, one wins. Idempotent.
+    """Mark the namespace as this catalog's if it has no mark. Idempotent.
 
     Raises:
         CatalogMismatch: The namespace belongs to another catalog.
@@ -56,7 +56,7 @@ async def require_namespace(client: Client, catalog_id: str) -> None:
     if await compare_namespace(client, catalog_id):
         return
     try:
-        # Not encrypted: the id is no secret, and must stay readable when the present keys are gone.
+        # Not encrypted: the id is no secret, and must stay readable when today's keys are gone.
         (plain,) = PayloadConverter.default.to_payloads([catalog_id])
         await client.create_schedule(CATALOG_SCHEDULE, _make_mark(catalog_id), memo={_CATALOG: plain})
     except ScheduleAlreadyRunningError:  # another process was faster
@@ -64,7 +64,7 @@ async def require_namespace(client: Client, catalog_id: str) -> None:
 
 
 async def compare_namespace(client: Client, catalog_id: str) -> bool:
-    """Return whether the namespace has this catalog's mark, or False if it has none.
+    """Return True if the namespace has this catalog's mark, and False if it has no mark.
 
     Raises:
         CatalogMismatch: The namespace belongs to another catalog.
@@ -86,7 +86,7 @@ async def compare_namespace(client: Client, catalog_id: str) -> bool:
 
 
 def _make_mark(catalog_id: str) -> Schedule:
-    """Return a schedule that never runs. If a user triggers it, no worker polls its queue and the run times out."""
+    """Return a paused schedule. No worker polls its queue, so a run that a user triggers times out."""
     return Schedule(
         action=ScheduleActionStartWorkflow(
             CATALOG_SCHEDULE, id=CATALOG_SCHEDULE, task_queue=CATALOG_SCHEDULE, execution_timeout=timedelta(seconds=1)
@@ -97,7 +97,7 @@ def _make_mark(catalog_id: str) -> Schedule:
 
 
 def list_buckets(settings: Settings) -> tuple[tuple[Role, str], ...]:
-    """Return roles and names of all buckets of the settings."""
+    """Return role and name of each bucket in the settings."""
     return (
         (Role.PRIMARY, settings.primary_bucket),
         (Role.TIERED, settings.tiered_bucket),
@@ -107,9 +107,9 @@ def list_buckets(settings: Settings) -> tuple[tuple[Role, str], ...]:
 
 
 def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Mark each bucket as the catalog's, unless it is marked. Return a phrase for each bucket.
+    """Mark each unmarked bucket as the catalog's. Return a phrase about each bucket.
 
-    A bucket that is missing or whose store does not answer is marked at its first use.
+    A bucket is marked at its first use if it is missing now or its store does not answer.
 
     Raises:
         CatalogMismatch: A bucket belongs to another catalog.
@@ -122,7 +122,6 @@ def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
 
 
 def _try_to_compare(compare: Callable[[], object]) -> SextonError | None:
-    """Return the error that prevents a comparison now, or `None`. Raise the error of a mismatch."""
     try:
         compare()
     except (CatalogMismatch, CatalogOutdated):
@@ -133,9 +132,9 @@ def _try_to_compare(compare: Callable[[], object]) -> SextonError | None:
 
 
 def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -> None:
-    """Refuse to start on buckets of another catalog.
+    """Compare the primary and tiered buckets with the catalog when a process starts.
 
-    If the store does not answer or refuses for a moment, each bucket is compared at its first use.
+    A bucket that cannot be compared now is compared at its first use.
 
     Raises:
         CatalogMismatch: A bucket belongs to another catalog.
@@ -151,7 +150,7 @@ def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -
 
 
 def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> None:
-    """Compare the catalog with the newest manifest of its record log, unless the bucket is unmarked.
+    """Compare the catalog with the newest manifest of its record log. Skip a bucket without a mark.
 
     Raises:
         CatalogOutdated: The database is older than its record log.
@@ -165,9 +164,9 @@ def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> Non
 
 
 def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
-    """Refuse a primary bucket of another catalog, for a process that starts jobs and uses no bucket.
+    """Check that the primary bucket is not another catalog's, before a client starts jobs.
 
-    A store that does not answer or refuses is no obstacle, because jobs wait for it.
+    A store that does not answer or refuses is accepted, because jobs wait for it.
 
     Raises:
         CatalogMismatch: The bucket belongs to another catalog, or this catalog has marked another bucket.
@@ -188,7 +187,7 @@ def own_build(settings: Settings) -> WorkerDeploymentVersion | None:
 
 @cache
 def code_build_id() -> str:
-    """Return the version and a digest of all installed code, as in `0.1.0-1f2e3d4c5b6a`."""
+    """Return Sexton's version and a digest of all installed code, as in `0.1.0-1f2e3d4c5b6a`."""
     digest = hashlib.sha256()
     for package in _PACKAGES:
         folder = Path(str(files(package)))

@@ -1,4 +1,4 @@
-"""Start and watch jobs from a program: `Sexton` has one typed method a job."""
+"""Client for programs that start and watch jobs."""
 
 from workers.client.sexton import Sexton
 

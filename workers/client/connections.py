@@ -28,7 +28,7 @@ from workers.settings import Settings
 V = TypeVar("V")
 
 _CONNECT_TIMEOUT_S: Final = 10.0
-_TRACE_HEADER: Final = "_tracer-data"  # header name of the SDK; workers of every language read it
+_TRACE_HEADER: Final = "_tracer-data"  # the SDK's header name, which workers of every language read
 
 
 async def connect_client(
@@ -40,8 +40,8 @@ async def connect_client(
         settings: Address, namespace, TLS, API key and payload keys.
         identity: Identity of a worker; `None` uses the SDK's default, which names the process.
         runtime: Runtime of a worker, which carries its metrics.
-        plugins: Plugins of a worker. They trace its calls, so the client adds no spans. Its workflows run in
-            `CheckedRunner`, which refuses payloads that the client could not decrypt.
+        plugins: Plugins of a worker. They trace its calls, so the client adds no spans. The worker must run workflows
+            in `CheckedRunner`, which refuses workflow payloads that the client could not decrypt.
 
     Raises:
         InvalidInput: A file of payload keys or certificates cannot be used.
@@ -50,7 +50,7 @@ async def connect_client(
     address = settings.require("temporal_address")
     access, converter = temporal_access(settings), data_converter(settings.payload_key_file, defers=bool(plugins))
     try:
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # the SDK waits without end if no peer refuses the connection
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # the SDK waits forever if no peer refuses the connection
             client = await Client.connect(
                 address,
                 namespace=settings.temporal_namespace,
@@ -62,7 +62,7 @@ async def connect_client(
                 interceptors=[] if plugins else [ClientTracingInterceptor()],
                 plugins=plugins,
             )
-    except (RuntimeError, OSError) as error:  # the SDK's error if nothing listens, and the timeout
+    except (RuntimeError, OSError) as error:  # `RuntimeError`: nothing listens; `OSError`: the timeout
         raise connection_error(address, access, error) from error
     access.follow_key_file(client)
     return client
@@ -78,9 +78,9 @@ def run_with_client(settings: Settings, action: Callable[[Client], Awaitable[V]]
 
 
 class ClientTracingInterceptor(Interceptor):
-    """Client interceptor: makes a span of each start, query and update, and sends the trace along.
+    """Client interceptor that makes a span of each start, query and update, and sends the trace with the call.
 
-    Spans and header are those of the SDK's `OpenTelemetryPlugin`, whose import doubles a command's start.
+    Spans and header are as in the SDK's `OpenTelemetryPlugin`. The plugin's import would double a command's start time.
     """
 
     def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002 - Temporal's word

@@ -26,9 +26,9 @@ _APPLY_ORPHANS_TYPE: Final = APPLY_ORPHANS.name
 _NO_ANSWER_STATUSES: Final = {
     RPCStatusCode.DEADLINE_EXCEEDED,
     RPCStatusCode.CANCELLED,
-    RPCStatusCode.FAILED_PRECONDITION,  # to a query: "no poller seen for task queue recently"
+    RPCStatusCode.FAILED_PRECONDITION,  # of a query: "no poller seen for task queue recently"
 }
-# Types of update failures after the end of a batch. `PreconditionFailed`: the catalog has closed it already.
+# Types of update failures that mean that the batch has ended. `PreconditionFailed`: the catalog has closed the batch.
 _BATCH_ENDED_TYPES: Final = {"AcceptedUpdateCompletedWorkflow", "PreconditionFailed"}
 _ANSWER_TIMEOUT: Final = timedelta(seconds=30)  # the worker may be draining or starting
 
@@ -46,8 +46,8 @@ class DeletionBatches:
 
     Args:
         client: Client of the namespace.
-        release: Releases a paused batch without a workflow, by batch id, and returns its progress. It returns `None`
-            for any other batch.
+        release: Releases a paused batch that has no workflow, and returns its progress. Takes a batch id. Returns
+            `None` for any other batch.
 
     Every method may raise:
         UnknownObject: The workflow does not exist.
@@ -66,11 +66,11 @@ class DeletionBatches:
         return await _await_answer(workflow_id, query)
 
     async def pause(self, workflow_id: str) -> BatchProgress:
-        """Let the batch start no further chunk, or an apply no further page."""
+        """Pause the batch before its next chunk, or an apply before its next page."""
         return await self._update(workflow_id, "pause")
 
     async def resume(self, workflow_id: str) -> BatchProgress:
-        """Let the batch continue. If its workflow is gone, leave the rows of a paused batch to the next sweep."""
+        """Continue the batch. If its workflow is gone, leave a paused batch to the next sweep."""
         try:
             await self._require_running(workflow_id)
         except (PreconditionFailed, UnknownObject):
@@ -112,7 +112,7 @@ class DeletionBatches:
 def release_paused_batch(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
     """Release a paused batch whose workflow is gone, so that the next sweep continues it.
 
-    Return its progress, or `None` if it is not paused or its workflow still has the claim.
+    Return its progress, or `None` if the batch is not paused or its workflow still has the claim.
     """
     if not deletions.release(batch_id):
         return None
@@ -129,17 +129,17 @@ def release_paused_batch(deletions: Deletions, batch_id: str) -> DeleteLedgersPr
 
 
 async def _await_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> BatchProgress:
-    """Return the answer of a worker. After `ServiceFailed` the server keeps an update and may still deliver it."""
+    """Return the answer of a worker. After `ServiceFailed` the server may still deliver an update."""
     requests_before = _count_cancellation_requests()
     try:
         async with asyncio.timeout(_ANSWER_TIMEOUT.total_seconds()):
-            return await request  # the SDK repeats it without end if the server answers that no worker took it
+            return await request  # while no worker takes the request, the SDK repeats it forever
     except WorkflowUpdateFailedError as error:
         if _failure_type(error.cause) in _BATCH_ENDED_TYPES:
             raise _batch_not_running(workflow_id, "that it ended") from error
         raise
     except (WorkflowUpdateRPCTimeoutOrCancelledError, RPCError, TimeoutError) as error:
-        if _count_cancellation_requests() > requests_before:  # the SDK raises the same error if a server is silent
+        if _count_cancellation_requests() > requests_before:  # a silent server causes the same error of the SDK
             raise asyncio.CancelledError from error
         if isinstance(error, RPCError) and error.status is RPCStatusCode.NOT_FOUND:
             raise _batch_not_running(workflow_id, "that it ended") from error
@@ -150,7 +150,7 @@ async def _await_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> 
 
 
 def _failure_type(cause: BaseException | None) -> str | None:
-    """Return the failure type of an update, whether the workflow or one of its activities raised it."""
+    """Return the type of an update's failure. The workflow or one of its activities may have raised it."""
     inner = cause.cause if isinstance(cause, ActivityError) else cause
     return inner.type if isinstance(inner, ApplicationError) else None
 

@@ -1,6 +1,6 @@
-"""Failure converters that shorten failures, so that the Temporal server keeps their message.
+"""Failure converters that shorten failures, so that the Temporal server keeps the message.
 
-The server stores at most 4 KiB of the last failure of an activity that it retries. It replaces a longer failure with
+The server stores at most 4 KiB of the last failure of a retried activity. It replaces a longer failure by
 "Failure exceeds size limit.", which hides the cause. Python and Java stack traces often exceed the limit.
 
 Source: `limit.mutableStateActivityFailureSize.error` in Temporal's dynamic configuration.
@@ -12,7 +12,7 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DefaultFailureConverter, PayloadConverter
 
 MAX_FAILURE_BYTES: Final = 3_000
-"""Three quarters of the server's limit. The rest is for encryption and for what the server adds."""
+"""Three quarters of the server's limit. The rest is for encryption and for the server's additions."""
 
 _ENCODED_MESSAGE: Final = "Encoded failure"  # text of the SDK's own encoding converter
 _MAX_MESSAGE_CHARS: Final = 1_000
@@ -22,7 +22,7 @@ _MAX_CAUSES: Final = 3
 
 
 class BoundedFailureConverter(DefaultFailureConverter):
-    """The SDK's converter, but it cuts the stack traces and causes of long failures. The innermost frames stay."""
+    """SDK converter that cuts long failures. It drops outer stack frames and deep causes."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
         super().to_failure(exception, payload_converter, failure)
@@ -30,7 +30,7 @@ class BoundedFailureConverter(DefaultFailureConverter):
 
 
 class EncodingFailureConverter(DefaultFailureConverter):
-    """Bounded converter that moves messages and stack traces into payloads, which a codec can encrypt."""
+    """Bounded converter that moves messages and stack traces into workflow payloads, which a codec can encrypt."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class EncodingFailureConverter(DefaultFailureConverter):
 
 
 def shorten_failure(failure: Failure) -> None:
-    """Shorten a failure above `MAX_FAILURE_BYTES`. It stays longer only if its details alone exceed the limit."""
+    """Shorten a failure above `MAX_FAILURE_BYTES`. Its details stay, so it may still exceed the limit."""
     if failure.ByteSize() <= MAX_FAILURE_BYTES:
         return
     parts = _list_causes(failure)

@@ -1,4 +1,4 @@
-"""Start of jobs: `JobClient` compares namespace and bucket with the catalog before the first job that it starts."""
+"""Client that starts jobs. Before the first job it checks that namespace and bucket belong to the catalog."""
 
 import asyncio
 import shlex
@@ -47,7 +47,7 @@ async def start_job(
         PreconditionFailed: A workflow of another type runs under the job's id.
     """
     workflow_id, checked_run_id = job.id(*key), ""
-    if options.get("start_signal"):  # a workflow of another type may give the signal another meaning
+    if options.get("start_signal"):  # another workflow type may give the signal another meaning
         checked_run_id = await _require_type(client, workflow_id, job.name)
     handle: Handle[R] = await client.start_workflow(
         job.name,
@@ -66,13 +66,13 @@ async def start_job(
 
 
 def _is_new_run(handle: Handle[R]) -> bool:
-    """Return whether the server reports a new run. Without a report it may have joined an earlier run."""
+    """Return whether the server reports a new run. Without a report the call may have joined an earlier run."""
     response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to it
     return bool(response and response.started)
 
 
 async def _require_type(client: Client, workflow_id: str, name: str) -> str:
-    """Return the id of the newest run, or "". Refuse another type, whose result would pass for this job's."""
+    """Return the id of the newest run, or "". Refuse another type, because its result would pass for this job's."""
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
@@ -104,7 +104,7 @@ class JobClient:
     Args:
         client: Temporal client.
         settings: Settings of the catalog and its store.
-        catalog: Returns a catalog that the caller closes. `None`: the client opens one at its first use, and closes it.
+        catalog: Returns a catalog that the caller closes. With `None` the client opens and closes its own catalog.
     """
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
@@ -113,10 +113,10 @@ class JobClient:
         self._is_verified, self._verify_lock = False, asyncio.Lock()
         self._exit_stack, self._catalog_lock = ExitStack(), threading.Lock()
         self._given_catalog, self._cached_catalog = catalog, cast("SqlCatalog | None", None)
-        weakref.finalize(self, self._exit_stack.close)  # if the program does not call `close`
+        weakref.finalize(self, self._exit_stack.close)  # for a program that does not call `close`
 
     def _catalog(self) -> SqlCatalog:
-        """Return the client's catalog, opened at the first call. Blocks: call it in a thread."""
+        """Return the client's catalog. The first call opens it. The call blocks, so call it in a thread."""
         with self._catalog_lock:
             if self._cached_catalog is None:
                 if self._given_catalog:
@@ -129,11 +129,11 @@ class JobClient:
         return self._catalog().ledgers.epoch()
 
     async def verified_client(self) -> Client:
-        """Return the client after a comparison of namespace and primary bucket with the catalog.
+        """Return the client once namespace and primary bucket are compared with the catalog.
 
-        In a foreign namespace a job could join another catalog's job of the same id, or wait for that catalog's
-        workers. A bucket that does not answer is accepted: workers compare each bucket before they use it, and the
-        client uses none. After one success the comparison is not repeated.
+        In a foreign namespace a job could join another catalog's job with the same id, or wait for that catalog's
+        workers. A bucket that does not answer is accepted, because the client does not use it and workers compare
+        each bucket at its first use. After one success the comparison is not repeated.
 
         Raises:
             CatalogMismatch: The namespace or the bucket belongs to another catalog.
@@ -145,7 +145,7 @@ class JobClient:
         return self.client
 
     def page_of(self, workflow_id: str, run_id: str | None) -> str:
-        """Return the address of the run's page in the Web UI, or "" if no Web UI is set or the run id is unknown."""
+        """Return the URL of the run's page in the Web UI, or "" if no Web UI is set or the run id is unknown."""
         settings = self._settings
         if not settings.ui_address or not run_id:
             return ""
@@ -193,7 +193,7 @@ class JobClient:
             key: Parts of the workflow id after the job's name.
             summary: Text beside the id in the Web UI.
             attributes: Search attributes.
-            signal: Signal to send, whether the job is started or joined.
+            signal: Signal to send to the job, even if it runs already.
             signal_args: Arguments of the signal.
         """
         self.require_valid(request)
@@ -212,9 +212,9 @@ class JobClient:
     async def build_topics(
         self, job: Job[B, BuildResult], topics: Sequence[Topic] | None, request: B
     ) -> Handle[BuildResult]:
-        """Start a build under a new run id for 1 to 10,000 topics. `None` selects every topic with something to build.
+        """Start a build of 1 to 10,000 topics. `None` selects every topic with something to build.
 
-        Run id, topics and queue of the request are filled in.
+        The method fills in run id, topics and queue of the request.
         """
         if topics is not None and not topics:
             raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)

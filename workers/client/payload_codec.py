@@ -1,9 +1,11 @@
-"""Encryption of what Temporal stores about jobs: inputs, results, errors and summaries. A key file turns it on.
+"""Encryption of the workflow payloads that Temporal stores: inputs, results, errors and summaries.
 
-AES-256-GCM encrypts a whole payload under the first key of the file. A random nonce precedes the ciphertext. The key's
-name is stored beside the payload and authenticated with it. Unencrypted payloads pass through, so histories from before
-the key file stay readable. A payload that cannot be decrypted fails the step, and Temporal offers the step to another
-worker. A worker for workflows decodes with `DeferringCodec`, because Temporal sends it payloads that no code reads.
+A key file turns encryption on. AES-256-GCM encrypts a whole payload under the first key of the file. A random nonce
+precedes the ciphertext. The key's name is stored beside the payload and authenticated with it.
+
+Unencrypted payloads pass through, so older histories stay readable. A payload that cannot be decrypted fails the step,
+and Temporal offers the step to another worker. Temporal sends workflow workers payloads that no code reads, so these
+workers decode with `DeferringCodec`.
 
 Source: NIST SP 800-38D; Temporal, "Codec Server" and "Failure Converter".
 """
@@ -41,13 +43,13 @@ _FILE_FORMAT: Final = "lines of a key's name and 32 bytes in base64, each name o
 
 
 def read_payload_keys(path: str) -> Mapping[str, bytes]:
-    """Return the keys by name, in the order of the file. The result is empty if `path` is.
+    """Return the keys by name, in the order of the file. The result is empty if `path` is empty.
 
-    A line holds a key's name and 32 bytes in base64. Empty lines and lines that begin with `#` are skipped. The first
-    key encrypts; every key decrypts. So a key can be replaced while all payloads stay readable.
+    A line has a key's name and 32 bytes in base64. Empty lines and lines that begin with `#` are skipped. The first
+    key encrypts and every key decrypts. So a key can be replaced while all workflow payloads stay readable.
 
     Raises:
-        InvalidInput: The file cannot be read, has no key, or has an invalid line. The message does not show the line.
+        InvalidInput: The file cannot be read, has no key, or has an invalid line. The error does not show the line.
     """
     if not path:
         return {}
@@ -85,7 +87,7 @@ _NONCE_BYTES: Final = 12
 
 
 class EncryptingCodec(PayloadCodec):
-    """Codec that encrypts with its first key and decrypts with any. Without keys it refuses encrypted payloads.
+    """Codec that encrypts with its first key and decrypts with any key. Without keys it refuses encrypted payloads.
 
     Args:
         keys: Keys of 32 bytes by name, the encrypting key first.
@@ -130,17 +132,17 @@ class EncryptingCodec(PayloadCodec):
 
 
 _UNREADABLE: Final = b"binary/unreadable-" + os.urandom(16).hex().encode()
-"""Encoding of the marks of this process. It is random, so that no payload from outside passes for a mark."""
+"""Encoding of this process's marks. It is random, so that no workflow payload from outside passes for a mark."""
 
 _EXPECTED: Final = "expected"
 _FOUND: Final = "found"
 
 
 class DeferringCodec(PayloadCodec):
-    """Codec whose `decode` replaces an unreadable payload by a mark, which `require_read` refuses later.
+    """Codec that decodes an unreadable workflow payload to a mark, which `require_read` refuses later.
 
     Temporal sends a scheduled run the result and the failure of the previous run. The SDK decodes both before any code
-    can drop them. A codec that raises there fails every task of the run.
+    can drop them. An error at that moment would fail every task of the run.
     """
 
     def __init__(self, strict: EncryptingCodec) -> None:
@@ -161,7 +163,7 @@ class DeferringCodec(PayloadCodec):
 
 
 def require_read(message: Message) -> None:
-    """Refuse a message that holds a mark of `DeferringCodec` at any depth.
+    """Refuse a message that has a mark of `DeferringCodec` at any depth.
 
     Raises:
         InvalidInput: A payload of the message could not be read. The error names the missing key.
@@ -193,7 +195,7 @@ def unreadable_payload_error(mark: Payload) -> InvalidInput:
 
 
 class _UnreadableConverter(EncodingPayloadConverter):
-    """Converter of marks for activities. It raises the error that a mark represents."""
+    """Converter that raises the error of a mark when an activity reads the mark."""
 
     @property
     def encoding(self) -> str:
@@ -220,7 +222,7 @@ def is_encrypted(payload: Payload) -> bool:
 
 
 def encryption_key_name(payload: Payload) -> str:
-    """Return the name of the key that encrypted the payload, or "" if it is not encrypted."""
+    """Return the name of the key that encrypted the payload, or "" for an unencrypted payload."""
     return payload.metadata.get(KEY_NAME, b"").decode("ascii", "replace") if is_encrypted(payload) else ""
 
 
@@ -237,13 +239,13 @@ class _SharedPayloadConverter(CompositePayloadConverter):
 PLAIN_DATA_CONVERTER: Final = DataConverter(
     payload_converter_class=_SharedPayloadConverter, failure_converter_class=BoundedFailureConverter
 )
-"""Data converter without encryption: values travel as JSON, which pydantic reads. Every command and worker uses it."""
+"""Data converter without encryption. Values are JSON, which pydantic reads."""
 
 
 def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
     """Return the data converter for workers, commands, programs and replays. With keys it also encrypts failures.
 
-    `defers` leaves unreadable payloads to `CheckedRunner`, as workers for workflows need it.
+    `defers` is for workers of workflows: `CheckedRunner` then refuses unreadable payloads.
 
     Raises:
         InvalidInput: The key file cannot be used.
@@ -254,7 +256,7 @@ def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
 
 
 def get_codec(client: Client) -> EncryptingCodec:
-    """Return the client's codec, which refuses unreadable payloads. A client without a codec gets one without keys."""
+    """Return the client's codec, which refuses unreadable payloads. Return a codec without keys if there is none."""
     codec = client.data_converter.payload_codec
     if isinstance(codec, DeferringCodec):
         return codec.strict

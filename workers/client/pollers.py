@@ -2,7 +2,7 @@
 
 Temporal lists a poller for five minutes after its last poll. A worker polls and reports at least once a minute, and
 reports its shutdown. So a worker is gone if it reported a shutdown after its last poll, or if its last poll is too old.
-A worker without a free slot does not poll: a bulk job may take its only slot for hours. Such a worker still reports
+A worker without a free slot does not poll. A bulk job may take its only slot for hours. Such a worker still reports
 each minute, and counts as a poller.
 
 Source: Temporal's API: `DescribeTaskQueue`, `ListWorkers`, `DescribeWorker`.
@@ -26,7 +26,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-_MAX_POLL_AGE_S: Final = 90.0  # workers poll and report each minute; a busy machine needs longer
+_MAX_POLL_AGE_S: Final = 90.0  # workers poll and report each minute, on a busy machine later
 _RPC_TIMEOUT: Final = timedelta(seconds=5)
 _ENDED_STATUSES: Final = {WorkerStatus.WORKER_STATUS_SHUTTING_DOWN, WorkerStatus.WORKER_STATUS_SHUTDOWN}
 _NO_REPORT_STATUSES: Final = {RPCStatusCode.UNIMPLEMENTED, RPCStatusCode.NOT_FOUND, RPCStatusCode.PERMISSION_DENIED}
@@ -45,7 +45,7 @@ async def describe_task_queue(client: Client, queue: str, kind: TaskQueueType.Va
 async def live_pollers(
     client: Client, queue: str, kind: TaskQueueType.ValueType, *, dead_identities: Collection[str] = ()
 ) -> Sequence[PollerInfo]:
-    """Return the workers that poll the queue now or have no free slot. Processes of `dead_identities` are left out."""
+    """Return the workers that poll the queue now or have no free slot, without those of `dead_identities`."""
     oldest_s = time.time() - _MAX_POLL_AGE_S
     described_pollers = (await describe_task_queue(client, queue, kind)).pollers
     pollers = [poller for poller in described_pollers if _polled_at_s(poller) >= oldest_s]
@@ -69,7 +69,7 @@ async def live_pollers(
 
 
 async def _list_workers(client: Client, queue: str) -> AsyncIterator[tuple[WorkerListInfo, _WorkerKey]]:
-    """Iterate over all workers of the queue that the server remembers, ended ones too. Older servers list none."""
+    """Iterate over the workers of the queue that the server knows, even ended workers. Older servers list none."""
     request = ListWorkersRequest(namespace=client.namespace, query=f"TaskQueue='{queue}'")
     try:
         while True:
@@ -96,14 +96,13 @@ async def _fetch_last_report(client: Client, worker: WorkerListInfo) -> WorkerHe
 
 
 def _is_busy(report: WorkerHeartbeat, kind: TaskQueueType.ValueType) -> bool:
-    """Return whether all slots for this kind of task are taken. The worker polls again once a slot is free."""
+    """Return whether all slots for this kind of task are taken. Only a worker with a free slot polls."""
     is_activity = kind == TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
     slots = report.activity_task_slots_info if is_activity else report.workflow_task_slots_info
     return slots.current_used_slots > 0 and slots.current_available_slots == 0
 
 
 def _poller_from_report(worker: WorkerListInfo, report: WorkerHeartbeat) -> PollerInfo:
-    """Return a poller for a worker without a free slot, as if the worker had polled when it reported."""
     version = worker.deployment_version
     options = WorkerDeploymentOptions(deployment_name=version.deployment_name, build_id=version.build_id)
     return PollerInfo(

@@ -1,7 +1,7 @@
-"""Runs of Sexton's schedules: find stuck runs, and restart a schedule.
+"""Stuck runs of Sexton's schedules, and the restart of a schedule.
 
-A stuck run blocks its schedule, because a schedule skips a run while the previous one is running. Jobs that the runs of
-a schedule only keep running are checked with it: `flush-records` and the transaction coordinators.
+A stuck run blocks its schedule, because a schedule skips a run while the previous run is running. Runs of two schedules
+only restart endless jobs: `flush-records` and the transaction coordinators. These jobs are checked, too.
 """
 
 import asyncio
@@ -33,20 +33,20 @@ from workflows.records.values import FLUSH_RECORDS
 from workflows.transactions.values import TRANSACTION_COORDINATOR
 
 _MIN_FAILED_TASKS: Final = 3  # a worker fails one or two tasks while it is replaced
-_MIN_FAILED_ATTEMPTS: Final = 10  # of an activity: some four minutes with the usual pauses
+_MIN_FAILED_ATTEMPTS: Final = 10  # of an activity, after about four minutes with the usual pauses
 _MIN_AGE: Final = timedelta(hours=6)  # a sweep or a trim may wait that long for a large deletion
-_MAX_AGE_INTERVALS: Final = 3  # number of runs that an old run has kept from starting
+_MAX_AGE_INTERVALS: Final = 3  # number of runs that an old run has blocked
 _MAX_COORDINATORS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledRun:
-    """Run that a schedule started, or a job that such runs keep running."""
+    """Run that a schedule started, or an endless job that such runs restart."""
 
     schedule_id: str
     workflow_id: str
     expected_type: str
-    max_age: timedelta | None  # None: it never ends
+    max_age: timedelta | None  # None: the job is endless
     description: DescribeWorkflowExecutionResponse
 
     @property
@@ -85,9 +85,10 @@ async def find_stuck_runs(client: Client) -> list[StuckRun]:
 
 
 async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
-    """End the stuck runs of a schedule and stuck jobs that they keep running, then start a run. Return the ended ids.
+    """End the stuck runs of a schedule and its stuck endless jobs, then start a run. Return the ended workflow ids.
 
-    No work is lost: scheduled jobs find their open work in the catalog. A paused schedule starts nothing. Idempotent.
+    No work is lost, because scheduled jobs find their open work in the catalog. A paused schedule starts no run.
+    Idempotent.
 
     Raises:
         UnknownObject: The namespace has no such schedule of Sexton.
@@ -109,7 +110,7 @@ async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
         else:
             ended.append(run.workflow_id)
     if not schedules[schedule_id].schedule.state.paused:
-        # The schedule may not know yet that its run has ended, and would skip this one.
+        # The schedule may not know yet that its run has ended, and would then skip this run.
         await client.get_schedule_handle(schedule_id).trigger(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
     return ended
 
@@ -184,7 +185,7 @@ async def _diagnose_run(client: Client, run: ScheduledRun) -> str:
 
 
 async def _decryption_problem(client: Client, run: ScheduledRun) -> str:
-    """Return why a worker with this client's keys would fail each task of the run, or "" if it would not."""
+    """Return why a worker with this client's keys would fail each task of the run, or ""."""
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace, execution=run.description.workflow_execution_info.execution, maximum_page_size=1
     )

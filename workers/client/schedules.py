@@ -1,6 +1,6 @@
 """Recurring jobs as Temporal schedules.
 
-A schedule skips a run while the previous one is running. After an outage of Temporal it makes up for at most one missed
+A schedule skips a run while the previous run is running. After an outage of Temporal it makes up for at most one missed
 run. That is enough, because each run reads its open work from SQL.
 """
 
@@ -62,8 +62,8 @@ JOB_BY_SCHEDULE: Final[Mapping[str, Job[Any, Any]]] = {
     _REPLICATE: REPLICATE_RECORDS,
 }
 _OFF_NOTE: Final = "its interval is 0s"
-"""Note of a schedule that the settings turned off. A pause by hand leaves another note."""
-_MIN_CATCHUP_WINDOW: Final = timedelta(seconds=10)  # minimum of the server
+"""Note of a schedule that the settings turned off. A schedule that a person paused has another note."""
+_MIN_CATCHUP_WINDOW: Final = timedelta(seconds=10)  # the server's minimum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class RecurringJob:
     request: JobRequest
     interval_s: int  # 0: never
     summary: str
-    triggers_immediately: bool = False  # the first run starts with the schedule, and not one interval later
+    triggers_immediately: bool = False  # whether the first run starts at once and not after one interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,23 +83,23 @@ class AppliedSchedule:
     """Change of one schedule."""
 
     schedule_id: str
-    change: str  # created, updated, unchanged
+    change: str  # created, updated or unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRow:
-    """Schedule as the namespace has it."""
+    """Schedule in the namespace."""
 
     schedule_id: str
     workflow: str
     interval_s: int
-    next_run: datetime | None  # None: paused, or never
+    next_run: datetime | None  # None: the schedule is paused or has no more runs
     last_run: datetime | None
     paused: bool
 
 
 def recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[RecurringJob]:
-    """Return every recurring job of this build. `sexton-records` only checks that the endless flush job is running."""
+    """Return every recurring job of this build. `sexton-records` only keeps the endless flush job running."""
 
     def recurring_job(schedule_id: str, interval_s: int, summary: str, **fields: object) -> RecurringJob:
         job = JOB_BY_SCHEDULE[schedule_id]
@@ -128,9 +128,9 @@ def recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[Recur
 
 
 async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
-    """Create missing schedules and update changed ones. Other schedules stay as they are. Idempotent.
+    """Create missing schedules and update changed schedules. Other schedules stay as they are. Idempotent.
 
-    A job with interval 0 gets no schedule, and an existing one is paused. A schedule paused by hand stays paused.
+    A job with interval 0 gets no schedule, and its existing schedule is paused. A person's pause stays.
     """
     jobs = recurring_jobs(settings, policy)
     changes = await asyncio.gather(*(_apply_schedule(client, job, settings.task_queue) for job in jobs))
@@ -150,7 +150,7 @@ async def describe_schedules(client: Client) -> list[ScheduleDescription]:
 
 
 async def require_readable_schedules(client: Client) -> None:
-    """Check that the client has the payload keys of all schedules. Without them a worker fails each scheduled run.
+    """Check that the client has the payload keys of all schedules. A worker without them fails each scheduled run.
 
     Raises:
         InvalidInput: A key is missing.
@@ -214,7 +214,7 @@ def _update_schedule(update: ScheduleUpdateInput, job: RecurringJob, task_queue:
 
 
 def _wanted_state(state: ScheduleState, job: RecurringJob) -> ScheduleState:
-    """Pause a schedule that the settings turn off, and resume it if they had turned it off. Keep a pause by hand."""
+    """Pause a schedule that the settings turn off. Resume it if the settings had paused it. Keep a person's pause."""
     if not job.interval_s and not state.paused:
         return replace(state, paused=True, note=_OFF_NOTE)
     if job.interval_s and state.paused and state.note == _OFF_NOTE:

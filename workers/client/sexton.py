@@ -1,4 +1,4 @@
-"""`Sexton`: start and watch jobs from a program, with one typed method per job.
+"""Client with one typed method per job, to start and watch jobs from a program.
 
 Example:
     ```python
@@ -53,13 +53,13 @@ from workflows.deletion.values import (
 
 R = TypeVar("R")
 
-_THREAD_RELEASE_S = 0.2  # 6 of 40 programs aborted without this pause, none of 120 with it
-_REDRIVE_CLAIM_S = 120.0  # if the batch has not started by then, a sweep takes its rows up
+_THREAD_RELEASE_S = 0.2  # without this pause 6 of 40 programs aborted, with it none of 120
+_REDRIVE_CLAIM_S = 120.0  # if the batch has not started by then, a sweep takes up its rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveResult:
-    """Number of dead letters that are tried again, and their batch."""
+    """Number of dead letters that are pending again, and their batch."""
 
     started: int  # rows
     handle: Handle[BatchCertificate] | None = None  # None if there are no rows
@@ -68,12 +68,12 @@ class RedriveResult:
 class Sexton(StoreJobs, TransactionJobs):
     """Jobs on one Temporal namespace and one catalog.
 
-    Input that a job would refuse raises `InvalidInput` before the job starts: names, ids, actors and reasons.
+    Names, ids, actors and reasons that a job would refuse raise `InvalidInput` before the job starts.
 
     Args:
         client: Client from `connect_client`, or another client with the pydantic data converter.
         settings: Settings of the catalog and its store.
-        catalog: Returns a catalog that the caller closes. `None`: the client opens one at its first use, and closes it.
+        catalog: Returns a catalog that the caller closes. With `None` the client opens and closes its own catalog.
     """
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
@@ -99,16 +99,16 @@ class Sexton(StoreJobs, TransactionJobs):
         await self.close()
 
     async def close(self) -> None:
-        """Close the client's catalog, then wait until the SDK's threads have released the last answer.
+        """Close the client's catalog and wait for the SDK's threads. Await this before the program ends.
 
-        Await this before the program ends. An SDK thread that still holds Python's lock at the interpreter's end
-        aborts the process ("PyGILState_Release", exit code 134).
+        An SDK thread that still has Python's lock at the interpreter's end aborts the process
+        ("PyGILState_Release", exit code 134).
         """
         await asyncio.to_thread(self._exit_stack.close)
         await asyncio.sleep(_THREAD_RELEASE_S)
 
     async def result_of(self, handle: Handle[R], say: Say) -> R:
-        """Wait for the job and return its result. `say` gets progress, and after a standstill of 10 s the reason.
+        """Wait for the job and return its result. `say` gets progress, and the reason if nothing moves for 10 s.
 
         Raises:
             JobStopped: The job, or a job that it waited for, was terminated or cancelled.
@@ -118,7 +118,7 @@ class Sexton(StoreJobs, TransactionJobs):
         return result
 
     async def trim_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[TrimTopicResult]:
-        """Delete what retention does not keep. Joins a running trim of the topic, which then makes one more pass."""
+        """Delete the topic's unneeded ledgers. If a trim of the topic runs, join it and make it pass once more."""
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._deletion_policy
         )
@@ -128,14 +128,14 @@ class Sexton(StoreJobs, TransactionJobs):
         )
 
     async def trim_topics(self, reason: str = "", actor: str = "") -> Handle[TrimTopicsResult]:
-        """Delete what retention does not keep of any topic, in one batch. Joins a running trim of all topics."""
+        """Delete the unneeded ledgers of all topics in one batch. Joins a running trim of all topics."""
         request = TrimTopicsInput(actor=actor, reason=reason, policy=self._deletion_policy)
         return await self.start(TRIM_TOPICS, request, summary="trim all topics")
 
     async def delete_topic(
         self, topic: Topic, reason: str = "", actor: str = "", *, durable_delete: bool | None = None
     ) -> Handle[DeleteTopicResult]:
-        """Delete the topic and all its data. Joins a running deletion; otherwise continues an interrupted one.
+        """Delete the topic and all its data. Joins a running deletion, or continues an interrupted deletion.
 
         `durable_delete` leaves tombstones; `None` follows the topic's policy.
         """
@@ -161,7 +161,7 @@ class Sexton(StoreJobs, TransactionJobs):
         *,
         durable_delete: bool | None = None,
     ) -> Handle[BatchCertificate]:
-        """Detach and delete the given ledgers: all of them, or none if one is still needed.
+        """Detach and delete the given ledgers. If any of them is still needed, delete none.
 
         `durable_delete` leaves tombstones; `None` follows the topic's policy. A refusal is in the result's `refused`:
         `LedgerStillNeeded`, or `UnknownObject` for a missing ledger. `result_of` raises it.
@@ -223,12 +223,12 @@ class Sexton(StoreJobs, TransactionJobs):
         )
 
     async def sweep_deletions(self, reason: str = "", actor: str = "") -> Handle[SweepDeletionsResult]:
-        """Continue deletions that no workflow works on, and forget old ones. Joins a running sweep."""
+        """Continue deletions that no workflow works on, and remove old finished rows. Joins a running sweep."""
         request = SweepDeletionsInput(actor=actor, reason=reason, policy=self._deletion_policy)
         return await self.start(SWEEP_DELETIONS, request, summary="sweep deletions")
 
     async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> RedriveResult:
-        """Try dead letters again: all given rows or none of them, or every one with `None`. Attempts start at zero.
+        """Make dead letters pending again, with attempts from zero: all given rows or none. `None` selects every row.
 
         Raises:
             InvalidInput: There are no ids, or more than 10,000.
@@ -237,7 +237,7 @@ class Sexton(StoreJobs, TransactionJobs):
         """
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
         cause = self.require_valid(Cause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
-        await self.verified_client()  # before rows change
+        await self.verified_client()  # before any row changes
         count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, cause)
         if not count:
             return RedriveResult(started=0)

@@ -1,4 +1,4 @@
-"""Jobs of `Sexton` on tiered copies, orphans, delayed messages and the record log."""
+"""Client of jobs on tiered copies, orphans, delayed messages and the record log."""
 
 import asyncio
 import uuid
@@ -66,14 +66,14 @@ from workflows.records.values import (
 
 
 class StoreJobs(JobClient):
-    """Client of these jobs.
+    """Client of the jobs on storage.
 
     A refusal of a guard is in a result's `refused`; `result_of` raises it. Invalid arguments raise `InvalidInput`.
     Parameters of many methods:
 
     - `reason`: text for people, which is kept with the effects of the job.
     - `actor`: the person or program that asks.
-    - `master`: a Spark cluster; empty for the one in the workers' settings.
+    - `master`: a Spark cluster. Empty selects the cluster in the workers' settings.
     """
 
     async def offload_topic(
@@ -104,7 +104,7 @@ class StoreJobs(JobClient):
         )
 
     async def offload_ledger(self, topic: Topic, ledger_id: LedgerId) -> Handle[OffloadLedgerResult]:
-        """Copy one closed ledger to the tiered bucket. Joins a running copy of it."""
+        """Copy one closed ledger to the tiered bucket. Joins a running offload of the ledger."""
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload_policy)
         attributes = [topic_attribute(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
         summary = f"ledger {ledger_id} of {topic.name}"
@@ -123,8 +123,8 @@ class StoreJobs(JobClient):
         """Compare storage with the catalog and write down the differences. Changes neither.
 
         Objects and rows younger than `older_than_s` are left out. `unsafe_age` accepts an age below the safe minimum,
-        which is only safe while no process writes. `inventories` are manifests that replace listings, as paths that the
-        workers can read.
+        which is only safe while no process writes. `inventories` are paths of inventory manifests, which replace
+        listings. The workers must be able to read the paths.
 
         Raises:
             PreconditionFailed: The age is below the safe minimum.
@@ -147,7 +147,7 @@ class StoreJobs(JobClient):
     async def apply_orphans(
         self, run_id: str, *, max_orphan_share: float = rules.MAX_ORPHAN_SHARE, reason: str = "", actor: str = ""
     ) -> Handle[ApplyOrphansResult]:
-        """Remove the findings of a finished plan, each after a second check. Joins a running apply of the plan."""
+        """Remove the findings of a finished plan. Check each finding again first. Joins a running apply of the plan."""
         request = ApplyOrphansInput(
             run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._deletion_policy
         )
@@ -166,10 +166,8 @@ class StoreJobs(JobClient):
     ) -> Handle[ScrubLedgersResult]:
         """Read every stored segment and tiered copy, and compare their digests. Changes nothing.
 
-        Joins a running scrub of the same topics. An unfinished scrub continues where it was.
-
-        `topics` are at most 1,000; `None` selects every topic. `bytes_per_s` bounds the read rate of all tasks
-        together.
+        Joins a running scrub of the same topics, or continues an unfinished scrub of them. `topics` are at most 1,000;
+        `None` selects every topic. `bytes_per_s` bounds the read rate of all tasks together.
         """
         ids = [] if topics is None else sorted({int(topic.topic_id) for topic in topics})
         request = ScrubLedgersInput(
@@ -186,7 +184,7 @@ class StoreJobs(JobClient):
     async def seal_buckets(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[SealBucketsResult]:
         """Seal all delayed messages of a topic that consumers may see, however few. Joins a running seal of the topic.
 
-        If the topic then has too many buckets, a merge is started.
+        If the topic then has too many index buckets, a merge starts.
         """
         request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
         summary = f"seal delayed messages of {topic.name}"
@@ -197,7 +195,7 @@ class StoreJobs(JobClient):
     async def merge_buckets(
         self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> Handle[MergeBucketsResult]:
-        """Merge buckets of a topic until it has at most `max_buckets`, 1 or more. Joins a running merge of the topic.
+        """Merge index buckets of a topic until at most `max_buckets`, 1 or more, are left. Joins a running merge.
 
         `None` uses the workers' setting.
         """
@@ -212,7 +210,7 @@ class StoreJobs(JobClient):
     async def build_delayed_index(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
     ) -> Handle[BuildResult]:
-        """Build the buckets of topics anew from their logs, in place of the existing buckets.
+        """Build new index buckets of topics from their logs, and replace the existing index buckets.
 
         `topics` are 1 to 10,000; `None` selects every topic with delayed messages.
         """
@@ -220,7 +218,7 @@ class StoreJobs(JobClient):
         return await self.build_topics(BUILD_DELAYED_INDEX, topics, request)
 
     async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
-        """Flush all changes up to this moment. Joins a running flush of this kind, which then flushes once more.
+        """Flush all changes up to this moment. If a flush of this kind runs, join it and make it flush once more.
 
         Workers also flush by themselves, every `records_interval`.
         """
@@ -230,7 +228,7 @@ class StoreJobs(JobClient):
     async def defragment_records(self, reason: str = "", actor: str = "") -> Handle[DefragmentRecordsResult]:
         """Rewrite mostly dead blocks, join small blocks, and remove blocks that no manifest names. Joins a running job.
 
-        A schedule also starts it, every `defragment_interval`.
+        A schedule also starts the job, every `defragment_interval`.
         """
         request = DefragmentRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
@@ -238,10 +236,10 @@ class StoreJobs(JobClient):
     async def raid_tombstones(
         self, eligible_age_s: float | None = None, reason: str = "", actor: str = ""
     ) -> Handle[RaidTombstonesResult]:
-        """Remove tombstones that cover nothing. Joins a running raid, whatever minimum age that one has.
+        """Remove tombstones that cover nothing. Joins a running raid, even if its minimum age differs.
 
-        A schedule also starts it, every `raid_interval`. Tombstones younger than `eligible_age_s`, 0 or more, stay.
-        `None` uses the workers' setting.
+        A schedule also starts the raid, every `raid_interval`. Tombstones younger than `eligible_age_s`, 0 or more,
+        stay. `None` uses the workers' setting.
         """
         request = RaidTombstonesInput(
             eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
@@ -251,7 +249,7 @@ class StoreJobs(JobClient):
     async def replicate_records(self, reason: str = "", actor: str = "") -> Handle[ReplicateRecordsResult]:
         """Bring every replica in the workers' settings to the newest manifest. Joins a running job.
 
-        A schedule also starts it, every `replicate_interval`.
+        A schedule also starts the job, every `replicate_interval`.
         """
         request = ReplicateRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(REPLICATE_RECORDS, request, summary="replicate the record log")
@@ -266,13 +264,13 @@ class StoreJobs(JobClient):
         dry_run: bool = False,
         durable_delete: bool | None = None,
     ) -> Handle[EndRecordsResult]:
-        """End every record for which a function answers `None`. Records that are still needed stay.
+        """End every record for which a function returns `None`. Records that are still needed stay.
 
-        A failure of the function stops the job; `stopped` of the result says why.
+        `function` is a name in the workers' setting `functions`. The result refuses any other name. If the function
+        fails, the job stops, and `stopped` of the result has the reason.
 
-        `function` is a name in the workers' setting `functions`; the result refuses any other. A `topic` of `None`
-        selects all topics. With `dry_run` nothing changes. `durable_delete` leaves tombstones; `None` follows each
-        topic's policy.
+        A `topic` of `None` selects all topics. With `dry_run` nothing changes. `durable_delete` leaves tombstones;
+        `None` follows each topic's policy.
         """
         request = EndRecordsInput(
             function=function,

@@ -24,14 +24,14 @@ _key_reload_tasks: set[asyncio.Task[None]] = set()  # the event loop holds only 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemporalAccess:
-    """Credentials of a connection. Without `tls` the connection is plain."""
+    """Credentials of a connection. Without `tls` the connection is unencrypted."""
 
-    tls: TLSConfig | None = field(repr=False)  # holds the private key
+    tls: TLSConfig | None = field(repr=False)  # includes the private key
     api_key: str = field(repr=False)
     api_key_file: str
 
     def follow_key_file(self, client: Client) -> None:
-        """Give the client each new key that the file gets, as long as the client and its event loop live."""
+        """Give the client each new API key in the file, as long as the client and its event loop live."""
         if self.api_key_file:
             task = asyncio.create_task(_reload_key(weakref.ref(client), self.api_key_file))
             _key_reload_tasks.add(task)
@@ -39,7 +39,7 @@ class TemporalAccess:
 
 
 def temporal_access(settings: Settings) -> TemporalAccess:
-    """Read and check the credentials in the settings, as far as possible without a connection.
+    """Read the credentials in the settings, and check them as far as possible without a connection.
 
     Raises:
         InvalidInput: A file cannot be used, the API key is set twice, or a setting needs TLS while TLS is off.
@@ -67,7 +67,7 @@ async def _reload_key(client_ref: "weakref.ref[Client]", path: str) -> None:
             return
         try:
             key = await asyncio.to_thread(read_secret, _API_KEY_FILE_SETTING, path)
-        except InvalidInput as error:  # the file is being replaced, or was removed: the last key may still be valid
+        except InvalidInput as error:  # while the file is missing or incomplete, the last key may still be valid
             if str(error) != last_error:
                 _log.warning("the API key stays as it was: %s", error)
             last_error = str(error)
@@ -80,7 +80,7 @@ async def _reload_key(client_ref: "weakref.ref[Client]", path: str) -> None:
 
 
 _CERTIFICATE_NAME_PATTERN: Final = re.compile(r"[\w.*:-]+(?=[\\\\\"]*\))")
-_TLS_FAULTS: Final = (  # part of an error text of the SDK's core, problem, advice
+_TLS_FAULTS: Final = (  # part of an error text of the SDK's core; problem; advice
     ("UnknownIssuer", "its certificate is signed by none of our authorities", "check temporal_ca_file"),
     ("NotValidForName", "its certificate is for another name: {names}", "check temporal_server_name"),
     ("Expired", "its certificate has expired", "ask its operator for a new one, or set this machine's clock"),

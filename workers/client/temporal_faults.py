@@ -1,4 +1,4 @@
-"""Faults of the Temporal server as `ServiceFailed`: what is wrong, and what an operator can do."""
+"""Faults of the Temporal server as `ServiceFailed`, with the problem and advice for an operator."""
 
 from typing import Final
 
@@ -25,7 +25,7 @@ _FAULT_BY_STATUS = {
 
 
 def service_failure(error: RPCError) -> ServiceFailed | None:
-    """Return the fault of the server, or `None` if the server works and refuses the request itself."""
+    """Return the server's fault, or `None` if the server works and refuses this request."""
     problem, advice = _FAULT_BY_STATUS.get(error.status, ("", ""))
     if missing := _missing_namespace(error):
         problem = f"there is no namespace {missing}"

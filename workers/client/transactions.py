@@ -1,4 +1,4 @@
-"""Transactions from a program: begin, produce and acknowledge in one, and commit or abort it.
+"""Transactions from a program: begin, produce and acknowledge, then commit or abort.
 
 Example:
     ```python
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from workers.assembly.log import LogStore
 
 _COORDINATOR_LINGER_S: Final = 0.5
-"""Time in which a coordinator looks for more work by itself, after it was woken or has sent a decision.
+"""Time for which a coordinator looks for more work by itself, after it was woken or has sent a decision.
 
-The coordinator itself lingers for longer.
+It is a lower bound: the coordinator lingers for longer.
 """
 
 _WAKE_AGAIN_AFTER_S: Final = 1.0
-"""Time without progress after which a coordinator is woken again, because a signal may be lost."""
+"""Time without progress after which the client wakes a coordinator again, because a signal may be lost."""
 
 _PAUSE_PER_QUERY_TIME: Final = 3
-"""Minimum pause between two queries, as a multiple of a query's duration. It keeps the processor free for the work."""
+"""Minimum pause between two queries, as a multiple of a query's duration. It leaves the processor to the work."""
 
 _PAUSE_RANGE_S: Final = (0.002, 0.05)  # between two queries of transaction states
 
 
 class TransactionClient:
-    """Transactions of one program in one event loop. SQL alone decides a transaction, at once.
+    """Transactions of one program in one event loop. The catalog decides a transaction at once, without a job.
 
     Args:
         log: Log that the program writes to.
@@ -79,7 +79,7 @@ class TransactionClient:
         self._poll_task: asyncio.Task[None] | None = None
 
     async def begin(self, timeout_s: float = 60.0) -> TransactionId:
-        """Open a transaction, which is aborted if it is not decided within `timeout_s`: above 0, at most a day."""
+        """Open a transaction. It is aborted unless it is decided within `timeout_s`, above 0 and at most a day."""
         check_timeout(timeout_s)
         write = BeginTransaction(tc_id=next(self._turn_counter) % self._coordinators, timeout_s=timeout_s)
         begun = await asyncio.wrap_future(self._log.committer.submit(write))
@@ -89,7 +89,7 @@ class TransactionClient:
     async def append(
         self, txn: TransactionId, topic: Topic, entries: Sequence["NewEntry"], producer: str | None = None
     ) -> "AppendResult":
-        """Append entries that become visible when the transaction commits, and never if it does not.
+        """Append entries that become visible only when the transaction commits.
 
         Raises:
             TransactionNotOpen: The transaction is decided.
@@ -110,7 +110,7 @@ class TransactionClient:
         up_to: Position | None = None,
         releases: int | None = None,
     ) -> AcknowledgeResult:
-        """Acknowledge entries when the transaction commits. Until then no other consumer receives them.
+        """Acknowledge entries at the commit of the transaction. Until then no other consumer receives them.
 
         `up_to` acknowledges cumulatively and needs the `releases` of its read.
 
@@ -126,33 +126,33 @@ class TransactionClient:
         )
 
     async def commit(self, txn: TransactionId) -> TransactionState:
-        """Commit the transaction, which makes it visible at once. Then wait until each participant has the decision.
+        """Commit the transaction, which makes it visible at once. Then wait until each participant knows the decision.
 
         Raises:
-            TransactionEnded: The transaction was aborted or its deadline has passed. Nothing of it is visible.
+            TransactionEnded: The transaction was aborted or its deadline has passed. None of its changes is visible.
             UnknownObject: The transaction does not exist, or was forgotten.
             OutcomeUnknown, StoreUnavailable, CatalogBusy: The outcome is not known. Call again.
         """
         return await self._end(txn, commit=True)
 
     async def abort(self, txn: TransactionId) -> TransactionState:
-        """Abort the transaction, then wait until each participant has the decision. Raises the errors of `commit`."""
+        """Abort the transaction, then wait until each participant knows the decision. Raises the errors of `commit`."""
         return await self._end(txn, commit=False)
 
     async def _end(self, txn: TransactionId, *, commit: bool) -> TransactionState:
         write = EndTransaction(txn=txn, commit=commit)
         try:
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
-        except OutcomeUnknown:  # a repeated decision is answered like the first one
+        except OutcomeUnknown:  # a repeated decision gets the first answer
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
         if decided.state.is_final:
             return decided.state
         if not self._wake_task_by_coordinator and time.monotonic() - self._last_service_s >= _COORDINATOR_LINGER_S:
-            self._wake_soon(txn.tc_id)  # one coordinator is enough: it sends the decisions of all
+            self._wake_soon(txn.tc_id)  # one coordinator is enough, because it sends the decisions of all coordinators
         return await self.wait_until_final(txn)
 
     async def wait_until_final(self, txn: TransactionId) -> TransactionState:
-        """Wait until each participant of a decided transaction has the decision.
+        """Wait until each participant of a decided transaction knows the decision.
 
         Raises:
             UnknownObject: The transaction does not exist, or was forgotten.
@@ -205,7 +205,7 @@ class TransactionClient:
                 self._wake_soon(txn.tc_id)
 
     def _wake_soon(self, tc_id: int) -> None:
-        """Wake the coordinator in the background. Requests at about the same time wake it once."""
+        """Wake the coordinator in the background. Several requests at about the same time wake it once."""
         last_wake_s = self._woken_s_by_coordinator.get(tc_id, 0.0)
         if tc_id in self._wake_task_by_coordinator or time.monotonic() - last_wake_s < _COORDINATOR_LINGER_S:
             return
@@ -230,7 +230,7 @@ class TransactionJobs(JobClient):
         return TransactionClient(log, self._settings.transaction_coordinators, self.wake_coordinator)
 
     async def wake_coordinator(self, tc_id: int) -> None:
-        """Make a coordinator look for work. Starts its workflow if it is not running."""
+        """Wake a coordinator to look for work. Starts its workflow if it is not running."""
         request = CoordinatorInput(tc_id=tc_id, queue=limits.transactions_queue(self._settings.task_queue))
         summary = f"transactions of coordinator {tc_id}"
         await self.start(TRANSACTION_COORDINATOR, request, tc_id, summary=summary, signal="wake")
@@ -250,10 +250,10 @@ class TransactionJobs(JobClient):
     async def build_transaction_snapshots(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
     ) -> Handle[BuildResult]:
-        """Rebuild transaction buffers from the logs of topics, and keep them as snapshots of the topics.
+        """Rebuild transaction buffers from the logs of topics, and store them as the topics' transaction snapshots.
 
         `topics` are 1 to 10,000; `None` selects every topic. A refusal is in the result's `refused`; `result_of` raises
-        it. `reason` is kept in the run; `master` is a Spark cluster, or empty for the one in the workers' settings.
+        it. `reason` is kept in the run. `master` is a Spark cluster; empty selects that of the workers' settings.
         """
         request = BuildTransactionSnapshotsInput(actor=actor, reason=reason, master=master)
         return await self.build_topics(BUILD_TRANSACTION_SNAPSHOTS, topics, request)

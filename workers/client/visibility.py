@@ -1,4 +1,4 @@
-"""Jobs as Temporal's visibility store lists them, and the search attributes that it finds them by."""
+"""Jobs in Temporal's visibility store, and the search attributes by which it finds them."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,12 +16,12 @@ from workflows import search_attributes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowRow:
-    """A workflow as Temporal's visibility shows it."""
+    """Job in Temporal's visibility store."""
 
     workflow_id: str
     run_id: str
     type: str
-    status: str  # as Temporal's queries have it: Running, Completed, …
+    status: str  # as in Temporal's queries: Running, Completed, …
     started: datetime
     closed: datetime | None
     topic: str | None  # encoded
@@ -44,8 +44,8 @@ async def query_workflows(
 ) -> list[WorkflowRow]:
     """Return jobs by type, status and encoded topic name, newest first. `None` matches everything.
 
-    Without `finished_recurring`, completed runs of recurring jobs are left out unless a person started them. A schedule
-    or another job started the others. Open and failed runs stay.
+    Without `finished_recurring`, completed runs of recurring jobs are left out unless a person started them. Open and
+    failed runs stay.
     """
     value_by_field = {"WorkflowType": type_, "ExecutionStatus": status, search_attributes.TOPIC.name: topic}
     conditions = []
@@ -94,7 +94,7 @@ def _row_from_execution(execution: WorkflowExecution) -> WorkflowRow:
 
 
 async def missing_search_attributes(client: Client) -> dict[str, "IndexedValueType.ValueType"]:
-    """Return the types of Sexton's search attributes that the namespace lacks, by name."""
+    """Return name and type of each search attribute that the namespace lacks."""
     request = ListSearchAttributesRequest(namespace=client.namespace)
     present = (await client.operator_service.list_search_attributes(request)).custom_attributes
     return {
@@ -118,7 +118,7 @@ async def register_search_attributes(client: Client) -> None:
 
 
 async def require_search_attributes(client: Client) -> None:
-    """Refuse a namespace without the search attributes that find jobs.
+    """Check that the namespace has the search attributes that find jobs.
 
     Raises:
         PreconditionFailed: Search attributes are missing. The error names them.

@@ -1,7 +1,7 @@
-"""Waiting for a job, with messages that say what is waited for, why nothing moves, and what to do.
+"""Waiting for a job, with messages that explain why the job does not move and what to do.
 
-A job waits without end and without a message if no worker serves it, if its task keeps failing, or if it is paused. A
-command that waits here reports the reason within seconds.
+A job waits silently and forever if no worker serves it, if its task keeps failing, or if it is paused. A command that
+waits here reports the reason within seconds.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
 Say = Callable[[str], None]
 
 PATIENCE_S: Final = 10.0
-"""Time without movement after which the reason is reported."""
+"""Time without progress after which the reason is reported."""
 
 _CHECK_INTERVAL_S: Final = 2.0
-_MAX_EVENTS: Final = 20  # the server writes only a handful of idle events in a row
+_MAX_EVENTS: Final = 20  # the server writes only a few idle events in a row
 _IDLE_EVENT_TYPES: Final = {
     EventType.EVENT_TYPE_WORKFLOW_TASK_SCHEDULED,
     EventType.EVENT_TYPE_WORKFLOW_TASK_STARTED,
@@ -52,7 +52,7 @@ _IDLE_EVENT_TYPES: Final = {
     EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED,
     EventType.EVENT_TYPE_ACTIVITY_TASK_TIMED_OUT,
 }
-_MAX_DEPTH: Final = 3  # a trim, its batch, and the workflows of single rows of the batch
+_MAX_DEPTH: Final = 3  # a trim, its batch, and the `delete-ledger` workflows of the batch
 _MAX_CHILDREN_PER_JOB: Final = 10
 _QUERY_TIMEOUT_S: Final = 2.0
 _EMPTY_REASONS: Final = {
@@ -82,16 +82,16 @@ class JobStopped(SextonError):
 
 @dataclass(frozen=True, slots=True)
 class _JobSnapshot:
-    """State of one job at one moment."""
+    """State of a job at one moment."""
 
     id: str
     workflow_type: str
     queue: str
     description: DescribeWorkflowExecutionResponse
-    last_moving_event_id: int  # newest event that a stopped worker cannot have caused
+    last_moving_event_id: int  # newest event that shows that the job moves
 
     def progress(self) -> tuple[object, ...]:
-        """Return a value that changes when the job moves. Handing out a task or its timeout moves nothing."""
+        """Return a value that changes when the job moves. The start or timeout of a task is not a move."""
         heartbeats = [
             (activity.activity_id, str(activity.heartbeat_details)) for activity in self.description.pending_activities
         ]
@@ -142,7 +142,7 @@ def _explain_stop(workflow_id: str, error: WorkflowFailureError) -> str | None:
     """Return a sentence about a job that was terminated or cancelled, or `None` for any other failure."""
     cause: BaseException | None = error.cause
     stopped_id = workflow_id
-    while isinstance(cause, ChildWorkflowError | ApplicationError):  # a job raises its child's failure as its own
+    while isinstance(cause, ChildWorkflowError | ApplicationError):  # a job raises its child's failure
         stopped_id = cause.workflow_id if isinstance(cause, ChildWorkflowError) else stopped_id
         cause = cause.cause
     if not isinstance(cause, TerminatedError | CancelledError):
@@ -175,7 +175,7 @@ async def _report_waiting(
                 if text != last_text:
                     say(text)
                     last_text = text
-        except RPCError:  # the wait for the result raises it, too
+        except RPCError:  # the wait for the result raises this error, too
             has_reported_start = True
         await asyncio.sleep(check_interval_s)
 
@@ -227,7 +227,7 @@ async def _explain_workflow_task(client: Client, job: _JobSnapshot) -> str:
 
 
 async def find_task_failure(client: Client, run: WorkflowExecution) -> str:
-    """Return the newest failure of a workflow task among the newest events of a run, or "" if there is none."""
+    """Return the newest failure of a workflow task among a run's newest events, or ""."""
     failures = [event.workflow_task_failed_event_attributes for event in await _fetch_newest_events(client, run)]
     return next((innermost_failure_text(event.failure) for event in failures if event.HasField("failure")), "")
 
@@ -274,7 +274,7 @@ async def _fetch_newest_events(client: Client, run: WorkflowExecution) -> Sequen
 
 
 def innermost_failure_text(failure: Failure) -> str:
-    """Return type and message of the root cause."""
+    """Return the type and message of the innermost cause."""
     while failure.HasField("cause"):
         failure = failure.cause
     failure_type = failure.application_failure_info.type
