@@ -1,7 +1,10 @@
-"""Clock of this process, replaceable in tests, and the loop that repeats a call that may succeed later.
+"""Clock of this process, replaceable in tests, with the loop that repeats a call that may succeed later.
 
-Three other loops decide differently (ADR 17): `Database.write` repeats a transaction while others hold its locks,
-kazoo's `KazooRetry` a call within one session, and Temporal's `RetryPolicy` an activity.
+Three other loops decide differently (ADR 17):
+
+- `Database.write` repeats a transaction while other transactions hold its locks.
+- kazoo's `KazooRetry` repeats a call within one session.
+- Temporal's `RetryPolicy` repeats an activity.
 """
 
 import random
@@ -18,9 +21,9 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Number of attempts, and the pauses between them. A pause doubles, and half of it is random, to spread callers."""
+    """Number of attempts and the pauses between them. Each pause is twice as long and half random, to spread callers."""
 
-    attempts: int = 5  # 1 or more, the first included
+    attempts: int = 5  # 1 or more, including the first attempt
     first_s: float = 0.1
     longest_s: float = 5.0
 
@@ -31,7 +34,7 @@ class Backoff:
 
 
 _DEFAULT_BACKOFF: Final = Backoff()
-"""0.75 to 1.5 s in total: enough for a short disturbance, not for an outage."""
+"""0.75 to 1.5 s of pauses in total: enough for a short disturbance, not for an outage."""
 
 
 def _is_transient(error: Exception) -> bool:
@@ -59,18 +62,18 @@ class Clock:
         may_pass: Callable[[Exception], bool] = _is_transient,
         wanted_s: Callable[[Exception], float] = lambda _: 0.0,
     ) -> _Result:
-        """Call until it succeeds, a few times, with growing pauses.
+        """Call `ask` until it succeeds, within limits, with growing pauses.
 
         Args:
             ask: Call that is safe to repeat.
-            deadline_s: Time of `monotonic_s` that no pause exceeds.
+            deadline_s: Time of `monotonic_s` before which every pause must end.
             backoff: Number of attempts, and their pauses.
             may_pass: Returns whether a repetition may help. The default accepts `RetryableError` and `OutcomeUnknown`.
-            wanted_s: Returns seconds by which the service wants the pause to be longer.
+            wanted_s: Returns the seconds that the service wants to be added to the pause.
 
         Raises:
-            Exception: Error of the last attempt: not transient, or the last one allowed, or its pause would exceed the
-                deadline.
+            Exception: Error of the last attempt. Either the error is not transient, or no attempt is left, or the next
+                pause would exceed the deadline.
         """
         failures = 0
         while True:
@@ -84,4 +87,4 @@ class Clock:
                 if self.monotonic_s() + pause_s >= deadline_s:
                     raise
             self.sleep(pause_s)
-            raise_if_stopped()  # not before the first attempt: what cleans up after an end is asked for once
+            raise_if_stopped()  # not before the first attempt, so that a clean-up after a stop is tried once

@@ -1,50 +1,37 @@
-"""Every error Sexton raises on purpose, in one tree; the class decides whether a retry can help.
+"""Tree of all errors that Sexton raises on purpose. The class decides whether a retry can help.
 
-```
-SextonError
-├── RetryableError                 the world may change: ask again
-│   ├── StoreUnavailable           a service did not answer, or asked to slow down
-│   ├── CatalogBusy                contention outlasted the catalog's own retries
-│   ├── IdsExhausted               no id below the ceiling is left: a flush of the record log raises it
-│   ├── SessionLost                a session of coordination ended, and its nodes with it
-│   ├── DeletionIncomplete         storage kept some keys of a ledger
-│   ├── UploadOpen                 an upload of the copy may still be going
-│   ├── UploadTimedOut             an upload took longer than it may: it sends nothing more
-│   └── UploadUnproven             an upload was answered, and storage does not hold what was sent
-├── OutcomeUnknown                 may have landed: re-read first, then retry
-├── TerminalError                  asking again cannot help
-│   ├── InvalidInput               a field, what was expected, what was found
-│   │   └── UnknownObject          a topic, ledger, subscription or batch that does not exist
-│   ├── PreconditionFailed         a guard refused; nothing changed
-│   │   ├── AlreadyExists          the name or key is taken
-│   │   ├── CatalogAdopting        the catalog was rebuilt and is not complete, or is a replica: writes are refused
-│   │   ├── CatalogMismatch        a bucket, a path or a namespace of another catalog, or of none
-│   │   ├── CatalogOutdated        the database is older than its record log: restored from a backup
-│   │   ├── ClaimHeld              another workflow is at work on it
-│   │   ├── LedgerFenced           the ledger takes no more segments: roll and append again
-│   │   ├── LedgerStillNeeded      a ledger that something refers to
-│   │   ├── NotOwner               not the bundle's owner any more: look the owner up again
-│   │   ├── ProducerFenced         another append of this producer came first
-│   │   ├── SequenceHeld           entries of this producer are in another transaction that is open
-│   │   ├── WorkerIdTaken          another process lives under this worker id
-│   │   ├── SnapshotNeeded         the cursor's state is in a ledger that the caller has not loaded
-│   │   ├── StaleCatalog           the request speaks of another catalog epoch
-│   │   ├── TransactionNotOpen     a write or an acknowledgement in a transaction that is decided
-│   │   ├── TransactionEnded       the transaction was decided otherwise, or timed out
-│   │   ├── TransactionNotDecided  the transaction is open: nothing is to be told yet
-│   │   ├── AcknowledgementHeld    another transaction holds an acknowledgement of the entry, or it is acknowledged
-│   │   ├── AcknowledgementStale   messages were given back since the entry of a cumulative acknowledgement was read
-│   │   ├── CatalogVersionMismatch the catalog's schema is not the one this build knows
-│   │   └── Unsupported            this back end or this build lacks the capability
-│   ├── LookupRefused              ZooKeeper refuses to name the owner of a topic: a person must mend rights or path
-│   ├── MissingData                the catalog lists an object that no copy holds
-│   ├── CorruptData                an object that cannot be what the catalog says
-│   ├── FunctionFailed             a function of an operator's own raised, or answered what it may not
-│   └── NoProgress                 the same count, late attempt: a person must look
-└── ServiceFailed                  a service could not be started or reached
-    ├── ProgramMissing             a program that we run is not installed here, or is too old
-    └── ServiceRefused             a service answers, and refuses us: our identity, our address or our clock
-```
+``` SextonError ├── RetryableError                 the same request may succeed later │   ├── StoreUnavailable
+a service did not answer, or asked to slow down │   ├── CatalogBusy                contention lasted longer than the
+catalog's own retries │   ├── IdsExhausted               no id below the ceiling is left; a flush of the record log
+raises the ceiling │   ├── SessionLost                a session of ZooKeeper ended, and its nodes are removed │   ├──
+DeletionIncomplete         storage kept some keys of a ledger │   ├── UploadOpen                 an upload of the copy
+may still run │   ├── UploadTimedOut             an upload took too long, and sends nothing more │   └── UploadUnproven
+an upload was answered, but storage does not hold its content ├── OutcomeUnknown                 the effect may have
+landed: read again first, then retry ├── TerminalError                  a retry cannot help │   ├── InvalidInput
+a field, the expected value and the found value │   │   └── UnknownObject          a topic, ledger, subscription or
+batch that does not exist │   ├── PreconditionFailed         a guard refused, and nothing changed │   │   ├──
+AlreadyExists          the name or key is taken │   │   ├── CatalogAdopting        the catalog was rebuilt and is not
+complete, or is a replica: writes are refused │   │   ├── CatalogMismatch        a bucket, a path or a namespace of
+another catalog, or of none │   │   ├── CatalogOutdated        the database is older than its record log: restored from
+a backup │   │   ├── ClaimHeld              another workflow works on the object │   │   ├── LedgerFenced           the
+ledger takes no more segments: roll and append again │   │   ├── LedgerStillNeeded      something refers to the ledger │
+│   ├── NotOwner               not the bundle owner any more: look the owner up again │   │   ├── ProducerFenced
+another append of this producer came first │   │   ├── SequenceHeld           another open transaction has entries of
+this producer │   │   ├── WorkerIdTaken          another process uses this worker id │   │   ├── SnapshotNeeded
+a part of the cursor's state is in a ledger that the caller has not loaded │   │   ├── StaleCatalog           the
+request names another epoch of the catalog │   │   ├── TransactionNotOpen     a write or an acknowledgement in a
+transaction that is decided │   │   ├── TransactionEnded       the transaction was decided otherwise, or timed out │   │
+├── TransactionNotDecided  the transaction is open, so there is no decision for its participants │   │   ├──
+AcknowledgementHeld    another transaction holds an acknowledgement of the entry, or it is acknowledged │   │   ├──
+AcknowledgementStale   messages were given back since the entry of a cumulative acknowledgement was read │   │   ├──
+CatalogVersionMismatch this build does not know the schema of the catalog │   │   └── Unsupported            this back
+end or this build lacks the capability │   ├── LookupRefused              ZooKeeper refuses to name the owner of a
+topic: an operator must fix rights or path │   ├── MissingData                the catalog lists an object that no copy
+holds │   ├── CorruptData                an object that differs from the catalog │   ├── FunctionFailed             an
+operator's record function raised, or returned an invalid result │   └── NoProgress                 late attempts left
+the same number of keys: an operator must look └── ServiceFailed                  a service could not be started or
+reached ├── ProgramMissing             a required program is not installed on this machine, or is too old └──
+ServiceRefused             a service refuses the identity, the address or the clock of this process ```
 """
 
 
@@ -53,27 +40,27 @@ class SextonError(Exception):
 
 
 class RetryableError(SextonError):
-    """The world may change: the same request may succeed later."""
+    """Error after which the same request may succeed later."""
 
 
 class StoreUnavailable(RetryableError):
-    """A service did not answer, answered with a fault of its own, or asked to slow down."""
+    """A service did not answer, answered with an internal error, or asked to slow down."""
 
 
 class CatalogBusy(RetryableError):
-    """Contention outlasted the catalog's own retries."""
+    """Contention lasted longer than the catalog's own retries."""
 
 
 class IdsExhausted(RetryableError):
-    """No id below the ceiling is left; a flush of the record log raises the ceiling."""
+    """No id below the ceiling is left. A flush of the record log raises the ceiling."""
 
 
 class SessionLost(RetryableError):
-    """A session of coordination ended, and its ephemeral nodes with it: open another, and look at each bundle again."""
+    """A session of ZooKeeper ended, and its ephemeral nodes are removed. Open a new session and read each bundle again."""
 
 
 class DeletionIncomplete(RetryableError):
-    """Storage kept some keys of a ledger. `keys_left` is `None` if storage did not answer for all of them."""
+    """Storage kept some keys of a ledger. If storage did not answer for all keys, `keys_left` is `None`."""
 
     def __init__(self, message: str, *, keys_left: int | None = None) -> None:
         super().__init__(message)
@@ -81,7 +68,7 @@ class DeletionIncomplete(RetryableError):
 
 
 class UploadOpen(RetryableError):
-    """An upload of the copy may still run, so deleted objects could return. Ask again after `after_s`."""
+    """An upload of the copy may still run, so deleted objects could return. Retry after `after_s`."""
 
     def __init__(self, message: str, *, after_s: float) -> None:
         super().__init__(message)
@@ -89,23 +76,23 @@ class UploadOpen(RetryableError):
 
 
 class UploadTimedOut(RetryableError):
-    """An upload took longer than it may: it sends nothing more, and the next attempt begins anew."""
+    """An upload took too long. It sends nothing more, and the next attempt starts from the beginning."""
 
 
 class UploadUnproven(RetryableError):
-    """An upload was answered, and storage does not hold what was sent."""
+    """An upload was answered, but storage does not hold its content."""
 
 
 class OutcomeUnknown(SextonError):
-    """The effect may have landed: re-read before asking again."""
+    """The effect may have landed. Read the state again before a retry."""
 
 
 class TerminalError(SextonError):
-    """Asking again cannot help."""
+    """Error after which a retry cannot help."""
 
 
 class InvalidInput(TerminalError):
-    """Bad input, refused before anything changed. `found` is cut at 120 characters in the message."""
+    """Invalid input, refused before anything changed. The message shows at most 120 characters of `found`."""
 
     def __init__(self, field: str, *, expected: str, found: object) -> None:
         shown = repr(str(found) if hasattr(found, "__fspath__") else found)
@@ -117,11 +104,11 @@ class InvalidInput(TerminalError):
 
 
 class UnknownObject(InvalidInput):
-    """A topic, ledger, subscription or batch that does not exist."""
+    """The topic, ledger, subscription or batch does not exist."""
 
 
 class PreconditionFailed(TerminalError):
-    """A guard refused; nothing changed."""
+    """A guard refused the request. Nothing changed."""
 
 
 class AlreadyExists(PreconditionFailed):
@@ -129,26 +116,26 @@ class AlreadyExists(PreconditionFailed):
 
 
 class CatalogAdopting(PreconditionFailed):
-    """The catalog was rebuilt and does not know all of its ledgers yet, or it is a replica: writes are refused."""
+    """The catalog refuses writes: it was rebuilt and does not know all of its ledgers yet, or it is a replica."""
 
 
 class CatalogOutdated(PreconditionFailed):
-    """The database is older than its own record log, as one restored from a backup is: it must be rebuilt."""
+    """The database is older than its record log, for example restored from a backup. It must be rebuilt."""
 
 
 class CatalogMismatch(PreconditionFailed):
-    """A bucket, a path of ZooKeeper or a namespace of Temporal belongs to another catalog. Nothing is changed there."""
+    """A bucket, a path in ZooKeeper or a namespace of Temporal belongs to another catalog. Nothing is changed there."""
 
     def __init__(self, subject: str, *, expected: str, found: str, advice: str) -> None:
         super().__init__(f"{subject}: expected {expected}, found {found}; {advice}")
 
 
 class ClaimHeld(PreconditionFailed):
-    """Another workflow is at work on it."""
+    """Another workflow works on the object."""
 
 
 class LedgerFenced(PreconditionFailed):
-    """The ledger takes no more segments: it is closed, detached or of another epoch."""
+    """The ledger takes no more segments: it is closed, detached or from another epoch."""
 
 
 class LedgerStillNeeded(PreconditionFailed):
@@ -156,7 +143,7 @@ class LedgerStillNeeded(PreconditionFailed):
 
 
 class NotOwner(PreconditionFailed):
-    """The worker does not own the bundle, or not any more; look the owner up again, and ask there."""
+    """The worker does not own the bundle, or not any more. Look the owner up again and send the request there."""
 
     def __init__(self, bundle: int, *, expected: str, found: str) -> None:
         super().__init__(f"bundle {bundle}: expected {expected}, found {found}; look the owner up again")
@@ -164,15 +151,15 @@ class NotOwner(PreconditionFailed):
 
 
 class WorkerIdTaken(PreconditionFailed):
-    """Another process lives under this worker id."""
+    """Another process uses this worker id."""
 
 
 class ProducerFenced(PreconditionFailed):
-    """Another append of the same producer registered first; compare sequence ids and try again."""
+    """Another append of the same producer was registered first. Compare the sequence ids and retry."""
 
 
 class SequenceHeld(PreconditionFailed):
-    """Numbered entries of the producer are in another open transaction, `txn`, written `tc:sequence`."""
+    """Another open transaction has entries of the producer with sequence ids. `txn` is written `tc:sequence`."""
 
     def __init__(self, producer: str, *, txn: str) -> None:
         super().__init__(
@@ -182,7 +169,7 @@ class SequenceHeld(PreconditionFailed):
 
 
 class SnapshotNeeded(PreconditionFailed):
-    """Part of the cursor's state is in a ledger that the request does not carry; load it and ask again."""
+    """A part of the cursor's state is in a ledger that the request does not carry. Load the ledger and retry."""
 
     def __init__(self, subscription: str, *, needed: int, found: int | None) -> None:
         super().__init__(f"subscription {subscription}: expected the snapshot in ledger {needed}, found {found}")
@@ -190,11 +177,11 @@ class SnapshotNeeded(PreconditionFailed):
 
 
 class StaleCatalog(PreconditionFailed):
-    """The request speaks of another catalog epoch."""
+    """The request names another epoch of the catalog."""
 
 
 class TransactionNotOpen(PreconditionFailed):
-    """A write or an acknowledgement in a transaction that is decided. `txn` is written `tc:sequence`."""
+    """The transaction of a write or an acknowledgement is decided. `txn` is written `tc:sequence`."""
 
     def __init__(self, txn: str, *, doing: str, state: str) -> None:
         super().__init__(f"txn {txn}: {doing}: expected state OPEN, found {state}")
@@ -207,28 +194,28 @@ class TransactionNotOpen(PreconditionFailed):
 
 
 class TransactionEnded(PreconditionFailed):
-    """The transaction was decided otherwise, or its timeout came first. Nothing changed."""
+    """The transaction was decided otherwise, or timed out before. Nothing changed."""
 
     def __init__(self, txn: str, *, verb: str, state: str) -> None:
         super().__init__(f"txn {txn}: {verb}: expected a transaction that can {verb}, found {state}")
 
 
 class TransactionNotDecided(PreconditionFailed):
-    """The transaction is open, so there is nothing to tell its participants yet."""
+    """The transaction is open, so there is no decision for its participants yet."""
 
     def __init__(self, txn: str) -> None:
         super().__init__(f"txn {txn}: expected one that is decided, found state OPEN; commit or abort it")
 
 
 class AcknowledgementHeld(PreconditionFailed):
-    """Another transaction holds an acknowledgement of the entry, or the entry is acknowledged already."""
+    """Another transaction holds an acknowledgement of the entry, or the entry is already acknowledged."""
 
     def __init__(self, subscription: str, *, position: str, found: str) -> None:
         super().__init__(f"subscription {subscription}: expected entry {position} to be free, found {found}")
 
 
 class AcknowledgementStale(PreconditionFailed):
-    """Messages were given back after the entry of a cumulative acknowledgement was read. It would skip them."""
+    """Messages were given back after the entry of a cumulative acknowledgement was read. It would skip these messages."""
 
     def __init__(self, subscription: str, *, up_to: str, expected: str, found: str, advice: str) -> None:
         about = f"subscription {subscription}: acknowledging everything up to {up_to}"
@@ -236,7 +223,7 @@ class AcknowledgementStale(PreconditionFailed):
 
 
 class CatalogVersionMismatch(PreconditionFailed):
-    """The catalog's schema is not the one this build knows."""
+    """This build does not know the schema of the catalog."""
 
 
 class Unsupported(PreconditionFailed):
@@ -244,27 +231,27 @@ class Unsupported(PreconditionFailed):
 
 
 class LookupRefused(TerminalError):
-    """ZooKeeper answers and refuses to name the owner of a topic: its rights, or the path, are not ours."""
+    """ZooKeeper refuses to name the owner of a topic: its access rights or the path are wrong."""
 
 
 class MissingData(TerminalError):
-    """The catalog lists an object that no copy holds: data loss."""
+    """The catalog lists an object that no copy holds. Data is lost."""
 
 
 class CorruptData(TerminalError):
-    """An object that cannot be what the catalog says it is."""
+    """An object differs from what the catalog says."""
 
 
 class FunctionFailed(TerminalError):
-    """A function of an operator's own raised, or answered what it may not."""
+    """An operator's record function raised an error or returned an invalid result."""
 
 
 class NoProgress(TerminalError):
-    """The same amount is left at a late attempt: a person must look."""
+    """Late attempts left the same number of keys. An operator must look."""
 
 
 class ServiceFailed(SextonError):
-    """A service could not be started, stopped or reached, or refuses us."""
+    """A service could not be started, stopped or reached, or refuses requests of this process."""
 
     def __init__(self, service: str, problem: str, *, advice: str) -> None:
         super().__init__(f"{service}: {problem}; {advice}")
@@ -273,21 +260,21 @@ class ServiceFailed(SextonError):
 
 
 class ProgramMissing(ServiceFailed):
-    """A program that we run is not installed on this machine, or is too old: nothing but an installation helps."""
+    """A required program is not installed on this machine, or is too old. Only an installation helps."""
 
 
 class ServiceRefused(ServiceFailed):
-    """A service answers and refuses every request: credentials, permissions, bucket, region or clock.
+    """A service refuses every request because of credentials, permissions, bucket, region or clock.
 
-    An operator can mend it, and then the same request succeeds. It is neither a guard of Sexton nor a fault of the
-    request.
+    After an operator has fixed the cause, the same request succeeds. The error is neither a guard of Sexton nor a fault
+    of the request.
 
     Args:
         service: Name of the service.
-        problem: Request, and the service's own words.
-        advice: What to try, as a phrase.
-        code: The service's own code of the refusal.
-        may_pass: Whether the next attempt may succeed, as after a token was renewed.
+        problem: Request, and the answer of the service.
+        advice: Advice for the operator, as a phrase.
+        code: The service's code of the refusal.
+        may_pass: Whether the next attempt may succeed, for example after a token was renewed.
     """
 
     def __init__(self, service: str, problem: str, *, advice: str, code: str = "", may_pass: bool = False) -> None:

@@ -1,11 +1,14 @@
 """Named failpoints before and after every effect, so that a test can end the process between any two effects.
 
-`with effect("detach.commit"):` has three points: `detach.commit.before` (nothing has happened), `detach.commit.after`
-(it has happened, and the process dies) and `detach.commit.reported_failed` (it has happened, and the caller gets an
-error).
+`with effect("detach.commit"):` has three points:
 
-`SEXTON_FAILPOINTS=name=action[@nth],…` arms a process. Actions are `kill` (SIGKILL of this process), `crash` (raises
-`SimulatedCrash`) and `fail` (raises `StoreUnavailable`). A point that is not armed costs one truth test.
+- `detach.commit.before`: the effect has not happened.
+- `detach.commit.after`: the effect has happened, and the process dies.
+- `detach.commit.reported_failed`: the effect has happened, and the caller gets an error.
+
+`SEXTON_FAILPOINTS=name=action[@nth],…` arms the points of a process. Actions are `kill` (SIGKILL of this process),
+`crash` (raises `SimulatedCrash`) and `fail` (raises `StoreUnavailable`). If no point is armed, an effect costs two
+truth tests.
 """
 
 import os
@@ -21,13 +24,13 @@ ENVIRONMENT_VARIABLE = "SEXTON_FAILPOINTS"
 
 
 class SimulatedCrash(BaseException):
-    """Simulated death of the process. Only the test that armed it may catch it."""
+    """Simulated death of the process. Only the test that armed the point may catch it."""
 
 
 @dataclass(slots=True)
 class _ArmedPoint:
     action: str
-    nth: int  # acts at this hit, counted from 1, and only then
+    nth: int  # number of the one hit at which the point acts, from 1
     hits: int = 0
 
 
@@ -37,10 +40,10 @@ _lock = threading.Lock()
 
 
 def arm(name: str, action: str, *, nth: int = 1) -> None:
-    """Let the point act at its nth hit.
+    """Make the point act at its nth hit.
 
     Raises:
-        InvalidInput: Unknown action, or `nth` below 1.
+        InvalidInput: The action is unknown, or `nth` is below 1.
     """
     if action not in {"kill", "crash", "fail"} or nth < 1:
         raise InvalidInput(ENVIRONMENT_VARIABLE, expected="name=kill|crash|fail[@nth]", found=f"{name}={action}@{nth}")
@@ -58,7 +61,7 @@ def disarm() -> set[str]:
 
 
 def arm_from_environment(value: str | None) -> None:
-    """Arm the points of `SEXTON_FAILPOINTS`. No value or an empty one arms nothing.
+    """Arm the points of `SEXTON_FAILPOINTS`. `None` and the empty text arm nothing.
 
     Raises:
         InvalidInput: The value has another form.
@@ -71,7 +74,7 @@ def arm_from_environment(value: str | None) -> None:
 
 @contextmanager
 def effect(name: str) -> Iterator[None]:
-    """Mark one effect, with a failpoint before it and two after it."""
+    """Mark one effect, with one failpoint before it and two after it."""
     if _armed_by_point:
         _hit(f"{name}.before")
     yield

@@ -1,7 +1,7 @@
-"""Names of topics, subscriptions, producers and actors, validated once at the edge.
+"""Names of topics, subscriptions, producers and actors. They are validated once, where they enter.
 
-Topic names are encoded for ids, keywords, object keys and metadata. No new name has control characters, reads
-differently than it is written, or means a folder or its parent.
+Topic names are encoded for ids, keywords, object keys and metadata. No new name has control characters, is displayed
+differently than it is stored, or means a folder or its parent.
 
 Source: Pulsar's naming, `persistent://tenant/namespace/topic[-partition-N]`.
 """
@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from logstore.errors import InvalidInput
 
 _PREFIX = "persistent://"
-_UNQUOTED = "._~=:-"  # with letters and digits: everything else is percent-encoded
+_UNQUOTED = "._~=:-"  # also letters and digits; all other characters are percent-encoded
 _CONTROL_CHARACTERS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 """Control characters, line and paragraph separators, and characters that override the direction of text."""
 _DOT_FOLDERS = frozenset({".", ".."})
@@ -33,7 +33,6 @@ class TopicName:
 
     @property
     def partition(self) -> int | None:
-        """Number of the partition, or `None` if the topic is not a partition."""
         match = _PARTITION.search(self.encoded)
         return int(match["number"]) if match else None
 
@@ -42,7 +41,7 @@ class TopicName:
         """Validate the unencoded name of a new topic.
 
         Raises:
-            InvalidInput: As `parse_existing`, or the name has control or direction characters, or a part `.` or `..`.
+            InvalidInput: The cases of `parse_existing`, or control or direction characters, or a part `.` or `..`.
         """
         name = TopicName.parse_existing(text)
         if _CONTROL_CHARACTERS.search(text):
@@ -56,8 +55,8 @@ class TopicName:
         """Validate the unencoded name of a topic that may exist. Earlier builds accepted more names than `parse`.
 
         Raises:
-            InvalidInput: Wrong scheme, not three parts, an empty part, a partition number that is not canonical
-                decimal, text that UTF-8 cannot encode, or more than 200 encoded characters.
+            InvalidInput: The name has a wrong scheme, not three parts, an empty part, a partition number that is not
+                canonical decimal, text that UTF-8 cannot encode, or more than 200 encoded characters.
         """
         form = f"{_PREFIX}tenant/namespace/topic"
         parts = text.removeprefix(_PREFIX).split("/")
@@ -94,7 +93,8 @@ def encode_prefix(text: str) -> str:
     """Return the prefix of all encoded names whose unencoded names begin with `text`.
 
     Args:
-        text: Part of the scheme `persistent://`, or more than it. UTF-8 can encode it.
+        text: Part of the scheme `persistent://`, or a longer text that begins with the scheme and that UTF-8 can
+            encode.
     """
     scheme, rest = text[: len(_PREFIX)], text[len(_PREFIX) :]
     return scheme + quote(rest, safe=f"{_UNQUOTED}/")
@@ -104,8 +104,8 @@ def check_subscription(name: str) -> str:
     """Validate the name of a subscription and return it.
 
     Raises:
-        InvalidInput: Empty, longer than 120 characters, with a character outside printable ASCII or a space, or `.` or
-            `..`.
+        InvalidInput: The name is empty, longer than 120 characters, `.` or `..`, or has a space or a character outside
+            printable ASCII.
     """
     if not 0 < len(name) <= 120 or not all(" " < char <= "~" for char in name) or name in _DOT_FOLDERS:
         expected = "1 to 120 printable ASCII characters, no space, not . or .."
@@ -117,7 +117,7 @@ def check_name(field: str, name: str) -> str:
     """Validate the name of a producer or of an actor, and return it.
 
     Raises:
-        InvalidInput: Empty, longer than 200 characters, not printable, or `.` or `..`.
+        InvalidInput: The name is empty, longer than 200 characters, not printable, `.` or `..`.
     """
     if not 0 < len(name) <= _MAX_NAME_CHARACTERS or not name.isprintable() or name.isspace() or name in _DOT_FOLDERS:
         raise InvalidInput(field, expected=f"1 to {_MAX_NAME_CHARACTERS} printable characters, not . or ..", found=name)
@@ -128,7 +128,7 @@ def check_reason(reason: str) -> str:
     """Validate the reason of an act for the audit log, and return it. It may be empty.
 
     Raises:
-        InvalidInput: Longer than 2,000 characters, or not printable.
+        InvalidInput: The reason is longer than 2,000 characters, or not printable.
     """
     if len(reason) > _MAX_REASON_CHARACTERS or not reason.isprintable():
         raise InvalidInput("reason", expected=f"at most {_MAX_REASON_CHARACTERS:,} printable characters", found=reason)

@@ -1,4 +1,4 @@
-"""Position of an entry: a ledger and the entry's number in it, as Pulsar's `Position`."""
+"""Position of an entry: a ledger and the entry's number in that ledger, like Pulsar's `Position`."""
 
 import re
 from dataclasses import dataclass
@@ -15,10 +15,7 @@ _MAX_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
-    """Position of one entry.
-
-    Ids ascend along a ledger list, so positions of a topic are ordered by ledger and entry.
-    """
+    """Position of one entry. Positions are ordered by ledger and entry, because ids ascend along a ledger list."""
 
     ledger_id: LedgerId
     entry_id: int  # -1: before the ledger's first entry
@@ -28,7 +25,7 @@ class Position:
         """Parse `ledger:entry`.
 
         Raises:
-            InvalidInput: The text is not two canonical decimals, or one exceeds 2**63 - 1.
+            InvalidInput: The text is not two canonical decimals, or a number exceeds 2**63 - 1.
         """
         match = _FORM.fullmatch(text)
         if not match or max(int(match["ledger"]), int(match["entry"])) > _MAX_ID:

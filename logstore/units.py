@@ -1,7 +1,7 @@
 """Stop checks between the units of long work.
 
-A unit is at most one request to a store, one part of an object, one ledger or one topic. Code that makes many calls
-`raise_if_stopped` before each. A thread that gets a copy of the context uses the same check.
+A unit is at most one request to a store, one part of an object, one ledger or one topic. Code with several units calls
+`raise_if_stopped` before each unit. A thread that runs in a copy of the context uses the same check.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ _check: ContextVar[Callable[[], None]] = ContextVar("sexton_unit_check", default
 
 @contextmanager
 def use_stop_check(check: Callable[[], None]) -> Iterator[None]:
-    """Call `check` between units within the block or the decorated function. An exception of it ends the work."""
+    """Call `check` between units within the block or the decorated function. If `check` raises, the work ends."""
     token = _check.set(check)
     try:
         yield
@@ -22,5 +22,5 @@ def use_stop_check(check: Callable[[], None]) -> Iterator[None]:
 
 
 def raise_if_stopped() -> None:
-    """Raise what the stop check raises. The work then stands as if its process had died here."""
+    """Call the stop check, which may raise. The work then ends as if its process had died here."""
     _check.get()()

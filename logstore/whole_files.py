@@ -1,7 +1,7 @@
-"""Files that exist completely or not at all, whenever a process dies and however many processes write them.
+"""Files that exist completely or not at all, even if a process dies or several processes write the same file.
 
-A process that dies leaves at most a file whose name begins with a dot. Nothing reads it. Files that an operator names
-are read within bounds, and only if they are regular files.
+A process that dies leaves at most a file whose name begins with a dot. No reader opens such files. Files that an
+operator names are read up to a limit, and only if they are regular files.
 """
 
 import errno
@@ -15,13 +15,13 @@ from uuid import uuid4
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a new path in the same folder, unique for each call, because several processes may write one file."""
+    """Return a new path in the same folder. It is unique, because several processes may write one file."""
     return path.with_name(f".{path.name}.{uuid4().hex[:12]}")
 
 
 @contextmanager
 def replace_atomically(path: Path) -> Iterator[Path]:
-    """Yield a path to write to. It replaces the file when the block ends, and is removed if the block raises."""
+    """Yield a path to write to. It replaces the file at the end of the block. If the block raises, it is removed."""
     new = temporary_path(path)
     try:
         yield new
@@ -31,10 +31,10 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def create_or_read(path: Path, text: str) -> str:
-    """Write the file if it does not exist. Return its text, which is that of its first writer.
+    """Write the file if it does not exist. Return its text, which is the text of the first writer.
 
-    File and folder are synchronized to disk before the call returns: what others act upon survives a crash of the
-    machine.
+    File and folder are synchronized to disk before the call returns. So other processes can rely on the text after a
+    crash of the machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = temporary_path(path)
@@ -62,14 +62,14 @@ def _sync(folder: Path) -> None:
 
 @contextmanager
 def open_regular_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a regular file for reading. A symbolic link to one is followed.
+    """Open a regular file for reading. A symbolic link to a regular file is followed.
 
-    A FIFO or a device is refused without being opened: opening it may block for ever, and reading it may never end.
+    A FIFO or a device is refused without being opened, because opening may block for ever and reading may never end.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
     """
-    _require_regular(path.stat())  # before it is opened: to open a device may change it
+    _require_regular(path.stat())  # check before opening, because opening a device may change it
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
         _require_regular(os.fstat(descriptor))  # another file may have taken the name meanwhile
@@ -80,7 +80,7 @@ def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
     """Return the content of a regular file of at most `max_bytes`, inclusive.
 
     Raises:
-        OSError: The file cannot be opened, is not a regular file, or is longer.
+        OSError: The file cannot be opened, is not a regular file, or is longer than `max_bytes`.
     """
     with open_regular_file(path) as file:
         content = file.read(max_bytes + 1)

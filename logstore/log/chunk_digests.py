@@ -1,7 +1,7 @@
 """Digests of the column chunks of a Parquet file, for readers that fetch single columns by ranges.
 
-A page carries its own checksum, so bytes of another file with the same layout would pass. So the digest of a chunk is
-stored apart from its bytes: in a segment's metadata, in the index of a tiered copy, in the footer of a snapshot.
+A page has its own checksum, so bytes of another file with the same layout would pass. So the digest of a chunk is
+stored apart from its bytes: in a segment's metadata, in the index of a tiered copy, or in the footer of a snapshot.
 """
 
 import base64
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 CHUNKS_FIELD: Final = "chunks"
-"""Name of the digests of column chunks in the metadata of a segment."""
+"""Metadata field of a segment with the digests of its column chunks."""
 
 _DIGEST_BYTES: Final = 12
-"""Bytes of a SHA-256 that are kept. They suffice against mistakes, and ten of them fit into metadata."""
+"""Number of bytes kept of a SHA-256. They suffice against mistakes, and ten digests fit into metadata."""
 _MAX_GAP_BYTES: Final = 8192
-"""Largest gap between two chunks that are fetched together. Arrow, too, reads as many bytes to save a request."""
+"""Largest gap between two chunks that are fetched together. Arrow also reads this many bytes to save a request."""
 _DIGEST_CHARACTERS: Final = _DIGEST_BYTES * 4 // 3
 _DIGESTS_FORM: Final = re.compile(rf"(?:[A-Za-z0-9_-]{{{_DIGEST_CHARACTERS}}})+")
 
@@ -41,7 +41,7 @@ class ColumnChunk:
 
 
 def column_chunks(footer: "pq.FileMetaData", group: int) -> list[ColumnChunk]:
-    """Return the chunks of a row group, in file order."""
+    """Return the column chunks of a row group, in file order."""
     row_group = footer.row_group(group)
     leaves = (row_group.column(number) for number in range(row_group.num_columns))
     return [
@@ -55,7 +55,7 @@ def column_chunks(footer: "pq.FileMetaData", group: int) -> list[ColumnChunk]:
 
 
 def digest_chunk(content: bytes | bytearray | memoryview) -> str:
-    """Return the digest of a chunk or of a whole row group: 16 characters."""
+    """Return the digest of a chunk or of a whole row group, which has 16 characters."""
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()[:_DIGEST_BYTES]).decode()
 
 
@@ -74,11 +74,11 @@ def parse_digests(text: str, chunks: Sequence[ColumnChunk], *, name: str) -> dic
 
     Args:
         text: Result of `digest_chunks`.
-        chunks: The same chunks in the same order.
+        chunks: Chunks that were given to `digest_chunks`, in the same order.
         name: Name of the object in an error.
 
     Raises:
-        CorruptData: The text has another form, or digests of another number of chunks.
+        CorruptData: The text is not a list of digests, or has not one digest for each chunk.
     """
     if not _DIGESTS_FORM.fullmatch(text) or len(text) != len(chunks) * _DIGEST_CHARACTERS:
         raise CorruptData(f"{name}: expected digests of {len(chunks)} column chunks, found {text!r}")
@@ -93,9 +93,9 @@ def fetch_chunks(
     *,
     name: str,
 ) -> list[tuple[int, bytes]]:
-    """Fetch the chunks of some columns, neighbours together, and compare each with its digest.
+    """Fetch the chunks of some columns and compare each chunk with its digest. Adjacent chunks share a request.
 
-    Arrow must not prefetch from these parts: it would read gaps between them.
+    Do not let Arrow prefetch from the returned parts, because it would also read the gaps between them.
 
     Args:
         read: Fetches `length` bytes from an offset.

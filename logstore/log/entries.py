@@ -1,10 +1,10 @@
 """Entries, the Parquet format of their segments, and the verified footer of a segment.
 
-Entry ids are not stored: an entry's id is the segment row's `first_entry` plus its offset. So a segment can be uploaded
-before its place is known.
+Entry ids are not stored. The id of an entry is the `first_entry` of the segment's row plus the entry's offset. So a
+segment can be uploaded before its place is known.
 
-A Parquet footer has no checksum, and Arrow trusts it. With one flipped bit, Arrow reads a column at a wrong place or
-ends the process. So a footer is compared with its digest before it is parsed.
+A Parquet footer has no checksum, and Arrow trusts the footer. After one flipped bit, Arrow may read a column at a wrong
+place or end the process. So a footer is compared with its digest before it is parsed.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 FOOTER_FIELD: Final = "footer"
-"""Name of the digest of the footer in the metadata of a segment."""
+"""Metadata field of a segment with the digest of its footer."""
 
-_TAIL_BYTES: Final = 8  # the length of what comes before, and the magic number
+_TAIL_BYTES: Final = 8  # length of the footer, and the magic number
 _DIGEST_FORM: Final = re.compile(r"(?P<size>[1-9][0-9]{0,8})-(?P<sha256>[0-9a-f]{64})")
 
 
@@ -34,7 +34,7 @@ _DIGEST_FORM: Final = re.compile(r"(?P<size>[1-9][0-9]{0,8})-(?P<sha256>[0-9a-f]
 class FooterDigest:
     """Length and SHA-256 of a Parquet footer."""
 
-    size_bytes: int  # the last bytes of the file, with the length field and the magic number
+    size_bytes: int  # from the end of the file, including the length field and the magic number
     sha256: str  # hexadecimal
 
     def __str__(self) -> str:
@@ -42,10 +42,10 @@ class FooterDigest:
 
     @staticmethod
     def parse(text: str | None, *, name: str) -> "FooterDigest":
-        """Parse `str(digest)`. `name` is the object's name in an error.
+        """Parse the text form of a digest. `name` is the object's name in an error.
 
         Raises:
-            CorruptData: The text has another form.
+            CorruptData: The text is not a footer digest.
         """
         match = _DIGEST_FORM.fullmatch(text or "")
         if not match:
@@ -53,7 +53,7 @@ class FooterDigest:
         return FooterDigest(int(match["size"]), match["sha256"])
 
     def check(self, footer: bytes, *, name: str) -> "pq.FileMetaData":
-        """Compare a footer with its digest and return it parsed.
+        """Compare a footer with its digest. Return the parsed footer.
 
         Raises:
             CorruptData: The digest differs.
@@ -67,7 +67,7 @@ class FooterDigest:
 
 
 def digest_footer(file: BinaryIO) -> FooterDigest:
-    """Return the digest of the footer of a complete file. The file's position is then at its end."""
+    """Return the digest of the footer of a complete file. Afterwards the file's position is at its end."""
     file.seek(-_TAIL_BYTES, io.SEEK_END)
     size_bytes = int.from_bytes(file.read(_TAIL_BYTES)[:4], "little") + _TAIL_BYTES
     file.seek(-size_bytes, io.SEEK_END)
@@ -113,10 +113,10 @@ def entry_schema() -> "pa.Schema":
 
 COMPRESSION = "zstd"
 DICTIONARY_COLUMNS = ["producer", "key", "properties.key_value.key", "properties.key_value.value"]
-"""Columns with a dictionary. A dictionary of payloads would double the time to write a small segment."""
+"""Columns with a dictionary. With a dictionary of payloads, writing a small segment would take twice as long."""
 
 STATISTICS_COLUMNS = ["publish_ms", "deliver_at_ms", "sequence_id", "txn_tc", "txn_seq"]
-"""Columns with minimum and maximum in the file. Those of a payload would repeat whole payloads."""
+"""Columns with minimum and maximum in the file. Statistics of a payload column would repeat whole payloads."""
 
 PARQUET_OPTIONS: Final[Mapping[str, Any]] = {
     "compression": COMPRESSION,
@@ -140,12 +140,12 @@ class NewEntry:
     payload: bytes
     key: str | None = None
     deliver_at_ms: int | None = None
-    sequence_id: int | None = None  # needs a producer; ascending within one append
+    sequence_id: int | None = None  # requires a producer; ascending within one append
     properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
-        """Approximate size in memory of payload, key and properties."""
+        """Approximate size in memory of the message payload, the key and the properties."""
         texts = len(self.key or "") + sum(len(f"{name}{value}") for name, value in self.properties.items())
         return len(self.payload) + texts
 
@@ -166,7 +166,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class EntryMark:
-    """Transaction and verb of an entry that marks the end of a transaction."""
+    """Transaction and verb of a transaction marker."""
 
     txn: TransactionId
     verb: str
@@ -179,15 +179,15 @@ class ProducedEntries:
     entries: Sequence[NewEntry]
     producer: str | None = None
     txn: TransactionId | None = None  # open transaction of the entries
-    marks: Sequence[EntryMark] = ()  # one for each entry, if the entries are transaction markers
+    marks: Sequence[EntryMark] = ()  # one mark for each entry, if the entries are transaction markers
 
 
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
     """Encode the parts, in their order, as one segment.
 
     Args:
-        parts: Appends whose order is the order of entry ids.
-        publish_ms: Clock of the appender, stored for every entry.
+        parts: Appends, in the order of their entry ids.
+        publish_ms: Time by the clock of the appender, stored for every entry.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
@@ -243,15 +243,15 @@ def decode_segment(
     """Read the named columns of a segment, in entry order.
 
     Args:
-        source: A seekable binary file. Only the parts that hold the columns are read.
+        source: A seekable binary file. Only the parts with these columns are read.
         columns: Names from `COLUMNS`.
         name: Name of the object in an error.
-        footer: Parsed footer. By default it is read first.
-        check_pages: Whether to compare the checksum of each page. Not needed after the whole object was compared.
-        prefetch: Whether to read neighbouring columns with one request. Not needed for fetched parts.
+        footer: Parsed footer. By default the footer is read first.
+        check_pages: Whether to compare the checksum of each page. Not needed if the whole object was compared.
+        prefetch: Whether to read adjacent columns with one request. Not needed for fetched parts.
 
     Raises:
-        CorruptData: The object is no Parquet file, lacks a column, or has a page with a wrong checksum.
+        CorruptData: The object is not a Parquet file, lacks a column, or has a page with a wrong checksum.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time

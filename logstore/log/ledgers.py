@@ -1,10 +1,10 @@
 """Ledgers: their owners, the keys of their objects, and the metadata by which storage identifies an upload.
 
-Everything stored is a ledger of one component, so one deletion protocol and one reconciliation cover everything.
+All stored data is in ledgers of some component. So one deletion protocol and one reconciliation cover all data.
 
 A writer that loses a race uploads the same entries again with a higher number. If the catalog is lost, storage must
-tell the registered upload from the others. So each upload names its append and what its writer saw as registered. A
-*confirmation* is an upload without entries, which states what was registered and is never registered itself.
+show which upload was registered. So each upload names its append and the registered extent that its writer saw. A
+*confirmation* is an upload without entries. It states the registered extent and is never registered itself.
 
 Source: PIP-186 (components and ledger types).
 """
@@ -27,19 +27,19 @@ class Component(StrEnum):
     MANAGED_LEDGER = "MANAGED_LEDGER"  # messages
     MANAGED_CURSOR = "MANAGED_CURSOR"  # acknowledgement state
     SCHEMA_STORAGE = "SCHEMA_STORAGE"
-    DELAYED_INDEX = "DELAYED_INDEX"  # bucket snapshots
+    DELAYED_INDEX = "DELAYED_INDEX"  # snapshots of index buckets
     TXN_SNAPSHOT = "TXN_SNAPSHOT"
 
 
 class CopyKind(StrEnum):
-    """Copies of a ledger: PIP-186's ledger types."""
+    """Kinds of copies of a ledger: PIP-186's ledger types."""
 
     LEDGER = "LEDGER"  # primary bucket
     OFFLOADED_LEDGER = "OFFLOADED_LEDGER"  # tiered bucket
 
 
 class LedgerState(StrEnum):
-    """CREATING (row exists) → OPEN (`meta.json` confirmed; accepts segments) → CLOSED."""
+    """State of a ledger: CREATING (row exists) → OPEN (`meta.json` is stored; accepts segments) → CLOSED."""
 
     CREATING = "CREATING"
     OPEN = "OPEN"
@@ -47,7 +47,7 @@ class LedgerState(StrEnum):
 
 
 class CopyState(StrEnum):
-    """WRITING until the evidence of the copy was checked, then LIVE."""
+    """State of a copy: WRITING until storage has proved the copy, then LIVE."""
 
     WRITING = "WRITING"
     LIVE = "LIVE"
@@ -55,17 +55,17 @@ class CopyState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOwner:
-    """Owner of a ledger: application, component, and every key that makes the component unique."""
+    """Owner of a ledger: application, component, topic, and the keys that identify the owner within the topic."""
 
     application: str
     component: Component
     topic_id: TopicId
     topic: str  # encoded
-    keys: Mapping[str, str]  # identity within the topic, e.g. {"cursor": "billing"}
+    keys: Mapping[str, str]  # e.g. {"cursor": "billing"}
 
     @property
     def digest(self) -> str:
-        """First 16 hex digits of SHA-256 over application, component and all keys."""
+        """First 16 hexadecimal digits of a SHA-256 over all fields."""
         statement = [
             self.application,
             self.component.value,
@@ -79,19 +79,19 @@ class LedgerOwner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatement:
-    """Identity of a ledger in storage: content of `meta.json`, and metadata of every object."""
+    """Identity of a ledger in storage. It is the content of `meta.json`, and metadata of every object."""
 
     owner: LedgerOwner
     ledger_id: LedgerId
-    created_us: int  # microseconds since 1970, catalog's clock
-    epoch: int  # of the catalog that created the ledger
+    created_us: int  # microseconds since 1970, by the catalog's clock
+    epoch: int  # epoch of the catalog that created the ledger
 
     def to_json(self) -> bytes:
         """Return the content of `meta.json`: one flat JSON object, keys sorted."""
         return json.dumps(self.to_metadata(), sort_keys=True, indent=1).encode()
 
     def to_metadata(self) -> dict[str, str]:
-        """Return S3 user metadata. Names and values are ASCII."""
+        """Return the statement as S3 user metadata. Names and values are ASCII."""
         fixed = {
             "application": self.owner.application,
             "component": self.owner.component.value,
@@ -129,7 +129,7 @@ class LedgerStatement:
 
 
 DIGEST_FIELD: Final = "sha256"
-"""Name of the content's digest in the metadata of a segment."""
+"""Metadata field of a segment with the SHA-256 of its content."""
 
 
 def sha256_hex(content: bytes) -> str:
@@ -138,7 +138,7 @@ def sha256_hex(content: bytes) -> str:
 
 
 def parse_meta_fields(content: bytes) -> dict[str, str]:
-    """Return the fields of a `meta.json`. Content that is no JSON object is returned, cut, as `unreadable`."""
+    """Return the fields of a `meta.json`. If it is no JSON object, the only field `unreadable` has its first bytes."""
     try:
         fields = json.loads(content)
     except (ValueError, RecursionError):
@@ -149,7 +149,6 @@ def parse_meta_fields(content: bytes) -> dict[str, str]:
 
 
 SHARDS = 256
-"""Number of shards of the primary bucket."""
 
 _LEDGER_FORM = re.compile(r"ledgers/[0-9a-f]{2}/(?P<ledger>[0-7][0-9a-f]{15})/")
 _SEGMENT_FORM = re.compile(r"(?P<number>[0-9]{8})\.parquet")
@@ -157,17 +156,17 @@ _META_FORM = re.compile(r"(?P<digest>[0-9a-f]{16})\.meta\.json")
 
 
 def shard_prefix(shard: int) -> str:
-    """Return the prefix of every ledger whose id modulo 256 is `shard`."""
+    """Return the prefix of all ledgers of the shard, whose ids modulo 256 are `shard`."""
     return f"ledgers/{shard:02x}/"
 
 
 def ledger_prefix(ledger_id: LedgerId) -> str:
-    """Return the prefix of every object of the ledger's primary copy, and of no other ledger's objects."""
+    """Return the prefix of every object of the ledger's primary copy. No object of another ledger has this prefix."""
     return f"{shard_prefix(ledger_id % SHARDS)}{ledger_id:016x}/"
 
 
 def meta_key(ledger_id: LedgerId, owner: LedgerOwner) -> str:
-    """Return the key of the ledger's statement. It contains the owner's digest, so that a LIST verifies the owner."""
+    """Return the key of the ledger's statement. It contains the owner's digest, so a LIST can verify the owner."""
     return f"{ledger_prefix(ledger_id)}{owner.digest}.meta.json"
 
 
@@ -177,7 +176,7 @@ def segment_key(ledger_id: LedgerId, number: int) -> str:
 
 
 def ledger_id_from_key(key: str) -> LedgerId | None:
-    """Return the ledger whose prefix a key has, or `None`."""
+    """Return the ledger to whose primary copy a key belongs, or `None`."""
     match = _LEDGER_FORM.match(key)
     ledger_id = LedgerId(int(match["ledger"], 16)) if match else None
     return ledger_id if ledger_id is not None and key.startswith(ledger_prefix(ledger_id)) else None
@@ -196,7 +195,7 @@ def segment_number_from_key(key: str) -> int | None:
 
 
 def require_named_topic(ledger_id: LedgerId, topic: str, named: str | None) -> None:
-    """Refuse a ledger whose topic is not the one that the caller named. `None` accepts any topic.
+    """Refuse a ledger of another topic than the caller named. `None` accepts any topic.
 
     Raises:
         InvalidInput: The topics differ.
@@ -206,10 +205,10 @@ def require_named_topic(ledger_id: LedgerId, topic: str, named: str | None) -> N
 
 
 UPLOAD_ID_FIELD: Final = "append"
-"""Name of the `SegmentUploadId` in the metadata."""
+"""Metadata field with the `SegmentUploadId`."""
 
 EXTENT_FIELD: Final = "behind"
-"""Name of the `RegisteredExtent` in the metadata."""
+"""Metadata field with the `RegisteredExtent`."""
 
 _UPLOAD_ID_FORM: Final = re.compile(r"(?P<append>[0-9a-f]{32})-(?P<nth>[1-9][0-9]{0,8})")
 _EXTENT_FORM: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{1,18})")
@@ -226,7 +225,7 @@ class SegmentUploadId(NamedTuple):
 
     @staticmethod
     def parse(text: str | None) -> "SegmentUploadId | None":
-        """Parse `str(upload_id)`. Return `None` for any other text, as older objects have no upload id."""
+        """Parse the text form of an upload id. Return `None` for any other text. Older objects have no upload id."""
         match = _UPLOAD_ID_FORM.fullmatch(text or "")
         return SegmentUploadId(match["append"], int(match["nth"])) if match else None
 
@@ -234,24 +233,24 @@ class SegmentUploadId(NamedTuple):
 class RegisteredExtent(NamedTuple):
     """Registered part of the ledger when the upload was made. Later registrations only add to it."""
 
-    last_segment: int  # later registrations have higher numbers; -1 if nothing was registered
-    entries: int  # of all registered segments
+    last_segment: int  # highest registered segment number, -1: none; later registrations have higher numbers
+    entries: int  # entries of all registered segments
 
     def __str__(self) -> str:
         return f"{self.last_segment}:{self.entries}"
 
     @staticmethod
     def parse(text: str | None) -> "RegisteredExtent | None":
-        """Parse `str(extent)`. Return `None` for any other text."""
+        """Parse the text form of an extent. Return `None` for any other text."""
         match = _EXTENT_FORM.fullmatch(text or "")
         return RegisteredExtent(int(match["segment"]), int(match["entries"])) if match else None
 
 
 MIN_CONFIRMATION_GAP: Final = (1 << 16) + 1
 MAX_CONFIRMATION_GAP: Final = 2 << 16
-"""Distance from a segment's number to that of its confirmation, both bounds inclusive.
+"""Distance from a segment's number to the number of its confirmation, both bounds inclusive.
 
-It exceeds the number of segments of a ledger, so a confirmation takes no segment's number.
+The distance exceeds the number of segments of a ledger. So a confirmation never takes the number of a segment.
 """
 
 

@@ -8,10 +8,10 @@ from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
 
 
 class BulkJobs(Protocol):
-    """Runner of bulk jobs, with one output per (run id, job name).
+    """Runner of bulk jobs. Each pair of run id and job name has one output.
 
-    Idempotency: any call may be repeated. A published job is not run again. Attempts may overlap: each has its own
-    folder, the first complete one is published, and later ones are discarded.
+    Idempotency: any call may be repeated. A published job is not run again. Attempts may overlap. Each attempt has its
+    own folder. The first complete attempt is published, and later attempts are discarded.
     """
 
     def run(self, job: BulkJob, on_progress: Callable[[BulkProgress], None], *, master: str = "") -> BulkSummary:
@@ -19,9 +19,9 @@ class BulkJobs(Protocol):
 
         Args:
             job: Job to run.
-            master: Spark cluster; empty: that of the settings.
             on_progress: Called about once a second. Its exception cancels this attempt and is raised within seconds. A
                 thread that hangs is left behind, and publishes nothing.
+            master: Address of the Spark cluster. The empty text selects the cluster of the settings.
 
         Raises:
             InvalidInput, PreconditionFailed: The job refuses its input, or the cluster does not see the output folder.
@@ -31,13 +31,12 @@ class BulkJobs(Protocol):
         """
 
     def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
-        """Return the summary of a job of the run, or `None` if it was not published."""
+        """Return the summary of a job of the run, or `None` if the job is not published."""
 
     def list_runs(self) -> list[str]:
         """Return the ids of runs that have output or a folder, ascending."""
 
     def folder(self, run_id: str) -> Path:
-        """Return a folder of the run beside the output of its jobs. Create it if it is missing."""
+        """Return the run's folder, which is beside the output of its jobs. Create the folder if it is missing."""
 
-    def forget(self, run_id: str) -> None:
-        """Remove all output of the run and its folder, if any."""
+    def forget(self, run_id: str) -> None: ...

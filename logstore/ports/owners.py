@@ -16,12 +16,12 @@ class OtherOwner:
 
 
 class Owners(Protocol):
-    """Ownership as one worker knows it."""
+    """Ownership of topics from the view of one worker."""
 
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
         """Return this worker's lease, the other owner, or `None` if the topic has no owner.
 
-        A worker that is in the owner node without a lease returns itself as `OtherOwner`.
+        If this worker is in the owner node but has no lease, it is returned as `OtherOwner`.
 
         Args:
             topic: Name of the topic.
@@ -36,7 +36,7 @@ class Owners(Protocol):
         """Return this worker's lease of the topic's bundle, without a request.
 
         Raises:
-            NotOwner: It has no lease now.
+            NotOwner: The worker has no lease on the bundle now.
         """
 
 
@@ -53,37 +53,37 @@ class Fence:
 class Fences(Protocol):
     """Fences of bundles. Only the worker that raised a fence last may write under a lease.
 
-    PIP-57 has no fences: its owner may act until it notices that its session expired.
+    PIP-57 has no fences. Its owner may act until it notices that its session expired.
     """
 
     def count_bundles(self) -> int:
         """Return the number of bundles of the catalog, which never changes."""
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
-        """Raise the fences of bundles. From the commit on, all writes under earlier leases are refused.
+        """Raise the fences of bundles. After the commit, all writes under earlier leases are refused.
 
         The call waits some seconds for a running write, whose worker may be paused. If the write does not end, the
-        result lacks its bundle. A lease makes the caller the owner only if it holds the bundle's node and reads it
-        again afterwards.
+        bundle is missing in the result. A lease alone does not make the caller the owner. The caller must also hold the
+        bundle's node, and read it again after this call.
 
-        Idempotency: not needed. A repeated call fences the leases of the first one, whose answer was lost.
+        Idempotency: not needed. A repeated call fences the leases of the first call, whose answer was lost.
 
         Returns:
             The new leases, ascending by bundle.
 
         Raises:
-            InvalidInput: A bundle is not of this catalog, or the worker has no name.
+            InvalidInput: A bundle is not in this catalog, or the worker has no name.
         """
 
     def fence(self, bundle: BundleId) -> Fence | None:
-        """Return the bundle's fence, or `None` if it was never acquired."""
+        """Return the bundle's fence, or `None` if the bundle was never acquired."""
 
     def fences(self) -> list[Fence]:
-        """Return the fences of all bundles that were ever acquired, ascending."""
+        """Return the fences of all bundles that were ever acquired, ascending by bundle."""
 
     def verify(self, lease: Lease) -> None:
-        """Check that the lease is the last one of its bundle at this moment.
+        """Check that the lease is the newest of its bundle now.
 
         Raises:
-            NotOwner: It is not.
+            NotOwner: The lease is not the newest.
         """

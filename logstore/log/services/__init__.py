@@ -1,7 +1,7 @@
 """Log of a topic: append, roll, read.
 
-Any process may append and read at any time, because SQL makes it safe. What a process remembers between calls (the last
-ledger of a topic, sequence ids of producers) is a hint that a refused registration corrects.
+Any process may append and read at any time, because SQL transactions make this safe. A process remembers the last
+ledger of a topic and sequence ids of producers. These are hints, which a refused registration corrects.
 """
 
 from logstore.clock import Clock

@@ -35,18 +35,18 @@ class FiledCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachedBatch:
-    """Result of phase one. A repeated call with the batch id returns the same."""
+    """Result of phase one. A repeated call with the same batch id returns the same result."""
 
     batch_id: str
-    ledgers: int  # taken out of the list
-    intents: int  # rows for phase two: new ones and adopted stalled ones
-    finished: Mapping[str, int] = field(default_factory=dict)  # requested rows that had ended before, by outcome
-    filed_counts: Sequence[FiledCount] = field(default=(), compare=False)  # by this call; empty if it was repeated
+    ledgers: int  # taken out of their list
+    intents: int  # rows for phase two: new intents, and stalled intents that the batch took over
+    finished: Mapping[str, int] = field(default_factory=dict)  # intents finished before, by outcome
+    filed_counts: Sequence[FiledCount] = field(default=(), compare=False)  # filed by this call; repeated: empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRange:
-    """Intents of a batch by row id, both ends inclusive."""
+    """Range of a batch's row ids, both ends inclusive."""
 
     first: int
     last: int
@@ -66,18 +66,18 @@ class IntentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Counts of a batch, read from its rows, so that repeated work counts once."""
+    """Counts of a batch. They are taken from its rows, so work that ran twice is counted once."""
 
-    outcomes: Mapping[str, int]  # rows by outcome; RETRYING: unfinished
-    objects: int  # confirmed by storage
+    outcomes: Mapping[str, int]  # rows by outcome; RETRYING means unfinished
+    objects: int  # whose removal storage confirmed
     size_bytes: int
-    closed: bool = field(default=False, compare=False)  # by this call
+    closed: bool = field(default=False, compare=False)  # whether this call closed the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inflight:
-    """Counts of remaining intents. All is deleted only if both are zero."""
+    """Counts of remaining intents. Everything is deleted only if both counts are zero."""
 
     estimated_inflight: int
     dead_lettered: int
-    oldest_us: int | None = field(default=None, compare=False)  # when the oldest unfinished intent was filed
+    oldest_us: int | None = field(default=None, compare=False)  # time at which the oldest unfinished intent was filed

@@ -23,9 +23,9 @@ from logstore.transactions.transactions import TransactionId, TransactionState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerAdvance:
-    """Sequence ids of one producer in a segment. They are registered only if `first` is above the registered one.
+    """Sequence ids of one producer in a segment. They are registered only if `first` is above the last registered id.
 
-    While a transaction is open, only its own entries of the producer are registered (`ProducerSequence`).
+    While the producer's transaction is open, only entries of this transaction are registered (`ProducerSequence`).
     """
 
     producer: str
@@ -48,12 +48,12 @@ class LedgerEnd(NamedTuple):
 
     topic_id: int
     state: str  # a `LedgerState`
-    last_segment: int  # -1: none
+    last_segment: int  # highest registered segment number; -1: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterSegment:
-    """Write that makes an uploaded segment part of its ledger. Then its entries exist."""
+    """Write that registers an uploaded segment in its ledger. From then on its entries exist."""
 
     topic_id: TopicId
     ledger_id: LedgerId
@@ -61,7 +61,7 @@ class RegisterSegment:
     number: int
     entries: int
     size_bytes: int
-    sha256: str | None = None  # of the object, hexadecimal; None: not known
+    sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
     producers: tuple[ProducerAdvance, ...] = ()
     transactions: tuple[TransactionEntries, ...] = ()
     markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees
@@ -70,14 +70,14 @@ class RegisterSegment:
     def refusal(
         self, *, epoch: int, topic: str | None, ledger: LedgerEnd | None, sequences: Mapping[str, ProducerSequence]
     ) -> SextonError | None:
-        """Return the error of the first condition that locked rows do not meet, or `None`.
+        """Return the error of the first condition that the locked rows do not satisfy, or `None`.
 
         Conditions on transactions are checked later.
 
         Args:
             epoch: The catalog's epoch.
-            topic: State of the topic, or `None` if it does not exist.
-            ledger: End of the ledger, or `None` if it is not listed.
+            topic: State of the topic, or `None` if the topic does not exist.
+            ledger: End of the ledger, or `None` if the ledger is not listed.
             sequences: Sequences of the topic's known producers, by name.
         """
         if self.epoch != epoch:
@@ -114,22 +114,22 @@ class RegisterSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledge:
-    """Write that acknowledges single positions, or everything up to one, for a subscription."""
+    """Write that acknowledges, for a subscription, single positions or all entries up to a position."""
 
     topic_id: TopicId
     subscription: str
     positions: tuple[Position, ...] = ()
     up_to: Position | None = None
-    snapshot: CursorSnapshot | None = None  # what the sender has loaded; a transaction reads no object store
-    txn: TransactionId | None = None  # held by this open transaction until it is decided
+    snapshot: CursorSnapshot | None = None  # loaded by the sender, because a transaction reads no object store
+    txn: TransactionId | None = None  # open transaction that holds the acknowledgements until it is decided
     releases: int | None = (
-        None  # `StoredCursor.releases` when `up_to` was read; None: as 0, and nothing delayed may be covered
+        None  # `StoredCursor.releases` when `up_to` was read; None: 0, and `up_to` may cover no delayed entry
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginTransaction:
-    """Write that opens a transaction. A repeated call opens another one, and the first one times out."""
+    """Write that opens a transaction. A repeated call opens another transaction, and the first one times out."""
 
     tc_id: int
     timeout_s: float
@@ -137,7 +137,7 @@ class BeginTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndTransaction:
-    """Write that decides a transaction. A repeated call with the same verb returns the same."""
+    """Write that decides a transaction. A repeated call with the same decision returns the same result."""
 
     txn: TransactionId
     commit: bool
@@ -161,8 +161,8 @@ class AcknowledgeResult:
     """Cursor after an acknowledgement."""
 
     mark_delete: Position
-    row_bytes: int = field(default=0, compare=False)  # what the cursor's row holds beyond it, packed
-    snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # where the rest of its state is
+    row_bytes: int = field(default=0, compare=False)  # packed acknowledgements beyond `mark_delete` in the row
+    snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # cursor ledger with the rest of the state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,12 +186,17 @@ class Commits(Protocol):
     """Group commit of small writes."""
 
     def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
-        """Do all writes in one transaction. Return a result or an error for each write, in order.
+        """Commit all writes in one transaction. Return a result or an error for each write, in order.
 
-        A refused write gets its error and does not affect the others: `LedgerFenced`, `ProducerFenced`, `AlreadyExists`
-        (segment number), `SnapshotNeeded` (acknowledgement without the cursor's snapshot), `UnknownObject`,
-        `InvalidInput`, `StaleCatalog`, `PreconditionFailed` (topic not ACTIVE), `TransactionNotOpen`,
-        `TransactionEnded` (decided otherwise, or past its deadline), `AcknowledgementHeld` (by another transaction, or
-        acknowledged), `AcknowledgementStale` (entries were given back after `up_to` was read). The method raises if the
-        transaction failed. Then no write happened, except after `OutcomeUnknown`.
+        A refused write does not affect the others. Its error is one of:
+
+        - `LedgerFenced`, `ProducerFenced`, `UnknownObject`, `InvalidInput`, `StaleCatalog` or `TransactionNotOpen`.
+        - `AlreadyExists`: the segment number is taken.
+        - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
+        - `PreconditionFailed`: the topic is not ACTIVE.
+        - `TransactionEnded`: the transaction was decided otherwise, or is past its deadline.
+        - `AcknowledgementHeld`: another transaction holds an entry, or an entry is acknowledged.
+        - `AcknowledgementStale`: entries were given back after `up_to` was read.
+
+        The method raises if the transaction failed. Then no write happened, except after `OutcomeUnknown`.
         """

@@ -1,4 +1,4 @@
-"""Bucket lists of delayed messages, and their port."""
+"""Lists of index buckets of delayed messages, and their port."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,7 +10,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBucket:
-    """Newborn ledger that is to be a bucket, with size and digest of its one segment."""
+    """Newborn ledger that is to be an index bucket, with the size and the digest of its one segment."""
 
     bucket: Bucket
     size_bytes: int
@@ -19,27 +19,29 @@ class NewBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSwitch:
-    """Change of a topic's list, if its version is `expected`.
+    """Change of a topic's list of index buckets, if its list version is `expected`.
 
-    A seal adds buckets after the last one and moves `sealed_to`. A merge replaces its sources with one bucket. A build
-    replaces all buckets. A drop only removes.
+    - A seal adds index buckets after the last one and moves `sealed_to`.
+    - A merge replaces its sources with one index bucket.
+    - A build replaces all index buckets.
+    - A drop only removes index buckets.
     """
 
     topic_id: TopicId
-    expected: int  # version
+    expected: int  # list version
     removed: tuple[LedgerId, ...] = ()
     added: tuple[NewBucket, ...] = ()
     sealed_to: Position | None = None  # None: unchanged
-    reason: str = ""  # for the audit log, of removed buckets
+    reason: str = ""  # for the audit log, if index buckets are removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnsealedCounts:
-    """Counts of a topic's log after the sealed range, from the rows of segments."""
+    """Counts of a topic's log after the sealed range, taken from the rows of segments."""
 
     entries: int  # entries with a delivery time
     ledgers: int  # ledgers with any entry
-    changed_us: int | None  # registration of the newest entry with a delivery time; None: there never was one
+    changed_us: int | None  # registration time of the newest entry with a delivery time; None: there never was one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +49,12 @@ class DelayedCounts:
     """Totals of all topics, for gauges."""
 
     buckets: int
-    messages: int  # in buckets
+    messages: int  # in index buckets
     unsealed: int  # entries with a delivery time after the sealed range of their topic
 
 
 class DelayedIndex(Protocol):
-    """Lists of buckets. Every change compares and raises the version of the topic's list."""
+    """Lists of index buckets. Every change compares and raises the list version of the topic's list."""
 
     def listed(self, topic_id: TopicId) -> BucketList:
         """Return the topic's list. It is empty if there is no list or no such topic."""
@@ -62,23 +64,26 @@ class DelayedIndex(Protocol):
     def counts(self) -> DelayedCounts: ...
 
     def holder(self, topic_id: TopicId) -> str | None:
-        """Return the workflow with a live claim of the topic's list."""
+        """Return the workflow with a live claim on the topic's list."""
 
     def due_topics(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         """Return unclaimed topics above `after` with work to seal, merge or drop, ascending.
 
-        A bucket is dropped in three cases: its latest message has been due for a minute; every subscription, of at
-        least one, has acknowledged its range; or all of its ledgers were trimmed.
+        An index bucket is dropped in three cases:
+
+        1. Its latest message has been due for a minute.
+        2. There is a subscription, and every subscription has acknowledged the range of the index bucket.
+        3. All of its ledgers were trimmed.
         """
 
     def droppable(self, topic_id: TopicId) -> list[LedgerId]:
-        """Return the topic's buckets to drop, by the rule of `due_topics`."""
+        """Return the topic's index buckets to drop, by the rule of `due_topics`."""
 
     def claim(self, topic_id: TopicId, claim: Claim) -> bool:
-        """Claim a topic's list, or renew the claim. Return whether it is claimed.
+        """Claim a topic's list, or renew the claim. Return whether the list is claimed.
 
-        It is not if another workflow has a live claim, or if the topic does not exist or is not ACTIVE. Claims only
-        save work. Versions decide what is published.
+        The claim is refused if another workflow has a live claim, or if the topic does not exist or is not ACTIVE.
+        Claims only save work. List versions decide which changes are published.
         """
 
     def renew(self, claim: Claim) -> int:
@@ -88,24 +93,25 @@ class DelayedIndex(Protocol):
         """Release the claim if it belongs to that workflow."""
 
     def switch(self, switch: BucketSwitch) -> bool:
-        """Change the list in one transaction. Newborn ledgers become listed and CLOSED, removed ones get an intent.
+        """Change the list in one transaction. Newborn ledgers become listed and CLOSED. Removed ledgers get an intent.
 
-        Returns whether the list has the change now, also if repeated. It is refused if the version differs, if a
-        removed bucket is not listed, or if the topic is not ACTIVE. The same transaction then files intents for the
-        newborn ledgers.
+        The change is refused if the list version differs, if a removed index bucket is not listed, or if the topic is
+        not ACTIVE. The same transaction then files intents for the newborn ledgers. Return whether the list has the
+        change now, also after a repeated call.
 
         Raises:
-            InvalidInput: Buckets would overlap or end after `sealed_to`. Nothing has changed.
+            InvalidInput: Index buckets would overlap or end after `sealed_to`. Nothing has changed.
         """
 
     def clear(self, topic_id: TopicId, *, reason: str) -> int:
-        """Retire all buckets and reset the sealed range, so that the log is sealed again. Return their number.
+        """Retire all index buckets and reset the sealed range, so that the log is sealed again. Return their number.
 
-        The version rises, so that running seals and merges fail to switch and retire what they wrote.
+        The list version rises, so running seals and merges fail to switch and retire the ledgers that they wrote.
 
         Raises:
-            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            UnknownObject: The topic does not exist.
+            PreconditionFailed: The topic is not ACTIVE.
         """
 
     def now_ms(self) -> int:
-        """Return the time of the catalog's clock."""
+        """Return the time of the catalog's clock, in milliseconds."""

@@ -14,17 +14,17 @@ class Identities(Protocol):
         """Return the catalog's UUID, which never changes."""
 
     def marked_buckets(self) -> frozenset[tuple[Role, str]]:
-        """Return role and name of every bucket that was recorded with this catalog's marker."""
+        """Return role and name of every bucket that was recorded as having this catalog's marker."""
 
     def record_marker(self, role: Role, bucket: str) -> None:
-        """Record that the bucket has the marker. From then on it is refused without its marker.
+        """Record that the bucket has the marker. From then on the bucket is refused if its marker is missing.
 
         Idempotency: keyed by role and bucket. The time of the first call stays.
         """
 
     def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
-        """Return copies that the bucket holds if it is this catalog's.
+        """Return copies that the bucket must hold if it belongs to this catalog.
 
-        First come LIVE copies, then detached ones that are not deleted, each newest first. Tiered copies are those
-        whose context names the bucket. The records bucket has none.
+        LIVE copies come first, then detached copies that are not deleted, each newest first. Tiered copies are selected
+        by the bucket in their offload context. The records bucket has no copies.
         """

@@ -15,12 +15,12 @@ from logstore.positions import LedgerId
 class ReferenceKind(StrEnum):
     """Kinds of references that keep a ledger."""
 
-    LIST = "LIST"  # component, keys, place, and whether it is the last
-    CURSOR = "CURSOR"  # a subscription that has not acknowledged all of it, with its mark-delete
-    CURSOR_SNAPSHOT = "CURSOR_SNAPSHOT"  # a subscription whose state it holds
-    SCHEMA = "SCHEMA"  # the version of the topic's schema that it holds
-    TXN_SNAPSHOT = "TXN_SNAPSHOT"  # its topic's transactions, of which it holds the buffer up to an entry
-    DELAYED_INDEX = "DELAYED_INDEX"  # a bucket of its topic: from which entry to which, and how many messages
+    LIST = "LIST"  # component, keys, place, and whether the ledger is the last of its list
+    CURSOR = "CURSOR"  # a subscription that has not acknowledged all of the ledger, with its mark-delete position
+    CURSOR_SNAPSHOT = "CURSOR_SNAPSHOT"  # a subscription whose state the ledger holds
+    SCHEMA = "SCHEMA"  # the schema version that the ledger holds
+    TXN_SNAPSHOT = "TXN_SNAPSHOT"  # the topic whose transaction buffer the ledger holds, and the buffer's last entry
+    DELAYED_INDEX = "DELAYED_INDEX"  # an index bucket of the topic: first and last entry, and number of messages
     OFFLOAD = "OFFLOAD"  # a tiered copy that is being written
 
 
@@ -29,15 +29,15 @@ class Reference:
     """Reference to the ledger."""
 
     kind: ReferenceKind
-    facts: Mapping[str, object]  # as JSON has them; by kind, as above
+    facts: Mapping[str, object]  # JSON values; their names depend on `kind`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedCopy:
-    """Copy in the catalog, or a detached copy that an intent describes."""
+    """Copy in the catalog, or detached copy that an intent describes."""
 
-    state: str  # of the copy's row, or of its intent once it is detached
-    intent: DeletionIntent  # what storage can be asked with; it is filed only if the copy is detached
+    state: str  # state of the copy's row, or of its intent after the detach
+    intent: DeletionIntent  # parameters of a request to storage; filed only if the copy is detached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class AuditEntry:
     reason: str
     workflow_id: str
     topic: str | None  # encoded
-    run_id: str | None  # the batch
+    run_id: str | None  # id of the batch
     detail: Mapping[str, object]
 
 
@@ -86,7 +86,7 @@ class LedgerHistory:
     ledger_id: LedgerId
     live: LiveLedger | None
     references: Sequence[Reference]
-    copies: Sequence[InspectedCopy]  # one of each kind and, offloaded, of each attempt: the newest generation
+    copies: Sequence[InspectedCopy]  # newest generation: one of each kind, and for tiered copies one of each attempt
     intents: Sequence[InspectedIntent]  # newest first
     decisions: Sequence[AuditEntry]  # newest first
     tombstone: Tombstone | None = None
@@ -99,7 +99,7 @@ class Inspection(Protocol):
         """Return the records of the ledger at one moment, with at most `decisions` rows of the audit log.
 
         Raises:
-            UnknownObject: The catalog never created a ledger of this id.
+            UnknownObject: The catalog never created a ledger with this id.
         """
 
     def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[AuditEntry]:
@@ -110,13 +110,15 @@ class Inspection(Protocol):
 
 
 class AuditLog(Protocol):
-    """Destructive acts with actor and reason. The catalog audits its own acts in the transaction of their changes."""
+    """Destructive acts with actor and reason. The catalog audits its own acts in the transactions of their changes."""
 
     def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
-        """Record an act elsewhere before it happens, or its result. Not idempotent: a repeated call adds an equal row.
+        """Record an act outside the catalog before it happens, or its result.
+
+        Not idempotent: a repeated call adds an equal row.
 
         Args:
-            act: Act, in kebab-case.
+            act: Name of the act, in kebab-case.
             cause: Actor and reason.
             detail: Object of the act, as JSON values.
         """

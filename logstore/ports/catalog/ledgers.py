@@ -25,7 +25,7 @@ class Ledger:
     created_us: int
     closed_us: int | None
     copies: tuple[CopyKind, ...] = (CopyKind.LEDGER,)
-    keys: Mapping[str, str] = field(default_factory=dict)  # of its component, e.g. {"cursor": "billing"}
+    keys: Mapping[str, str] = field(default_factory=dict)  # of the ledger owner, e.g. {"cursor": "billing"}
 
     @property
     def span(self) -> LedgerSpan:
@@ -41,7 +41,7 @@ class Segment:
     first_entry: int
     entries: int
     size_bytes: int
-    sha256: str | None = None  # of the object, hexadecimal; None: not known
+    sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
     delayed: int = 0  # entries with a delivery time
 
 
@@ -52,15 +52,15 @@ class TopicTotals:
     ledgers: int
     entries: int
     size_bytes: int
-    first: Position | None  # the first entry of any; None: there is none
-    last: Position | None  # that readers may see; None: nothing
+    first: Position | None  # first entry of the log; None: there is no entry
+    last: Position | None  # last entry that readers may see; None: no entry is visible
 
 
 class Ledgers(Protocol):
     """Ledgers of a topic's data list and their segments."""
 
     def epoch(self) -> int:
-        """Return the catalog's epoch. A rebuilt catalog has another one."""
+        """Return the catalog's epoch. A rebuilt catalog has another epoch."""
 
     def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
@@ -70,25 +70,25 @@ class Ledgers(Protocol):
         Args:
             topic_id: Topic of the ledgers.
             from_ledger: First id, inclusive, listed or not.
-            limit: Maximum of ledgers.
+            limit: Maximum number of ledgers.
         """
 
     def totals(self, topic_id: TopicId) -> TopicTotals:
         """Return the totals of the topic's data ledgers, read as one row."""
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
-        """Return the number of listed entries that each cursor has not acknowledged. It reads a few rows for each."""
+        """Return the number of listed entries that each cursor has not acknowledged. Each cursor costs a few reads."""
 
     def last_ledger(self, topic_id: TopicId) -> Ledger | None:
         """Return the last ledger of the list, or `None` if the list is empty."""
 
     def last_ledgers(self, topic_ids: Collection[TopicId]) -> list[Ledger]:
-        """Return the last ledger of each topic that has one, in one read."""
+        """Return the last ledger of each topic, in one read. Topics with an empty list are left out."""
 
     def create(self, topic_id: TopicId, *, application: str) -> LedgerStatement:
-        """Insert the row of a ledger with the next id, CREATING and unlisted.
+        """Insert a row for a new ledger with the next id, CREATING and unlisted.
 
-        Not idempotent. The topic's next trim detaches a row that is not attached within `registration_timeout`.
+        Not idempotent. If the row is not attached within `registration_timeout`, the topic's next trim detaches it.
 
         Raises:
             UnknownObject: The topic does not exist.
@@ -98,51 +98,52 @@ class Ledgers(Protocol):
     def attach(self, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         """Make a CREATING ledger OPEN at the end of its list, and close the last ledger, which must still be `after`.
 
-        Return whether the ledger is listed now, also after a repeated call. If another ledger came first, or the last
-        one has a higher id, the same transaction files the newborn's deletion intent (apache/pulsar#350).
+        If the last ledger is another one or has a higher id, the ledger is not attached. The same transaction then
+        files the deletion intent of the newborn ledger (apache/pulsar#350). Return whether the ledger is listed now,
+        also after a repeated call.
 
         Raises:
             PreconditionFailed: The topic is not ACTIVE.
         """
 
     def abandon_upload(self, ledger_id: LedgerId, *, epoch: int) -> None:
-        """Record that a process gives up an upload to the ledger, which may have landed. It registers nothing of it.
+        """Record that a process gives up an upload to the ledger. The upload may have landed, but is not registered.
 
-        If the catalog no longer has the ledger's primary copy, the intents of the copy are reopened without a workflow,
-        because phase two may have missed the upload. Otherwise nothing changes: a later deletion lists all objects.
-        Nothing changes for another epoch, for a dead letter, or without an intent.
+        If the catalog no longer has the ledger's primary copy, phase two may have missed the upload. So the intents of
+        the copy are reopened without a workflow. In all other cases nothing changes: a later deletion lists all
+        objects. Nothing changes either for another epoch, for a dead letter, or without an intent.
 
-        Idempotency: each call makes phase two look once more, and it finds nothing that it has deleted.
+        Idempotency: each call makes phase two look once more. Objects that it has deleted are not found again.
         """
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
-        """Return registered segments that hold entries from `from_entry` on, ascending."""
+        """Return registered segments with entries from `from_entry` on, ascending."""
 
     def find_segments(self, topic_id: TopicId, wanted: Mapping[LedgerId, range]) -> list[tuple[Ledger, list[Segment]]]:
-        """Return the listed ones of the ledgers, ascending, with the segments of their ranges, in one read."""
+        """Return the requested ledgers that are listed, ascending, with the segments of their ranges, in one read."""
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
-        """Return the sequences of those producers that have one."""
+        """Return the sequences by producer. Producers without a sequence are left out."""
 
 
 class Components(Protocol):
     """Ledgers of all components of a topic.
 
-    A component's owner (a cursor, a topic's schema) has a list of its own, made with its first ledger. Component
-    ledgers are written whole. The component's port publishes them as CLOSED.
+    Each ledger owner, such as a cursor or the schema of a topic, has its own list. The first ledger creates the list.
+    Component ledgers are written whole. The component's port publishes them as CLOSED.
     """
 
     def create(
         self, topic_id: TopicId, component: Component, keys: Mapping[str, str], *, application: str
     ) -> LedgerStatement:
-        """Insert the row of a ledger with the next id, CREATING and unlisted.
+        """Insert a row for a new ledger with the next id, CREATING and unlisted.
 
         Not idempotent. The topic's trim detaches a row that is never published.
 
         Args:
             topic_id: Topic of the ledger.
             component: Component of the ledger.
-            keys: Identity of its owner within the topic, e.g. `{"cursor": "billing"}`.
+            keys: Identity of the ledger owner within the topic, e.g. `{"cursor": "billing"}`.
             application: Application in the statement.
 
         Raises:
@@ -154,8 +155,8 @@ class Components(Protocol):
         """Return listed ledgers of all components: data ledgers first, each list in its order."""
 
     def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
-        """Yield the same ledgers, or those of one component, in pages that fit into memory.
+        """Yield the ledgers of `list_ledgers`, or only those of one component, in pages that fit into memory.
 
-        A page is read when it is requested. A ledger that leaves its list meanwhile may be missing, and none appears
+        A page is read when it is requested. A ledger that leaves its list meanwhile may be missing. No ledger appears
         twice.
         """

@@ -14,19 +14,19 @@ from logstore.positions import LedgerId, TopicId
 class OffloadAnswer(StrEnum):
     """Result of beginning an offload."""
 
-    BEGUN = "BEGUN"  # its copy is this attempt's to write
+    BEGUN = "BEGUN"  # this attempt may write the copy
     ALREADY = "ALREADY"  # a tiered copy is LIVE
-    GONE = "GONE"  # no list has the ledger any more
+    GONE = "GONE"  # the ledger is in no list any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadStart:
-    """Result of beginning an offload, with the ledger and the copy's context."""
+    """Answer to the beginning of an offload, with the ledger and the offload context."""
 
     answer: OffloadAnswer
     statement: LedgerStatement | None = None  # None: the ledger is gone
     entries: int = 0
-    context: Mapping[str, str] = field(default_factory=dict)  # of the tiered copy, this attempt's or the LIVE one
+    context: Mapping[str, str] = field(default_factory=dict)  # of this attempt's copy or of the LIVE copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class ReadableCopies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedCopy:
-    """LIVE tiered copy, with the content that storage must have."""
+    """LIVE tiered copy, with the content that storage must hold."""
 
     statement: LedgerStatement
     entries: int
@@ -47,7 +47,7 @@ class PublishedCopy:
 
 
 class Offloads(Protocol):
-    """Tiered copies of data ledgers. Every change locks the ledger's list and raises its version."""
+    """Tiered copies of data ledgers. Every change locks the ledger's list and raises its list version."""
 
     def begin(
         self,
@@ -58,32 +58,33 @@ class Offloads(Protocol):
         timeout_s: float,
         topic: str | None = None,
     ) -> OffloadStart:
-        """Assign the ledger's tiered copy to this attempt, for at most `timeout_s` and `UPLOAD_GRACE_S`.
+        """Assign the ledger's tiered copy to this attempt, for at most `timeout_s` plus `UPLOAD_GRACE_S`.
 
         An unpublished copy of an earlier attempt is replaced, and its deletion intent is filed in the same transaction.
         A copy that is being written protects its ledger from every detach (apache/pulsar#13219).
 
         Args:
             ledger_id: Closed, listed ledger with a LIVE primary copy.
-            uuid: Uuid of the attempt, never used before.
+            uuid: New uuid of the attempt.
             driver_metadata: Driver, bucket, endpoint and region, by which a deletion finds the copy
                 (apache/pulsar#16687).
             timeout_s: Time after which the attempt sends nothing more.
-            topic: Encoded name of the ledger's topic, to be checked if given.
+            topic: Encoded name that the ledger's topic must have, or `None` for any.
 
-        Idempotency: keyed by `uuid`. A repeated call does not extend the time.
+        Idempotency: keyed by `uuid`. A repeated call does not extend this time.
 
         Raises:
             InvalidInput: The ledger belongs to another topic. Nothing changed.
-            PreconditionFailed: The topic is not ACTIVE, the ledger not CLOSED, or its primary copy not LIVE.
+            PreconditionFailed: The topic is not ACTIVE, the ledger is not CLOSED, or its primary copy is not LIVE.
             Unsupported: The ledger is no ledger of messages.
         """
 
     def publish(self, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None) -> bool:
-        """Make the copy LIVE if the attempt still has it, the ledger is listed and its topic ACTIVE.
+        """Make the copy LIVE if it still belongs to the attempt, the ledger is listed and its topic ACTIVE.
 
-        The copy's offload context then has `lengths`, unless they are `None`. An attempt that has lost is ended like by
-        `abandon`, but without a waiting time, because all its requests were answered.
+        `lengths` are added to the offload context of the copy, unless they are `None`. If the copy belongs to another
+        attempt, this attempt is ended like by `abandon`. But there is no waiting time, because all its requests were
+        answered.
 
         Idempotency: keyed by `uuid`. The result is the same as long as the copy exists.
 
@@ -92,10 +93,10 @@ class Offloads(Protocol):
         """
 
     def abandon(self, ledger_id: LedgerId, uuid: str) -> None:
-        """File the deletion intent of the attempt's uploads, unless that was done. A LIVE copy is not changed.
+        """File the deletion intent for the attempt's uploads, if it does not exist. A LIVE copy is not changed.
 
         A request without an answer may land within `UPLOAD_GRACE_S`, so the deletion waits that long. If an earlier
-        intent has stopped waiting for the upload, it may have missed objects, and one more intent is filed.
+        intent no longer waits for the upload, it may have missed objects, and one more intent is filed.
 
         Idempotency: keyed by `uuid`.
         """
@@ -148,11 +149,11 @@ class Offloads(Protocol):
         claim: Claim,
         cause: Cause,
     ) -> DetachedBatch:
-        """Detach primary copies only (phase one). The ledgers stay listed and are read from their tiered copy.
+        """Detach only the primary copies (phase one). The ledgers stay listed and are read from their tiered copies.
 
-        For each ledger that is removable and proved, the row of the primary copy is removed and its intent filed, in
-        one audited transaction. An only copy stays, and so does one whose tiered copy is not the proved one. Stalled
-        intents of primary copies join the batch.
+        One audited transaction removes the rows of the primary copies and files their intents. It selects ledgers whose
+        LIVE tiered copy is the one in `proved`. An only copy stays. Stalled intents of primary copies move to the
+        batch.
 
         Args:
             topic_id: Topic of the ledgers.
@@ -170,4 +171,4 @@ class Offloads(Protocol):
         """
 
     def now_us(self) -> int:
-        """Return the catalog's time, microseconds since 1970, which decides when an upload has ended."""
+        """Return the catalog's time in microseconds since 1970. It decides when an upload has ended."""

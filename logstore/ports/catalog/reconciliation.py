@@ -1,4 +1,4 @@
-"""Port of a reconciliation to the catalog."""
+"""Port of the catalog for reconciliation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class CatalogState:
 
     now_us: int
     epoch: int
-    next_ledger_id: int  # no ledger of this catalog has this id or a higher one
+    next_ledger_id: int  # higher than every ledger id of this catalog
 
 
 class RunKind(StrEnum):
@@ -38,16 +38,16 @@ class ReconciliationRun:
     kind: RunKind
     created_us: int
     finished_us: int | None  # None: unfinished, or failed
-    summary: Mapping[str, Any]  # the values that it began with, and the result of a finished run
+    summary: Mapping[str, Any]  # arguments of the run, and the result of a finished run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrphanCopy:
     """Copy in storage that no row of the catalog names."""
 
-    number: int  # of the finding
+    number: int  # number of the finding
     copy: CopyKind
-    statement: LedgerStatement  # in storage, read just before
+    statement: LedgerStatement  # statement in storage, read just before
     context: Mapping[str, str] = field(default_factory=dict)  # offload context of a tiered copy
     size_bytes: int = 0
 
@@ -58,24 +58,24 @@ class FindingsToFile:
 
     batch_id: str
     orphans: Sequence[OrphanCopy]
-    unreferenced: Mapping[int, LedgerId]  # by number of the finding
-    stalled: Mapping[int, int]  # row id of the intent by number of the finding
+    unreferenced: Mapping[int, LedgerId]  # ledger by number of the finding
+    stalled: Mapping[int, int]  # row id of the intent, by number of the finding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageOfFindings(FindingsToFile):
     """Findings to file, with the claim and the cause of the apply."""
 
-    claim: Claim  # on the batch, of the workflow that does phase two
-    cause: Cause  # of the apply
+    claim: Claim  # claim on the batch, of the workflow that does phase two
+    cause: Cause  # actor, reason and workflow of the apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilingResult:
     """Result of filing a page of findings. A repeated call returns the same."""
 
-    detached: DetachedBatch  # the batch of phase two
-    kept: Mapping[int, str]  # reason why nothing was done, by number of the finding
+    detached: DetachedBatch  # batch of phase two
+    kept: Mapping[int, str]  # reason why a finding was not filed, by its number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,15 +85,15 @@ class FiledCopy:
     row_id: int
     ledger_id: LedgerId
     copy: CopyKind
-    uuid: str  # of a tiered copy
+    uuid: str  # uuid of the tiered copy
     outcome: Outcome | None  # None: unfinished
     error: str | None
-    objects: int  # confirmed as deleted
+    objects: int  # number of objects whose deletion storage confirmed
     size_bytes: int
 
 
 class Reconciliation(Protocol):
-    """Runs of plans, scrubs and applies, and the writes by which an orphan becomes an intent."""
+    """Runs of plans, scrubs and applies, and the writes that turn orphans into intents."""
 
     def catalog_state(self) -> CatalogState:
         """Return the state of the catalog."""
@@ -105,8 +105,8 @@ class Reconciliation(Protocol):
         """Insert a claimed run, or renew the claim on an unfinished one. Return the run.
 
         Raises:
-            PreconditionFailed: The id is of another kind of run.
-            ClaimHeld: Another workflow works on the run.
+            PreconditionFailed: The id belongs to a run of another kind.
+            ClaimHeld: Another workflow holds the run.
         """
 
     def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
@@ -116,12 +116,7 @@ class Reconciliation(Protocol):
             UnknownObject: No run has this id.
         """
 
-    def run(self, run_id: str) -> ReconciliationRun:
-        """Return one run.
-
-        Raises:
-            UnknownObject: No run has this id.
-        """
+    def run(self, run_id: str) -> ReconciliationRun: ...
 
     def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
         """Return runs, finished or not, newest first."""
@@ -129,61 +124,66 @@ class Reconciliation(Protocol):
     def forget(self, *, older_than_s: float, limit: int) -> list[str]:
         """Remove old runs that no workflow works on, and return their ids.
 
-        The newest finished plan stays. A plan with an unfinished apply stays as long as that. A caller that dies before
-        it removes the output of the runs leaves files without a run. The next plan removes them.
+        The newest finished plan stays. A plan with an unfinished apply also stays. The caller then removes the output
+        of the runs. If the caller dies before that, files without a run remain, and the next plan removes them.
         """
 
     def file(self, page: PageOfFindings) -> FilingResult:
-        """File a page of findings for phase two in one transaction, and look at each again under its locks.
+        """File a page of findings for phase two in one transaction, and check each finding again under locks.
 
-        1. An orphan is kept if a row explains it (`doubt_orphan`), if an intent for it is unfinished or a dead letter,
-           if its id was never given out, or if its epoch is higher than the catalog's. Otherwise an intent of a new
-           generation is filed.
-        2. An unreferenced ledger is kept if it is referenced now, is CREATING, does not exist, has lost the rows by
-           which it is filed, or may have lost the row that named it (`doubt_unreferenced`). Otherwise it is detached.
-        3. A stalled deletion is kept if it is not stalled any more. Otherwise it moves to the batch.
+        1. An orphan is kept if a row explains it (`doubt_orphan`), if its intent is unfinished or a dead letter, if its
+           id was never given out, or if its epoch is higher than the catalog's. Otherwise an intent of a new generation
+           is filed.
+        2. An unreferenced ledger is kept if it is referenced now, is CREATING, or does not exist. It is also kept if it
+           has lost the rows that filing needs, or may have lost the row that named it (`doubt_unreferenced`). Otherwise
+           it is detached.
+        3. A stalled deletion is kept if it is no longer stalled. Otherwise it moves to the batch.
 
         The audit log gets one row.
 
         Idempotency: keyed by `batch_id`. A repeated call returns the first result.
 
         Raises:
-            PreconditionFailed: The batch id is of another request.
+            PreconditionFailed: The batch id belongs to another request.
         """
 
     def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
-        """Return the reasons by which `file` would keep findings now, by number. Takes no lock.
+        """Return the reasons for which `file` would keep findings now, by number. Take no lock.
 
-        Of a batch that is filed, return the reasons of that call.
+        If the batch is already filed, return the reasons of that call.
 
         Raises:
-            PreconditionFailed: The batch id is of another request.
+            PreconditionFailed: The batch id belongs to another request.
         """
 
     def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
         """Make sure that no writer will ever register these segments, whose objects are about to be deleted.
 
-        An open ledger takes only numbers above its highest, which is raised to the segment's number. A late writer is
-        then refused, and uploads again under a higher number. A closed ledger takes no segments.
+        An open ledger takes only numbers above its highest number. So this number is raised to the segment's number. A
+        late writer is then refused, and uploads again with a higher number. A closed ledger takes no segments.
 
-        A segment is kept if a row names it, or if its ledger is being created, has no primary copy, does not exist, or
-        lacks rows of segments. A number of an open ledger is kept if it is more than `MAX_NUMBERS_ABOVE_LAST` above the
-        highest, until the ledger is closed. The audit log gets one row, unless all are kept.
+        A segment is kept in these cases:
+
+        - A row names the segment.
+        - Its ledger is being created, has no primary copy, does not exist, or lacks rows of segments.
+        - Its ledger is open, and its number is more than `MAX_NUMBERS_ABOVE_LAST` above the ledger's highest number.
+
+        The audit log gets one row, unless all segments are kept.
 
         Args:
             segments: Ledger and segment number by number of the finding.
-            cause: Of the apply.
+            cause: Actor, reason and workflow of the apply.
 
         Returns:
-            Reasons to keep objects by number of the finding. The others may be deleted.
+            Reasons to keep objects by number of the finding. The other objects may be deleted.
 
-        Idempotency: a number is raised once.
+        Idempotency: a repeated call does not raise a number again.
         """
 
     def preview_pass_over(
         self, segments: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
     ) -> Mapping[int, str]:
-        """Return what `pass_over` would return now. Takes no lock.
+        """Return what `pass_over` would return now. Take no lock.
 
         Args:
             segments: Ledger and segment number by number of the finding.

@@ -11,7 +11,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 class TopicState(StrEnum):
-    """ACTIVE accepts work, DELETING only lets it end. Stored by name."""
+    """State of a topic. ACTIVE accepts work, DELETING only lets running work finish. Stored by name."""
 
     ACTIVE = "ACTIVE"
     DELETING = "DELETING"
@@ -19,14 +19,14 @@ class TopicState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """Topic. A name that is created again gets another id."""
+    """Topic. If its name is created again, the new topic has another id."""
 
     topic_id: TopicId
     name: str  # encoded
     state: TopicState
     policy: RetentionPolicy
     created_us: int
-    durable_delete: bool | None = None  # the default of all of its operations; None: each has its own
+    durable_delete: bool | None = None  # default of all operations; None: each operation has its own default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class SubscriptionSummary:
     name: str
     mark_delete: Position
     created_us: int
-    backlog: int | None  # entries; None: a cursor ledger holds a part of the state, and `Subscriptions` knows the whole
+    backlog: int | None  # entries; None: a cursor ledger has a part of the state, see `Subscriptions`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,28 +59,12 @@ class TopicSummaryPage:
 class Topics(Protocol):
     """Topics and their data ledger lists."""
 
-    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
-        """Create the topic with an empty list.
+    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic: ...
 
-        Args:
-            name: Encoded name.
-            policy: Retention of consumed entries.
-            durable_delete: Whether deletions of this topic leave tombstones by default. `None` keeps each operation's
-                default.
-
-        Raises:
-            AlreadyExists: The name is taken.
-        """
-
-    def get(self, name: str) -> Topic:
-        """Return the topic of an encoded name.
-
-        Raises:
-            UnknownObject: The topic does not exist.
-        """
+    def get(self, name: str) -> Topic: ...
 
     def get_by_id(self, topic_id: TopicId) -> Topic:
-        """Return the topic of an id.
+        """Return the topic with this id.
 
         Raises:
             UnknownObject: The topic does not exist.
@@ -89,7 +73,7 @@ class Topics(Protocol):
     def list_active(self, *, after: TopicId, limit: int) -> list[Topic]:
         """Return up to `limit` ACTIVE topics with ids above `after`, ascending by id.
 
-        Successive pages have each topic once that exists throughout.
+        A topic that exists all the time is in exactly one of the successive pages.
         """
 
     def page(
@@ -100,17 +84,17 @@ class Topics(Protocol):
         Args:
             prefix: Prefix of the encoded names.
             state: State of the topics, or `None` for any.
-            after: Encoded name before the first one, compared by bytes.
-            limit: Maximum of topics, 1 or more.
+            after: Encoded name after which the page begins, compared by bytes.
+            limit: Maximum number of topics, 1 or more.
         """
 
     def summary(self, topic: Topic) -> TopicSummary:
-        """Return the summary of one topic: zeros and no subscriptions if it was deleted meanwhile."""
+        """Return the summary of one topic. If the topic was deleted meanwhile, it has zeros and no subscriptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaVersion:
-    """Version of a topic's schema, and the ledger with its content."""
+    """Schema version of a topic, and the ledger with its content."""
 
     version: int  # from 0, without gaps
     ledger_id: LedgerId
@@ -122,11 +106,10 @@ class SchemaVersion:
 class Schemas(Protocol):
     """Schema versions of topics."""
 
-    def all(self, topic_id: TopicId) -> list[SchemaVersion]:
-        """Return every version, ascending."""
+    def all(self, topic_id: TopicId) -> list[SchemaVersion]: ...
 
     def newest(self, topic_id: TopicId) -> SchemaVersion | None:
-        """Return the newest version, or `None` if the topic has no schema."""
+        """Return the newest schema version, or `None` if the topic has no schema."""
 
     def publish(
         self,
@@ -138,10 +121,11 @@ class Schemas(Protocol):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """Make a newborn schema ledger the next version: listed, CLOSED, with its one segment.
+        """Make a newborn schema ledger the next schema version: listed, CLOSED, with its one segment.
 
-        If the newest version has the same digest, it is returned. Then, and if the topic is not ACTIVE, the newborn's
-        intent is filed in the same transaction. A repeated call returns the same version.
+        If the newest schema version has the same digest, that version is returned. In this case, and if the topic is
+        not ACTIVE, the same transaction files the intent of the newborn ledger. A repeated call returns the same schema
+        version.
 
         Args:
             topic_id: Topic of the schema.
@@ -149,10 +133,10 @@ class Schemas(Protocol):
             digest: SHA-256 of the content, hexadecimal.
             content_bytes: Size of the content.
             size_bytes: Size of the segment's object.
-            sha256: Digest of the segment's object, hexadecimal, or `None` if unknown.
+            sha256: SHA-256 of the segment's object, hexadecimal, or `None` if unknown.
 
         Returns:
-            `None` if the newborn was abandoned meanwhile, alone or with its topic. Write another one.
+            `None` if the newborn ledger was abandoned meanwhile, alone or with its topic. Then write another ledger.
 
         Raises:
             PreconditionFailed: The topic is not ACTIVE.

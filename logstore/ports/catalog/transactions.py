@@ -1,6 +1,6 @@
 """Transactions and snapshots of their buffers in the catalog, and the ports of both.
 
-Begin, end, messages and acknowledgements travel in group commits.
+Group commits carry begin, end, messages and acknowledgements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from logstore.transactions.transactions import Participant, TransactionId, Trans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """Visible part of a topic: entries up to `last`, inclusive, without the hidden ones."""
+    """Visible part of a topic: entries up to `last`, inclusive, without the hidden entries."""
 
-    last: Position | None  # None: nothing is visible
+    last: Position | None  # None: no entry is visible
     hidden: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
 
 
 class Settlement(StrEnum):
-    """Reason why a participant is settled: the broadcast owes it the decision no more."""
+    """Reason why a participant is settled. The broadcast then no longer owes it the decision."""
 
     MARKED = "MARKED"  # its marker is in the log
     GONE = "GONE"  # the topic or the subscription was deleted
@@ -38,7 +38,7 @@ class StoredParticipant:
 
     participant: Participant
     topic: str  # encoded
-    positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # acknowledged in the transaction
+    positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # entries acknowledged in the transaction
     settled_us: int | None = None
     settlement: Settlement | None = None
     last_error: str | None = None
@@ -63,7 +63,6 @@ class StoredTransaction:
 
     @property
     def owed(self) -> list[StoredParticipant]:
-        """Participants that are not settled."""
         return [stored for stored in self.participants if stored.settled_us is None]
 
 
@@ -72,15 +71,15 @@ class FinishedTransaction:
     """Transaction whose participants are all settled."""
 
     txn: TransactionId
-    duration_us: int | None = None  # from its decision until this call finished it; None: it was finished before
+    duration_us: int | None = None  # from the decision to this call; None: it was finished before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorWork:
-    """Work of a coordinator, now and next."""
+    """Current and next work of a coordinator."""
 
-    has_unclaimed: bool  # no workflow works on some decided transaction, of any coordinator
-    next_deadline_us: int | None  # of the coordinator's open transactions
+    has_unclaimed: bool  # whether a decided transaction of any coordinator has no workflow
+    next_deadline_us: int | None  # earliest deadline of the coordinator's open transactions
     now_us: int
 
 
@@ -91,17 +90,17 @@ class TransactionCounts:
     count_by_state: Mapping[TransactionState, int]
     oldest_open_us: int | None  # creation of the oldest open transaction
     oldest_decided_us: int | None  # decision of the oldest decided transaction
-    hidden_bytes: int  # of bitmaps of hidden entries
+    hidden_bytes: int  # size of the bitmaps of hidden entries
 
 
 class Transactions(Protocol):
-    """Rows of transactions. Group commits decide transactions. This port reads and finishes them."""
+    """Rows of transactions. Group commits decide transactions. This port reads and finishes transactions."""
 
     def get(self, txn: TransactionId) -> StoredTransaction:
         """Return the transaction.
 
         Raises:
-            UnknownObject: It does not exist, or was forgotten.
+            UnknownObject: The transaction does not exist, or was forgotten.
         """
 
     def list_page(
@@ -110,87 +109,88 @@ class Transactions(Protocol):
         """Return transactions in these states, or all unfinished ones, ascending by id."""
 
     def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
-        """Return the states of those that exist, in one statement. Waiting clients poll it."""
+        """Return the states of the existing transactions, in one statement. Waiting clients poll this method."""
 
     def counts(self) -> TransactionCounts: ...
 
     def frontier(self, topic_id: TopicId, *, from_ledger: int = -1) -> Frontier:
-        """Return the visible part of a topic at one moment, without hidden entries of earlier ledgers.
+        """Return the visible part of a topic at one moment, without hidden entries of ledgers before `from_ledger`.
 
-        Nothing of an unknown topic is visible.
+        If the topic is unknown, no entry is visible.
         """
 
     def held_entries(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
         """Return the entries of the subscription that open transactions have acknowledged."""
 
     def expire(self, tc_id: int, *, limit: int) -> int:
-        """Abort open transactions past their deadline, by the catalog's clock. Return how many. Idempotent."""
+        """Abort open transactions past their deadline, by the catalog's clock. Return their number. Idempotent."""
 
     def pending_work(self, tc_id: int) -> CoordinatorWork: ...
 
     def busy_coordinators(self) -> list[int]:
-        """Return coordinators with expired open transactions or unclaimed decided ones, ascending."""
+        """Return coordinators with expired open transactions or unclaimed decided transactions, ascending."""
 
     def claim(self, claim: Claim, *, limit: int) -> list[StoredTransaction]:
         """Claim decided transactions of any coordinator that no other workflow run has claimed.
 
-        Idempotency: transactions of this workflow run are returned again. Claims lapse by the catalog's clock.
+        Idempotency: transactions that this workflow run has claimed are returned again. Claims lapse by the catalog's
+        clock.
         """
 
     def claim_one(self, txn: TransactionId, claim: Claim) -> StoredTransaction:
         """Claim one decided transaction, or renew its claim. A finished transaction is returned unchanged.
 
         Raises:
-            UnknownObject: It does not exist.
-            ClaimHeld: Another workflow works on it.
-            TransactionNotDecided: It is open.
+            UnknownObject: The transaction does not exist.
+            ClaimHeld: Another workflow holds the transaction.
+            TransactionNotDecided: The transaction is open.
         """
 
     def settle(self, settlements: Sequence[tuple[TransactionId, Participant, Settlement]]) -> list[FinishedTransaction]:
-        """Settle participants of many transactions and the buffers of their topics. Finish what owes nothing more.
+        """Settle participants of many transactions and the buffers of their topics.
 
-        Messages of aborted transactions become hidden for good, and ranges are removed. COMMITTING becomes COMMITTED,
-        ABORTING becomes ABORTED.
+        A transaction whose participants are all settled is finished: COMMITTING becomes COMMITTED, ABORTING becomes
+        ABORTED. Messages of aborted transactions become hidden for good, and ranges are removed.
 
-        Idempotency: a settled participant stays as it is, and a final transaction is returned again.
+        Idempotency: a settled participant does not change, and a final transaction is returned again.
 
         Returns:
-            Those of the transactions that are final now, ascending.
+            The given transactions that are final now, ascending.
         """
 
     def hand_over(
         self, failures: Mapping[TransactionId, Mapping[Participant, str]], *, to: Mapping[TransactionId, Claim]
     ) -> None:
-        """Give transactions to workflows of their own, count an attempt, and store why each participant failed.
+        """Give each transaction to a workflow of its own, count an attempt, and store the error of each participant.
 
         Args:
             failures: Errors by participant, of each transaction.
-            to: Claim of each transaction's workflow, without a run, because the workflow has not begun.
+            to: Claim of each transaction's workflow. It has no run id, because the workflow has not begun.
         """
 
     def list_handed_over(self, *, limit: int) -> list[TransactionId]:
         """Return transactions that were handed over and whose workflows have not begun, ascending."""
 
     def record_failures(self, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
-        """Count an attempt, and store why each participant failed."""
+        """Count an attempt, and store the error of each participant."""
 
     def resolve(self, txn: TransactionId, participant: Participant, cause: Cause) -> StoredTransaction:
         """Settle a participant on behalf of an operator, with a row in the audit log. Idempotent.
 
         Raises:
-            UnknownObject: There is no such transaction or participant.
+            UnknownObject: The transaction or the participant does not exist.
             TransactionNotDecided: The transaction is open.
         """
 
     def forget(self, *, older_than_s: float, limit: int) -> int:
-        """Remove transactions that finished that long ago, with their participants. Return how many."""
+        """Remove transactions that finished longer ago than `older_than_s`. Return their number."""
 
 
 SNAPSHOT_CHANGES: Final = 1_000
-"""Transactions settled in a topic after which its next snapshot is due at once."""
+"""Number of transactions settled in a topic after which its next snapshot is due at once."""
 
 SNAPSHOT_AFTER_S: Final = 5.0
-"""Time after the first settled transaction at which the next snapshot is due in any case."""
+"""Seconds after the first settled transaction at which the next snapshot is due in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ class StoredSnapshot:
 
     ledger_id: LedgerId | None = None  # None: there is no snapshot
     read_to: Position = EARLIEST  # last entry that the snapshot covers
-    due_us: int | None = None  # time at which the next one is to be written; None: nothing has changed
+    due_us: int | None = None  # time at which the next snapshot is due; None: nothing has changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,12 +218,12 @@ class TransactionSnapshots(Protocol):
         """Return the topic's snapshot. It is empty if there is no snapshot or no such topic."""
 
     def buffer(self, topic_id: TopicId) -> Buffer:
-        """Return the topic's buffer at one moment, from rows only. Decided transactions count as decided."""
+        """Return the topic's buffer at one moment, from rows only. It shows decisions that no marker has told yet."""
 
     def take_due(self, *, limit: int, lease_s: float) -> list[TopicId]:
-        """Return topics whose snapshot is due, oldest first, and reserve them for the lease.
+        """Return topics whose snapshot is due, oldest first, and reserve these topics for `lease_s`.
 
-        Idempotency: a topic whose worker dies is due again after the lease. Two snapshots do no harm.
+        Idempotency: if the worker dies, the topic is due again after `lease_s`. Two snapshots do no harm.
         """
 
     def publish(
@@ -231,9 +231,9 @@ class TransactionSnapshots(Protocol):
     ) -> bool:
         """Make a newborn ledger the topic's snapshot: listed, CLOSED, its one segment registered.
 
-        The same transaction retires the predecessor: it leaves its list and gets an intent.
+        The same transaction retires the previous snapshot: its ledger leaves the list and gets an intent.
 
-        Returns whether the ledger is the topic's snapshot now, also if repeated. It is refused if another ledger took
-        the place, if the present snapshot covers more entries, or if the topic is not ACTIVE. The same transaction then
-        files an intent for the newborn ledger.
+        The switch is refused if the present snapshot is not the expected one or covers more entries, or if the topic is
+        not ACTIVE. The same transaction then files an intent for the newborn ledger. Return whether the ledger is the
+        topic's snapshot now, also after a repeated call.
         """
