@@ -21,7 +21,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Number of attempts and the pauses between them. Each pause is twice as long and half random, to spread callers."""
+    """Number of attempts and the pauses between them. Pauses double, and half of each is random, to spread callers."""
 
     attempts: int = 5  # 1 or more, including the first attempt
     first_s: float = 0.1

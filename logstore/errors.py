@@ -56,7 +56,7 @@ class IdsExhausted(RetryableError):
 
 
 class SessionLost(RetryableError):
-    """A session of ZooKeeper ended, and its ephemeral nodes are removed. Open a new session and read each bundle again."""
+    """A session of ZooKeeper ended, and its ephemeral nodes are gone. Open a new session and read each bundle again."""
 
 
 class DeletionIncomplete(RetryableError):
@@ -215,7 +215,7 @@ class AcknowledgementHeld(PreconditionFailed):
 
 
 class AcknowledgementStale(PreconditionFailed):
-    """Messages were given back after the entry of a cumulative acknowledgement was read. It would skip these messages."""
+    """Messages were given back after the entry of a cumulative acknowledgement was read, and would be skipped."""
 
     def __init__(self, subscription: str, *, up_to: str, expected: str, found: str, advice: str) -> None:
         about = f"subscription {subscription}: acknowledging everything up to {up_to}"

@@ -1,11 +1,11 @@
-"""Append: upload an object, then register it, which makes its entries exist. Concurrent appends share a segment.
+"""Append: upload an object, then register it. Concurrent appends share a segment.
 
-A crash before the registration leaves an object without a row. It is invisible, and reconciliation finds it. No append
-is answered before its registration is known.
+Entries exist once their segment is registered. A crash before the registration leaves an object without a row. No
+reader sees this object, and reconciliation finds it. An append is answered only after its registration is known.
 
-The first thread that finds a queue idle becomes its leader. It stores all queued appends and its own, then makes the
-thread at the head of the queue the next leader. No append waits for others: a batch is what came while the previous
-batch was stored.
+The first thread that finds a queue idle becomes its leader. The leader stores all queued appends and its own. Then it
+makes the thread at the head of the queue the next leader. There is no waiting time: a batch contains the appends that
+were queued while the previous batch was stored.
 """
 
 import threading
@@ -26,7 +26,6 @@ from logstore.positions import Position
 
 
 def _encoding_errors() -> tuple[type[Exception], ...]:
-    """Return the errors that Arrow raises for values that a segment cannot hold."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     return (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
@@ -36,28 +35,26 @@ def _encoding_errors() -> tuple[type[Exception], ...]:
 class AppendResult:
     """Result of an append. Its entries are contiguous in one ledger, `first` to `last` inclusive."""
 
-    count: int  # entries stored
+    count: int  # number of stored entries
     first: Position | None  # None if all entries were duplicates
     last: Position | None
-    duplicates: int = 0  # acknowledged and not stored again
+    duplicates: int = 0  # entries that were acknowledged but not stored again
 
 
 class _AppendTarget(NamedTuple):
-    """Destination of an append, and its uploads so far."""
-
     topic: Topic
     hints: TopicHints
     uploads: AppendUploads
 
 
 class Appender:
-    """Stores batches of appends, each as one segment.
+    """Writer of batches of appends, each as one segment.
 
     Args:
-        ledgers: The catalog, for sequence ids.
+        ledgers: The catalog's ledgers, for sequence ids.
         placer: Uploads and registers segments.
         clock: Clock for publish times and deadlines.
-        registration_timeout_s: Time after its start at which an unregistered batch gives up.
+        registration_timeout_s: Time after its start at which an unregistered batch is given up.
     """
 
     def __init__(self, *, ledgers: Ledgers, placer: Placer, clock: Clock, registration_timeout_s: float) -> None:
@@ -75,8 +72,8 @@ class Appender:
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not stored after bounded retries.
-            OutcomeUnknown: Perhaps stored. Only a producer with sequence ids can safely repeat it.
+            StoreUnavailable, CatalogBusy: The parts were not stored, after several attempts.
+            OutcomeUnknown: The parts may be stored. Only producers with sequence ids can safely repeat the call.
         """
         return self._append(_AppendTarget(topic, hints, AppendUploads()), parts)
 
@@ -92,7 +89,7 @@ class Appender:
             try:
                 body = self._encode(accepted_parts)
             except _encoding_errors():
-                # check the other parts again, because removed entries make no duplicates
+                # Check the other parts again. Entries of a refused part must not count when duplicates are searched.
                 return self._append_others(target, parts, [_find_encoding_error(part) for part in parts])
             try:
                 placed = self._placer.place(target.topic, target.hints, body, target.uploads, deadline_s=deadline_s)
@@ -109,7 +106,7 @@ class Appender:
     def _append_others(
         self, target: _AppendTarget, parts: Sequence[ProducedEntries], verdicts: Sequence[object]
     ) -> Sequence[AppendResult | SextonError]:
-        """Store the parts whose verdict is no error. Return results and errors in the order of the parts."""
+        """Store the parts whose verdict is not an error. Return results and errors in the order of the parts."""
         accepted_parts = [
             part for part, verdict in zip(parts, verdicts, strict=True) if not isinstance(verdict, SextonError)
         ]
@@ -119,16 +116,16 @@ class Appender:
     def _append_open(
         self, target: _AppendTarget, parts: Sequence[ProducedEntries], error: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
-        """Append without the parts of a decided transaction. Nothing of any part was stored before."""
+        """Append without the parts of a decided transaction. No part was stored before."""
         verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
         return self._append_others(target, parts, verdicts)
 
     def _without_duplicates(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
-        """Drop duplicates that the catalog confirms, because a dropped entry is acknowledged and not stored.
+        """Drop duplicates that the catalog confirms. A dropped entry is acknowledged without being stored.
 
-        Hints suffice to keep an entry, because the registration checks it again.
+        Hints alone suffice to keep an entry, because the registration checks the entry again.
         """
         producers = duplicates.numbered_producers(parts)
         if producers <= hints.sequences.keys():
@@ -194,14 +191,12 @@ def _to_results(
 
 _MAX_BATCH_ENTRIES: Final = 50_000
 _MAX_BATCH_BYTES: Final = 32 << 20
-"""Limits of a batch. A single larger append is a batch of its own."""
+"""Limits of a batch. A single larger append is stored as a batch of its own."""
 
 Answer = AppendResult | BaseException
 
 
 class _Waiter:
-    """Append of one waiting thread."""
-
     __slots__ = ("answer", "leads", "produced", "size_bytes", "woken")
 
     def __init__(self, produced: ProducedEntries) -> None:
@@ -216,8 +211,8 @@ class AppendQueue:
     """Queue of the appends of one topic in this process.
 
     Args:
-        store: Stores appends as one segment and returns a result or an error for each. One thread calls it at a time.
-            An error that it raises goes to every append of the batch.
+        store: Stores appends as one segment and returns a result or an error for each. Only one thread calls it at a
+            time. An error that it raises goes to every append of the batch.
     """
 
     def __init__(self, store: Callable[[Sequence[ProducedEntries]], Sequence[AppendResult | SextonError]]) -> None:
@@ -228,12 +223,11 @@ class AppendQueue:
 
     @property
     def idle(self) -> bool:
-        """Return whether no thread appends now."""
         with self._lock:
             return not self._led
 
     def append(self, produced: ProducedEntries) -> AppendResult:
-        """Store the append together with other queued ones.
+        """Store the append together with other queued appends.
 
         Raises:
             SextonError: Error that `store` returned or raised.
@@ -254,7 +248,7 @@ class AppendQueue:
     def _wait(self, waiter: _Waiter) -> None:
         try:
             waiter.woken.wait()
-        except BaseException:  # interrupted: it must neither be stored later nor become leader
+        except BaseException:  # after an interruption the append must not be stored later, nor its thread become leader
             with self._lock:
                 if waiter in self._queue:
                     self._queue.remove(waiter)
@@ -280,7 +274,7 @@ class AppendQueue:
                 waiter.woken.set()
 
     def _take(self) -> list[_Waiter]:
-        """Return the leader's own append, at the head of the queue, and what fits into its batch."""
+        """Return the leader's own append, at the head of the queue, and the next appends that fit into the batch."""
         batch = [self._queue.popleft()]
         entries, size_bytes = len(batch[0].produced.entries), batch[0].size_bytes
         while self._queue:

@@ -1,10 +1,10 @@
-"""Waiting for new entries: parked readers of a process share one poll of the ends of their topics' logs.
+"""Waiting for new entries: waiting readers of a process share one poll of the ends of their topics' logs.
 
-Whatever makes entries visible adds an entry to the log: a message, or the marker of a transaction's end. So one
-statement reads the ends of all watched logs, less often while nothing comes. A parked reader sends no requests, whether
-it has read everything or waits for an open transaction. A reader that was woken by an invisible entry parks again.
+Entries become visible only when an entry is added to the log: a message, or a transaction marker. So one statement
+reads the ends of all watched logs, less often while nothing changes. A parked reader sends no requests, whether it has
+read everything or waits for an open transaction. A reader that was woken by an invisible entry parks again.
 
-If an operator has settled a topic by hand, it has no marker. Its readers wait until their timeout.
+If an operator has settled a participant by hand, its topic has no marker. Its readers wait until their timeout.
 
 Source: apache/pulsar#14286, #22944: a cursor beyond maxReadPosition read empty batches in a busy loop.
 """
@@ -23,7 +23,7 @@ _LOG: Final = logging.getLogger(__name__)
 _POLL_PAUSES_S: Final = (0.005, 0.25)  # shortest and longest pause between two polls
 
 _EndByTopic = dict[TopicId, Position]
-"""Last entry by topic, for topics with a ledger. It is entry -1 of an empty ledger."""
+"""Last entry by topic, for topics with a ledger. If the last ledger is empty, it is entry -1 of that ledger."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _ParkedReader:
 
 
 class LogEndPoller:
-    """Thread that polls the ends of logs while any reader waits. Close it."""
+    """Thread that polls the ends of logs while any reader waits. Close it after use."""
 
     def __init__(self, ledgers: Ledgers) -> None:
         self._ledgers = ledgers
@@ -51,14 +51,11 @@ class LogEndPoller:
                 reader.woken.set()
 
     def ends(self, topic_ids: Collection[TopicId]) -> _EndByTopic:
-        """Return the ends of logs, with one read."""
+        """Return the last entry of each log, with one read."""
         return {ledger.topic_id: ledger.span.last for ledger in self._ledgers.last_ledgers(topic_ids)}
 
     def park(self, topic_id: TopicId, end: Position | None, timeout_s: float) -> Position | None:
-        """Wait until the topic's log has another end, and return the new end.
-
-        After the timeout the old end is returned.
-        """
+        """Wait until the topic's log has another end, and return the new end. After the timeout, return `end`."""
         reader = _ParkedReader(topic_id, end)
         with self._lock:
             if self._closed.is_set():
@@ -80,7 +77,7 @@ class LogEndPoller:
             has_moved = False
             try:
                 has_moved, was_reported = self._wake(waiting), False
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next look may do better
+            except Exception as error:  # noqa: BLE001 - after any error the next poll may succeed
                 if not was_reported:
                     _LOG.warning("readers wait on, because the catalog does not say where logs end: %s", error)
                 was_reported = True
@@ -88,7 +85,7 @@ class LogEndPoller:
             self._closed.wait(pause)
 
     def _wake(self, waiting: Sequence[_ParkedReader]) -> bool:
-        """Wake readers whose logs have another end. Return whether there were any."""
+        """Wake readers whose logs have another end. Return whether any reader was woken."""
         ends = self.ends({reader.topic_id for reader in waiting})
         moved_readers = [reader for reader in waiting if ends.get(reader.topic_id) != reader.end]
         for reader in moved_readers:
@@ -97,10 +94,7 @@ class LogEndPoller:
         return bool(moved_readers)
 
     def _waiting(self) -> list[_ParkedReader]:
-        """Return the parked readers.
-
-        Without readers the thread ends.
-        """
+        """Return the parked readers. If there are none, the thread ends."""
         with self._lock:
             waiting = [] if self._closed.is_set() else [reader for reader in self._parked if not reader.woken.is_set()]
             self._looking = bool(waiting)
@@ -115,13 +109,10 @@ class Watch:
         self._end = arrivals.ends([topic_id]).get(topic_id)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the log has grown since the watch was created, or since its last wait ended.
+        """Wait until the log has grown since the watch was created or its last wait ended. Return whether it has grown.
 
-        Read first and wait then: an entry that came in between ends the wait at once. The delivery time of a delayed
-        message wakes no reader. If the catalog does not answer, the wait continues.
-
-        Returns:
-            Whether the log has grown.
+        Read first and wait afterwards. An entry that was added in between ends the wait at once. The delivery time of a
+        delayed message wakes no reader. If the catalog does not answer, the wait continues.
         """
         before, self._end = self._end, self._arrivals.park(self._topic_id, self._end, timeout_s)
         return self._end != before

@@ -1,9 +1,9 @@
-"""Ledgers of components, written whole: a statement, one segment, and the transaction that makes them exist.
+"""Component ledgers, written whole: a statement, one segment, and the transaction that publishes the ledger.
 
 A component ledger is stored like a data ledger: `meta.json` first, then exactly one segment. The segment has one entry,
-or is a Parquet file of the component. Its row is created first. The component's own transaction lists it last, after a
-HEAD has shown each object. A process that loses this race or dies leaves a newborn, for which the catalog files an
-intent (apache/pulsar#350).
+or is a Parquet file of the component. The ledger's row is created first. The component's own transaction lists the
+ledger last, after a HEAD request has shown each object. A process that loses a race or dies leaves a newborn ledger,
+for which the catalog files an intent (apache/pulsar#350).
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from logstore.units import raise_if_stopped
 _Published = TypeVar("_Published")
 
 _MAX_ATTEMPTS: Final = 3
-"""Ids that storage may have already: several in a row after a restore of the catalog."""
+"""Number of ids to try. After a restore of the catalog, storage may already have several ids in a row."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ class CreatedLedger:
     """Unlisted ledger whose objects are stored."""
 
     ledger_id: LedgerId
-    epoch: int  # of the catalog
-    size_bytes: int  # of its segment
-    sha256: str  # of its segment, hexadecimal
+    epoch: int  # epoch of the catalog
+    size_bytes: int  # size of the segment's object
+    sha256: str  # SHA-256 of the segment's object, hexadecimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class EntryDraft:
     component: Component
     keys: Mapping[str, str]
     content: bytes
-    properties: Mapping[str, str]  # for a reader without the catalog
+    properties: Mapping[str, str]  # for readers without the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +63,12 @@ class FileDraft:
     topic_id: TopicId
     component: Component
     keys: Mapping[str, str]
-    file: BinaryIO  # seekable, and read from its beginning
-    facts: Mapping[str, str]  # object metadata, for a reader without the catalog
+    file: BinaryIO  # seekable; read from its beginning
+    facts: Mapping[str, str]  # object metadata, for readers without the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Segment:
-    """Segment to upload."""
-
     content: bytes | BinaryIO
     size_bytes: int
     sha256: str
@@ -78,7 +76,7 @@ class _Segment:
 
 
 class ComponentLedgers:
-    """Writes component ledgers and reads them back. It is thread-safe, and any number of processes may run one.
+    """Writer and reader of component ledgers. It is thread-safe, and several processes may use one each.
 
     Args:
         components: Creates rows.
@@ -86,7 +84,7 @@ class ComponentLedgers:
         objects: The primary bucket.
         application: Application in the statements of new ledgers.
         clock: Clock, for tests.
-        patience_s: Time after the start of a write within which it is retried.
+        patience_s: Time after the start of a write within which attempts are repeated.
     """
 
     def __init__(
@@ -113,13 +111,14 @@ class ComponentLedgers:
         detaches. `publish` is repeated if its outcome is unknown.
 
         Args:
-            draft: Owner and content.
+            draft: Ledger owner and content.
             publish: Transaction of the component, safe to repeat.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven: Not done after bounded retries.
-            OutcomeUnknown: Perhaps published.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven: The ledger was not published, after several
+                attempts.
+            OutcomeUnknown: The ledger may be published.
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s
         created = self._store(draft, deadline_s)
@@ -127,10 +126,9 @@ class ComponentLedgers:
             return self._clock.retry(lambda: publish(created), deadline_s=deadline_s)
 
     def store(self, draft: EntryDraft | FileDraft) -> CreatedLedger:
-        """Store the draft as an unlisted ledger, for a transaction that publishes several.
+        """Store the draft as an unlisted ledger, for a transaction that publishes several. Raise the errors of `write`.
 
-        It raises the errors of `write`. If the ledger is not published within a writer's time to register, it counts as
-        abandoned.
+        If the ledger is not published within the registration timeout, it counts as abandoned.
         """
         return self._store(draft, self._clock.monotonic_s() + self._patience_s)
 
@@ -151,7 +149,7 @@ class ComponentLedgers:
         raise CatalogBusy(f"topic {draft.topic_id}: storage holds others of {_MAX_ATTEMPTS} ledger ids in a row")
 
     def read(self, ledger_id: LedgerId) -> bytes | None:
-        """Return the content of a listed ledger, or `None` if its row or its object is gone.
+        """Return the content of a listed ledger, or `None` if its row or its object does not exist.
 
         Raises:
             CorruptData: The object differs from its row.
@@ -180,7 +178,7 @@ class ComponentLedgers:
     def _put(self, statement: LedgerStatement, segment: _Segment, deadline_s: float) -> bool:
         """Store both objects. Return `False` if storage has another ledger of that id.
 
-        Each object is read back after its PUT, and put again if it is missing.
+        Each object is read back after its PUT. If it is missing, it is put again.
         """
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()

@@ -1,4 +1,4 @@
-"""Deduplication: entries whose sequence id is at most the producer's registered one were stored before.
+"""Deduplication: an entry is a duplicate if its sequence id is not above the producer's highest registered id.
 
 A duplicate is acknowledged and not stored again. Entries without a sequence id are never duplicates. Entries of an open
 transaction count for that transaction only (`ProducerSequence`).
@@ -24,7 +24,8 @@ def check(produced: ProducedEntries) -> None:
     """Refuse an append whose sequence ids are invalid.
 
     Raises:
-        InvalidInput: No entries, or a sequence id without a producer, below 0, above 2**63 - 1, or not ascending.
+        InvalidInput: There are no entries. Or a sequence id has no producer, is below 0 or above 2**63 - 1, or is not
+            ascending.
     """
     if not produced.entries:
         raise InvalidInput("entries", expected="at least one", found=produced.entries)
@@ -43,7 +44,7 @@ def check(produced: ProducedEntries) -> None:
 
 
 def numbered_producers(parts: Iterable[ProducedEntries]) -> set[str]:
-    """Return the producers that have entries with a sequence id."""
+    """Return the producers of entries with a sequence id."""
     return {part.producer for part in parts if part.producer and any(_has_sequence_id(part))}
 
 
@@ -52,7 +53,7 @@ def drop(
 ) -> list[ProducedEntries | SequenceHeld]:
     """Return the parts without duplicates, in order. A part may become empty, or is refused as a whole.
 
-    Of two parts of one producer, the second is compared with the first.
+    A part is also compared with earlier parts of its producer.
     """
     sequence_by_producer = dict(registered)
     return [_drop(part, sequence_by_producer) for part in parts]
@@ -75,7 +76,7 @@ def _drop(part: ProducedEntries, sequence_by_producer: dict[str, ProducerSequenc
 
 
 def advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerAdvance, ...]:
-    """Return the sequence ids that a segment of these parts registers, ascending by producer, then in order."""
+    """Return the sequence ids that a segment with these parts registers, ascending by producer, then in order."""
     ids_by_key: dict[tuple[str, TransactionId | None], list[int]] = {}
     for part in parts:
         if part.producer and any(_has_sequence_id(part)):

@@ -1,6 +1,7 @@
 """Group commit: one writer thread for each process commits all waiting writes in one transaction.
 
-There is no timer. An idle writer commits at once. A batch is what queued while the previous batch was committed.
+There is no timer. An idle writer commits at once. A batch contains the writes that were queued while the previous batch
+was committed.
 """
 
 import logging
@@ -28,23 +29,23 @@ from logstore.ports.catalog import (
 _LOG = logging.getLogger(__name__)
 
 _MAX_UNAVAILABLE_IN_A_ROW: Final = 2
-"""One write may fail for its own reason. After two in a row the catalog is unavailable."""
+"""Number of failures in a row after which the catalog counts as unavailable. One failure may concern only its write."""
 
 
 class _Item(NamedTuple):
     write: Write
     future: "Future[Any]"
-    context: Context  # of the submitting thread; a commit belongs to the trace of its first write
+    context: Context  # of the submitting thread; a commit is part of the trace of its first write
 
 
 class GroupCommitter:
-    """Collects small writes of all threads and commits them together.
+    """Collector of small writes of all threads, which commits them together.
 
-    Close it. Its thread is a daemon, so a process that forgets still ends.
+    Close it after use. Its thread is a daemon, so a process that does not close it still ends.
 
     Args:
         commits: Destination of the writes, called by the writer thread only.
-        capacity: Maximum of waiting writes, at least 1, and of writes in one transaction.
+        capacity: Maximum number of waiting writes, and of writes in one transaction. At least 1.
         patience_s: Time for which `submit` waits for room.
     """
 
@@ -67,10 +68,10 @@ class GroupCommitter:
     @overload
     def submit(self, write: EndTransaction) -> "Future[EndTransactionResult]": ...
     def submit(self, write: Write) -> "Future[Any]":
-        """Queue a write. The future gets its result or its own error.
+        """Queue a write. The future gets the result or the error of this write.
 
         Raises:
-            CatalogBusy: No room within `patience_s`. The write was not queued.
+            CatalogBusy: There was no room within `patience_s`. The write was not queued.
             StoreUnavailable: The committer is closed or its thread died. The write was not queued.
         """
         return self._queue(write)
@@ -103,8 +104,8 @@ class GroupCommitter:
         """Commit one write and wait for its result, at most `timeout_s`.
 
         Raises:
-            CatalogBusy: Not begun in time. The write was removed from the queue.
-            OutcomeUnknown: The time was over while it was being committed.
+            CatalogBusy: The write was not begun in time, and was removed from the queue.
+            OutcomeUnknown: The time ended while the write was being committed.
             SextonError: Error of `Commits.commit`.
         """
         future: Future[Any] = self._queue(write)
@@ -119,7 +120,7 @@ class GroupCommitter:
         return result
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Refuse new writes, commit waiting ones, and end the thread within `timeout_s`. Safe to repeat."""
+        """Refuse new writes, commit waiting writes, and end the thread within `timeout_s`. Safe to repeat."""
         with self._changed:
             self._refusal = self._refusal or "this process's writer is closed"
             self._changed.notify_all()
@@ -130,11 +131,11 @@ class GroupCommitter:
         try:
             while items := self._take():
                 self._commit(items)
-        except BaseException as death:  # noqa: BLE001 - whatever it is, no caller may wait for a dead thread
+        except BaseException as death:  # noqa: BLE001 - after any error, no caller may wait for a dead thread
             self._die(items, death)
 
     def _take(self) -> list[_Item]:
-        """Wait for writes and return all of them, or none when the committer is closed and drained."""
+        """Wait for writes and return all of them. Return an empty list when the committer is closed and drained."""
         with self._changed:
             while True:
                 self._changed.wait_for(lambda: self._waiting or self._refusal)
@@ -153,7 +154,7 @@ class GroupCommitter:
         except OutcomeUnknown as error:
             for item in items:
                 item.future.set_exception(_to_outcome_unknown(error))
-        except Exception as error:  # noqa: BLE001 - a faulty item may fail in any way; alone, it fails alone
+        except Exception as error:  # noqa: BLE001 - a faulty item may raise any error; committed alone, it fails alone
             self._commit_alone(items, error)
         else:
             for item, result in zip(items, results, strict=True):
@@ -166,9 +167,7 @@ class GroupCommitter:
         if len(items) == 1:
             items[0].future.set_exception(error)
             return
-        if isinstance(
-            error, CatalogBusy
-        ):  # contention outlasted the catalog's patience: alone, each would wait as long
+        if isinstance(error, CatalogBusy):  # each write alone would meet the same contention
             for item in items:
                 item.future.set_exception(CatalogBusy(f"group commit: {error}"))
             return

@@ -1,4 +1,4 @@
-"""`ManagedLedger`: the log of every topic, as a process uses it."""
+"""`ManagedLedger`: the logs of all topics, for one process."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,24 +25,25 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import Position, TopicId
 
 _MAX_REMEMBERED_TOPICS: Final = 10_000
-"""A topic that is forgotten while in use merges fewer appends for a moment."""
+"""Number of topics with an append queue. If a topic in use is dropped, its appends share fewer segments for a moment.
+"""
 
 
 class ManagedLedger:
-    """Log of topics: appends to, rolls and reads their data ledgers.
+    """Log of topics: appends to data ledgers, rolls them and reads them.
 
-    It is thread-safe, and any number of processes may run it. `close` ends its threads and leaves the committer open.
+    It is thread-safe, and several processes may use one each. `close` ends its threads but leaves the committer open.
 
     Args:
         ledgers: The catalog's ledgers.
-        transactions: The catalog's transactions, which limit what readers may see.
+        transactions: The catalog's transactions, which limit the entries that readers may see.
         objects: The primary bucket.
         committer: Writer of small changes, one for each process.
         application: Application in the statements of new ledgers.
         policy: Limits of a ledger.
         clock: Clock, for tests.
-        registration_timeout_s: Time after the start of an append within which its segment is registered or never.
-        tiered: Reader of tiered copies, used if a primary copy is gone or damaged.
+        registration_timeout_s: Time after the start of an append within which its segment must be registered.
+        tiered: Reader of tiered copies, used if a primary copy is missing or damaged.
     """
 
     def __init__(
@@ -95,20 +96,21 @@ class ManagedLedger:
         """Store all of one producer's entries, or none, contiguously in one ledger.
 
         Appends of several threads to one topic share a segment. Entries up to the producer's registered sequence id are
-        duplicates: acknowledged and not stored again. Entries of a transaction are visible once it commits, and later
-        entries wait with them. If it aborts, they were never stored.
+        duplicates: they are acknowledged and not stored again. Entries of a transaction become visible when it commits.
+        Later entries of the topic wait until then. If the transaction aborts, its entries were never stored.
 
-        Idempotency: a producer with sequence ids may repeat the call. Without them entries may be stored twice.
+        Idempotency: a producer with sequence ids may repeat the call. Without sequence ids, entries may be stored
+        twice.
 
         Raises:
-            InvalidInput: No entries, sequence ids without a producer or not ascending, or a value that a segment cannot
-                hold. Nothing was written.
+            InvalidInput: There are no entries, sequence ids have no producer or are not ascending, or a segment cannot
+                hold a value. Nothing was written.
             TransactionNotOpen: The transaction is decided or unknown. Nothing was written.
-            SequenceHeld: Another open transaction has numbered entries of the producer. Nothing was written.
+            SequenceHeld: Another open transaction has entries of the producer with sequence ids. Nothing was written.
             UnknownObject: The topic does not exist.
             PreconditionFailed: The topic is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not stored after bounded retries.
-            OutcomeUnknown: Perhaps stored.
+            StoreUnavailable, CatalogBusy: The entries were not stored, after several attempts.
+            OutcomeUnknown: The entries may be stored.
         """
         duplicates.check(produced)
         return self._append_queue(topic).append(produced)
@@ -121,7 +123,7 @@ class ManagedLedger:
         Raises:
             UnknownObject: The topic does not exist.
             PreconditionFailed: The topic is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not done after bounded retries.
+            StoreUnavailable, CatalogBusy: The ledger was not rolled, after several attempts.
         """
         rolled = self._roller.roll(topic.topic_id)
         known_hints = self._hints.get(topic.topic_id)
@@ -132,8 +134,8 @@ class ManagedLedger:
     def roll_if_due(self, topic: Topic) -> bool:
         """Roll the last ledger if it has reached a limit of the policy. Return whether this call closed a ledger.
 
-        Without this the ledger of an idle topic stays open, and an open ledger is never deleted (apache/pulsar#9136).
-        Raises the errors of `roll`.
+        Without this call the ledger of an idle topic stays open, and an open ledger is never deleted
+        (apache/pulsar#9136). Raise the errors of `roll`.
         """
         last = self._ledgers.last_ledger(topic.topic_id)
         if last is None or not self._policy.is_due(last, now_us=self._clock.now_us()):
@@ -141,7 +143,7 @@ class ManagedLedger:
         return self.roll(topic).closed is not None
 
     def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Return the topics whose last ledger `roll_if_due` would roll now. Needs one read."""
+        """Return the topics whose last ledger `roll_if_due` would roll now, with one read."""
         now_us = self._clock.now_us()
         return frozenset(
             last_ledger.topic_id
@@ -165,17 +167,18 @@ class ManagedLedger:
 
         Args:
             topic: Topic to read.
-            from_position: First entry, inclusive. A position in a trimmed ledger means the next listed entry.
+            from_position: First entry, inclusive. If its ledger was trimmed, the next listed entry is the first.
             columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
-            cursor_state: State of a subscription. Its acknowledged entries, and messages whose delivery time has not
-                come, are skipped.
+            cursor_state: State of a subscription. Entries that it has acknowledged are skipped, and so are messages
+                before their delivery time.
             upto: Last entry, inclusive.
             frontier: Frontier that the caller has just read, for this position or an earlier one.
-            without: Entries to skip, asked again for each segment. A segment without other entries is not fetched.
-            postponing: Receives messages that are not due, and says which are. Without it nothing is postponed.
+            without: Entries to skip. It is asked for each segment. A segment without other entries is not fetched.
+            postponing: Receives messages that are not due, and decides which messages are due. With `None`, only
+                `cursor_state` postpones messages.
 
         Raises:
-            InvalidInput: Unknown column.
+            InvalidInput: A column is unknown.
             MissingData: A listed ledger lacks an object.
             CorruptData: An object differs from its row.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
@@ -194,10 +197,10 @@ class ManagedLedger:
     def read_entries_at(
         self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str] = READABLE_COLUMNS
     ) -> list[Entry]:
-        """Return entries by position, in the given order, without trimmed and hidden ones. Delivery times are ignored.
+        """Return entries by position, in the given order. Trimmed and hidden entries are absent.
 
-        Each segment is fetched once and cached, because later calls often need the same segment. Raises the errors of
-        `scan`.
+        Delivery times are ignored. Each segment is fetched once and cached, because later calls often need the same
+        segment. Raise the errors of `scan`.
         """
         return self._reader.read_entries_at(topic, positions, columns=columns)
 
@@ -226,17 +229,23 @@ class ManagedLedger:
 
         All waiting readers of a process share one small statement.
 
-        Example: ```python watch = managed.watch(topic) while True: state = subscriptions.read_state(topic.topic_id,
-        name) entries = managed.read(topic, max_entries=100, cursor_state=state) if not entries:
-        watch.wait(timeout_s=30) ```
+        Example:
+            ```python
+            watch = managed.watch(topic)
+            while True:
+                state = subscriptions.read_state(topic.topic_id, name)
+                entries = managed.read(topic, max_entries=100, cursor_state=state)
+                if not entries:
+                    watch.wait(timeout_s=30)
+            ```
         """
         return Watch(self._arrivals, topic.topic_id)
 
     def reload_hints(self, belongs: Callable[[Topic], bool]) -> int:
-        """Reload the last ledgers of this process's topics that `belongs` selects. Return their number.
+        """Reload the last ledgers of those remembered topics that `belongs` selects. Return their number.
 
-        Appends may continue, because the catalog checks each condition at registration. After an error these hints are
-        empty.
+        Appends may continue, because the catalog checks each condition at registration. After an error the hints of
+        these topics are empty.
         """
         with self._lanes_lock:
             selected = [(topic, hints) for topic, hints in self._hints.values() if belongs(topic)]

@@ -38,33 +38,31 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 
 STRIDE: Final = 16
-"""Range of random numbers after a first loss.
+"""Range of the random number that is added after the first lost race.
 
-It doubles with every loss, so that large uploads among small ones win.
+It doubles with every lost race, so that large uploads succeed among small ones.
 """
 
 _MAX_STRIDE: Final = 1 << 16
 _MAX_NUMBER: Final = 99_999_999  # eight digits in a key
-_MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # remembered for a topic at most
+_MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # limit for each topic
 
 
 @dataclass(slots=True, kw_only=True)
 class TopicHints:
-    """What this process remembers of a topic. It may be outdated, and is dropped if the catalog disagrees."""
+    """Remembered state of a topic in this process. It may be outdated, and is dropped if the catalog disagrees."""
 
     ledger: Ledger | None = None
-    shared: bool = False  # another process appends to the topic, too: the hint is probably outdated
+    shared: bool = False  # whether another process also appends to the topic, so that `ledger` is probably outdated
     epoch: int = 0
     sequences: dict[str, ProducerSequence] = field(default_factory=dict)
 
     def remember(self, sequences: Mapping[str, ProducerSequence]) -> None:
-        """Add registered sequence ids, within bounds."""
         if len(self.sequences) + len(sequences) > _MAX_PRODUCERS_PER_TOPIC:
             self.sequences.clear()
         self.sequences.update(sequences)
 
     def forget(self) -> None:
-        """Drop ledger and sequence ids."""
         self.ledger = None
         self.sequences.clear()
 
@@ -84,17 +82,14 @@ class SegmentBody:
 
 @dataclass(slots=True)
 class AppendUploads:
-    """Successive uploads of one append. Each one but the last was refused, or failed."""
+    """Successive uploads of one append. All uploads except the last were refused or failed."""
 
     append: str = field(default_factory=lambda: uuid.uuid4().hex)
     made: int = 0
-    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried
+    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
 
     def next(self) -> SegmentUploadId:
-        """Return the id of one more upload.
-
-        The append stays the same after another encoding, a split or a new ledger.
-        """
+        """Return the id of one more upload. A new encoding, a split or a new ledger does not change the append."""
         self.made += 1
         return SegmentUploadId(self.append, self.made)
 
@@ -113,7 +108,7 @@ class PlacementAttempts:
 
     deadline_s: float
     losses: int = 0
-    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried
+    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
     fenced: set[LedgerId] = field(default_factory=set)
 
     def behind(self, ledger: Ledger) -> int:
@@ -125,7 +120,7 @@ class PlacementAttempts:
         return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
 
     def next_number(self, ledger: Ledger) -> int:
-        """Return the next number at first, and a random one above the highest lost one later."""
+        """Return the next number. After a lost race, return a random number above the highest lost one."""
         if not self.losses or ledger.ledger_id not in self.tried:
             return self.behind(ledger) + 1
         reach = min(STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
@@ -133,7 +128,7 @@ class PlacementAttempts:
 
 
 _MAX_LOST_RACES: Final = 24
-"""Lost races of one segment before its writer gives up."""
+"""Number of lost races of one segment after which its writer gives up."""
 
 
 class Placer:
@@ -164,11 +159,12 @@ class Placer:
         """Upload and register the segment. After a lost race try a higher number or another ledger.
 
         Raises:
-            ProducerFenced: A producer's sequence moved. Encode again without the new duplicates.
+            ProducerFenced: A producer's sequence has advanced. Encode again without the new duplicates.
             TransactionNotOpen: A transaction was decided. Encode again without its entries.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not registered after bounded retries.
-            OutcomeUnknown: Perhaps registered, and the catalog does not answer; or registered and not confirmed.
+            StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
+            OutcomeUnknown: The segment may be registered, and the catalog does not answer. Or it is registered, but has
+                no confirmation.
         """
         attempts = PlacementAttempts(deadline_s, tried=uploads.tried)
         while attempts.losses <= _MAX_LOST_RACES:
@@ -200,9 +196,9 @@ class Placer:
         raise CatalogBusy(f"topic {topic.name}: append lost {attempts.losses} races to other writers")
 
     def _choose_ledger(self, topic: Topic, hints: TopicHints, attempts: PlacementAttempts) -> Ledger:
-        """Return the hinted ledger if it accepts segments, otherwise the last one of the catalog, rolled if necessary.
+        """Return the hinted ledger if it accepts segments, otherwise the catalog's last ledger, rolled if necessary.
 
-        If other processes append too, the catalog is read first. That costs less than an upload that is then refused.
+        If other processes append too, the catalog is read first. A read costs less than an upload that is then refused.
         """
         hint = hints.ledger
         if hint and not hints.shared and self._accepts_segments(hint, attempts):
@@ -229,7 +225,6 @@ class Placer:
     def _metadata(
         self, topic: Topic, ledger: Ledger, epoch: int, body: SegmentBody, upload_id: SegmentUploadId
     ) -> dict[str, str]:
-        """Return the object's metadata: owner, upload id, registered extent and digests."""
         upload_fields = {
             UPLOAD_ID_FIELD: str(upload_id),
             EXTENT_FIELD: str(RegisteredExtent(ledger.last_segment, ledger.entries)),
@@ -250,7 +245,7 @@ class Placer:
         except AlreadyExists:
             head = self._objects.head(key)
             if head is None or head[1].get(UPLOAD_ID_FIELD) != metadata[UPLOAD_ID_FIELD]:
-                raise  # not an earlier try of this upload that was reported as failed
+                raise  # the stored object is not an earlier try of this upload
 
     def _statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
         owner = LedgerOwner(
@@ -280,7 +275,7 @@ def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: S
 
 
 def _next_hint(ledger: Ledger, write: RegisterSegment, registered: RegisterSegmentResult | Segment) -> Ledger | None:
-    """Return the hint for the next append, or `None` if the registration was found but not answered."""
+    """Return the hint for the next append, or `None` if the result has no totals of the ledger."""
     if isinstance(registered, Segment):
         return None
     return replace(

@@ -1,11 +1,11 @@
-"""Reader of entries, in order or by position, that fetches a few segments ahead while ledgers may be trimmed.
+"""Reader of entries, in order or by position. It fetches a few segments ahead, while ledgers may be trimmed.
 
-A reader that misses an object reads the catalog again:
+If an object is missing, the reader asks the catalog again:
 
 - If the ledger is no longer listed, the reader continues at the next listed entry and logs a warning. A missing ledger
-never blocks a reader, and a skip is never silent (apache/pulsar#18620).
+  never blocks a reader, and a skip is never silent (apache/pulsar#18620).
 - If the ledger is listed, the reader uses the tiered copy.
-- If no copy has the object, data is lost: `MissingData`.
+- If no copy has the object, data is lost, and the reader raises `MissingData`.
 """
 
 import logging
@@ -42,21 +42,22 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 
 _FIRST_PAGE_LEDGERS: Final = 8
-"""Ledgers of the first page, few because a reader may want one entry. Each further page is twice as long."""
+"""Number of ledgers of the first page, small because a reader may want one entry. Each further page is twice as long.
+"""
 _MAX_PAGE_LEDGERS: Final = 1024
 
 _CACHE_BYTES: Final = 32 << 20
-"""Cached columns of segments that were read by position, for all readers of a process."""
+"""Size of the cache of columns that were read by position, for all readers of a process."""
 
 
 class Reader:
-    """Reads a topic's entries from the copies of its ledgers.
+    """Reader of a topic's entries from the copies of its ledgers.
 
     Args:
         ledgers: Finds segments.
-        transactions: Limits what readers may see.
+        transactions: Limits the entries that readers may see.
         objects: The primary bucket.
-        clock: Compared with delivery times.
+        clock: Clock for delivery times.
         tiered: Reader of tiered copies.
     """
 
@@ -94,7 +95,7 @@ class Reader:
         without: ExcludedEntries | None = None,
         postponing: Postponer | None = None,
     ) -> Iterator[Entry]:
-        """Yield visible entries in order, as `ManagedLedger.scan`."""
+        """Yield visible entries in order, like `ManagedLedger.scan`."""
         view = ReadFilter(
             columns=_validate_columns(columns),
             state=cursor_state,
@@ -128,7 +129,7 @@ class Reader:
                 return
 
     def read_entries_at(self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str]) -> list[Entry]:
-        """Return entries by position, as `ManagedLedger.read_entries_at`."""
+        """Return entries by position, like `ManagedLedger.read_entries_at`."""
         view = ReadFilter(columns=_validate_columns(columns))
         ids_by_ledger: dict[LedgerId, BitMap] = defaultdict(BitMap)
         for position in positions:
@@ -159,7 +160,7 @@ class Reader:
     def _committed(
         self, topic: Topic, view: ReadFilter, at: Position, known: Frontier | None = None
     ) -> ReadFilter | None:
-        """Return the filter up to the first message of an open transaction, or `None` if nothing is visible."""
+        """Return the filter up to the first message of an open transaction, or `None` if no entry is visible."""
         marked = at if view.state is None else max(at, view.state.mark_delete)
         frontier = known or self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
@@ -168,7 +169,7 @@ class Reader:
         return replace(view, upto=upto, unseen=frontier.hidden)
 
     def _segments(self, topic: Topic, view: ReadFilter, at: Position) -> Iterator[tuple[Ledger, Segment]]:
-        """Yield registered segments from `at` on, in order. Ledgers are looked up one by one."""
+        """Yield registered segments from `at` on, in order. Their rows are read ledger by ledger."""
         upto = view.upto
         assert upto is not None  # `_committed` has set it
         first_ledger = (
@@ -184,7 +185,7 @@ class Reader:
             yield from ((ledger, row) for row in self._rows(ledger, start))
 
     def _rows(self, ledger: Ledger, start: int) -> list[Segment]:
-        """Return the ledger's segments that hold entries from `start` on.
+        """Return the ledger's segments with entries from `start` on.
 
         Raises:
             SegmentGone: The ledger was trimmed since it was listed.
@@ -195,10 +196,10 @@ class Reader:
         return rows
 
     def _listed(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
-        """Yield ledgers of these ids, both inclusive, page by page.
+        """Yield ledgers with ids from `first` to `last`, both inclusive, page by page.
 
         Raises:
-            SegmentGone: The last ledger of a page was trimmed meanwhile, and perhaps later ones.
+            SegmentGone: The last ledger of a page was trimmed meanwhile, and perhaps later ledgers too.
         """
         reached, limit = LedgerId(-1), _FIRST_PAGE_LEDGERS
         page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=first, limit=limit)
@@ -240,12 +241,12 @@ def _select_segments(
 
 
 def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -> None:
-    """Require segments of the requested entries without a gap, as far as the ledger's row says that it has entries.
+    """Require segments for the requested entries, without a gap, up to the end that the ledger's row states.
 
-    Segment and length are registered in one transaction, so what is missing now was acknowledged to its producer.
+    Segment and end are registered in one transaction. So a missing entry was acknowledged to its producer.
 
     Raises:
-        SegmentGone: The ledger has no segments: it was trimmed since it was listed.
+        SegmentGone: The ledger has no segments, because it was trimmed since it was listed.
         MissingData: An entry has no segment (apache/bookkeeper#4812).
     """
     end = min(requested.stop, ledger.entries)
@@ -263,7 +264,7 @@ def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -
 
 
 def _validate_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the requested columns in order, with the publish time, which every entry has."""
+    """Return the requested columns in file order, with the publish time, which every entry has."""
     unknown = sorted(set(columns) - set(READABLE_COLUMNS))
     if unknown:
         raise InvalidInput("columns", expected=f"some of {', '.join(READABLE_COLUMNS)}", found=unknown[0])

@@ -1,4 +1,4 @@
-"""Cache of read values and prefetching threads, shared by the readers of a process."""
+"""Cache of read values, and threads that prefetch. The readers of a process share both."""
 
 import threading
 from collections import OrderedDict, deque
@@ -13,12 +13,12 @@ V = TypeVar("V")
 
 
 class ReadCache(Generic[K, V]):
-    """Thread-safe cache of the values that were used last. Values never change."""
+    """Thread-safe cache of the most recently used values. Values never change."""
 
     def __init__(self, max_bytes: int, size_of: Callable[[V], int], *, min_values: int = 0) -> None:
-        """Keep at most `most_bytes` bytes, as measured by `size`, but always the last `least` values."""
+        """Keep at most `max_bytes` bytes, as measured by `size_of`, but always the last `min_values` values."""
         self._most, self._size, self._least = max_bytes, size_of, min_values
-        self._values: OrderedDict[K, V] = OrderedDict()  # the one that was used last at the end
+        self._values: OrderedDict[K, V] = OrderedDict()  # the most recently used value is at the end
         self._lock = threading.Lock()
 
     @property
@@ -26,7 +26,7 @@ class ReadCache(Generic[K, V]):
         return sum(self._size(value) for value in list(self._values.values()))
 
     def read(self, key: K, fetch: Callable[[], V]) -> V:
-        """Return the value of a key, from the cache or from `fetch`, whose errors are passed on."""
+        """Return the value of a key, from the cache or from `fetch`. Errors of `fetch` are raised."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
@@ -48,19 +48,18 @@ _THREADS: Final = 4
 
 
 class Prefetcher:
-    """Few threads that fetch items ahead, for all readers of a process."""
+    """Threads that fetch items ahead, for all readers of a process."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefetch")
 
     def close(self) -> None:
-        """End the threads."""
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, items: Iterator[_Item], fetch: Callable[[_Item], _Value]) -> Iterator[tuple[_Item, _Value]]:
-        """Yield each item with its value, in order. An error of `fetch` is raised when its item is due.
+        """Yield each item with its value, in order. An error of `fetch` is raised when its item would be yielded.
 
-        The first item is fetched alone, because many readers need no more. Later up to 2 are fetched ahead.
+        The first item is fetched alone, because many readers need no more. Later, up to 2 items are fetched ahead.
         """
         pending: deque[tuple[_Item, Future[_Value]]] = deque()
         try:

@@ -1,7 +1,7 @@
-"""Reads that do not trust one answer: of an object that was just uploaded, and of one that looks corrupt.
+"""Reads that do not trust a single answer: of an object that was just uploaded, or of an object that looks corrupt.
 
-A store, or a cache in front of it, may answer a PUT and store nothing. So what becomes current by a transaction or by a
-manifest is read back first, by one HEAD, which shows length and digest. Appends are not read back, because that would
+A store, or a cache in front of it, may answer a PUT and store nothing. So an object is read back before a transaction
+or a manifest makes it current. One HEAD request shows length and digest. Appends are not read back, because that would
 double their requests.
 
 Source: apache/pulsar#22839 (an offload that was reported as done and stored nothing).
@@ -17,10 +17,10 @@ Content = TypeVar("Content")
 
 
 def read_twice(read: Callable[[], Content]) -> Content:
-    """Repeat a read that found corrupt data once. A gateway may have cut the answer off, and `CorruptData` ends a job.
+    """Read, and repeat the read once if the data is corrupt. A gateway may have cut off the answer.
 
     Raises:
-        CorruptData: The data is corrupt both times.
+        CorruptData: The data is corrupt both times. This error ends a job.
     """
     try:
         return read()
@@ -29,7 +29,7 @@ def read_twice(read: Callable[[], Content]) -> Content:
 
 
 def put_and_require(objects: ObjectStore, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-    """Store an object unless its key is taken, and require it as `require_stored` does.
+    """Store an object unless its key is taken, then require it with `require_stored`.
 
     Raises:
         AlreadyExists: The key holds another object.
@@ -39,7 +39,7 @@ def put_and_require(objects: ObjectStore, key: str, body: bytes, *, metadata: Ma
 
 
 def require_stored(objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]) -> ObjectInfo:
-    """Require an uploaded object by HEAD and return its info. A gateway may have added metadata.
+    """Require an uploaded object by a HEAD request and return its info. Additional metadata is accepted.
 
     Raises:
         UploadUnproven: The object is missing, has another length, or lacks an entry of the metadata.

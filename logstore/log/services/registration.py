@@ -1,10 +1,12 @@
-"""Registration of an uploaded segment: register it, find out whether it happened, confirm it in storage, or give it up.
+"""Registration of an uploaded segment: register it, confirm it in storage, or give it up.
 
-If the catalog is lost, storage must tell where a segment was registered (ADR 19). A segment whose number follows the
-last registered one begins where its metadata says, or it was refused. A segment that skips numbers may have others
-registered below it, until its own registration refuses them. So after such a registration, and before the append is
-answered, a *confirmation* is uploaded: a segment without entries that states what was registered. It is deleted with
-its ledger.
+If the catalog is lost, storage must show where a segment was registered (ADR 19).
+
+- If a segment's number follows the last registered number, the segment begins where its metadata says, or it was
+  refused.
+- If a segment skips numbers, other segments may have been registered below it, until its own registration refuses them.
+  So a *confirmation* is uploaded after such a registration and before the append is answered. This is a segment without
+  entries that states the registered extent. It is deleted with its ledger.
 """
 
 import logging
@@ -45,7 +47,7 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 
 _MAX_REPORT_S: Final = 5.0
-"""Maximum time for the report. The caller waits for an error that it could have already."""
+"""Maximum time for the report. The caller waits for an error that is already known."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -54,10 +56,10 @@ _LOG: Final = logging.getLogger(__name__)
 def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
     """Tell the catalog if an upload, or the transaction that registers it, fails within the block. The error is raised.
 
-    A terminal error is not reported: storage took nothing, or the catalog itself refused.
+    A terminal error is not reported, because storage stored nothing, or the catalog itself refused.
 
     Args:
-        ledgers: The catalog.
+        ledgers: The catalog's ledgers.
         ledger_id: Ledger of the upload.
         epoch: Epoch of the ledger's catalog.
         clock: Clock for pauses between attempts.
@@ -68,9 +70,9 @@ def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int
         raise
     except Exception:
         deadline_s = clock.monotonic_s() + _MAX_REPORT_S
-        try:  # if the catalog does not answer either, reconciliation finds the upload
+        try:  # if the catalog does not answer, reconciliation finds the upload
             clock.retry(lambda: ledgers.abandon_upload(ledger_id, epoch=epoch), deadline_s=deadline_s)
-        except Exception as error:  # noqa: BLE001 - the reason for giving up must not be hidden
+        except Exception as error:  # noqa: BLE001 - the first error must not be hidden
             _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
         raise
 
@@ -88,16 +90,16 @@ class Registrar:
 
         Args:
             write: Registration.
-            deadline_s: Time of `monotonic_s` after which it is not attempted.
+            deadline_s: Time of `monotonic_s` after which no attempt starts.
 
         Returns:
-            The row of the segment if an earlier attempt had registered it.
+            Result of the registration, or the row of the segment if an earlier attempt has registered it.
 
         Raises:
             AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: Refused for good.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not registered after bounded retries.
-            OutcomeUnknown: Perhaps registered, and the catalog does not answer.
+            StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
+            OutcomeUnknown: The segment may be registered, and the catalog does not answer.
         """
         doubts: list[Exception] = []
         try:
@@ -139,17 +141,18 @@ class Registrar:
 def upload_confirmation(
     objects: ObjectStore, statement: LedgerStatement, extent: RegisteredExtent, *, clock: Clock, deadline_s: float
 ) -> None:
-    """Upload a confirmation. A crash before it costs nothing, because the append was not answered.
+    """Upload a confirmation. A crash before it loses nothing, because the append was not answered.
 
     Args:
         objects: The primary bucket.
         statement: Statement of the ledger.
         extent: Number of the segment, and the ledger's entries up to the segment's end.
         clock: Clock for pauses between attempts.
-        deadline_s: Time of `monotonic_s`.
+        deadline_s: Time of `monotonic_s` after which no attempt starts.
 
     Raises:
-        OutcomeUnknown: Not uploaded. The segment is registered, and a loss of the catalog may move it.
+        OutcomeUnknown: The confirmation was not uploaded. The segment is registered, but if the catalog is lost, its
+            entries may get other positions.
     """
     content = encode_segment([], publish_ms=0)
     metadata = statement.to_metadata() | {EXTENT_FIELD: str(extent)} | digest_metadata(content, sha256_hex(content))

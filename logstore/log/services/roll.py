@@ -1,8 +1,8 @@
-"""Rolling: close a topic's last ledger and open the next one.
+"""Roll: close a topic's last ledger and open the next one.
 
-A ledger is created in two phases: first its row, then its statement in storage, and only then it joins the list. A
-process that loses this race uses the winner's ledger. The transaction that refuses the newborn files its deletion
-intent (apache/pulsar#350).
+A new ledger gets its row first, then its statement in storage, and then a place in the list. A process that loses this
+race uses the winner's ledger. The transaction that refuses the newborn ledger files its deletion intent
+(apache/pulsar#350).
 """
 
 import logging
@@ -19,14 +19,15 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
 
 _MAX_ATTEMPTS: Final = 5
-"""A trim removes a newborn ledger only if its roll was very slow. That does not repeat by chance."""
+"""Maximum number of new ledgers that a trim may remove. A trim removes a newborn ledger only if its roll was very slow.
+"""
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollPolicy:
-    """Limits of a ledger. The first one that is reached counts, and a merged batch may exceed it."""
+    """Limits of a ledger. The first limit that is reached makes a roll due. A merged batch may exceed it."""
 
     max_entries: int = 50_000
     max_size_bytes: int = 1 << 30
@@ -45,8 +46,8 @@ class RollPolicy:
 class RollResult:
     """Result of a roll."""
 
-    closed: LedgerId | None  # None if this call closed nothing
-    opened: LedgerId  # accepts appends now, whichever process opened it
+    closed: LedgerId | None  # None: this call closed no ledger
+    opened: LedgerId  # open ledger, whichever process opened it
 
 
 class Roller:
@@ -57,7 +58,7 @@ class Roller:
         objects: The primary bucket.
         application: Application in the statements of new ledgers.
         clock: Clock for pauses between attempts.
-        patience_s: Time after the start of a roll within which it is retried.
+        patience_s: Time after the start of a roll within which attempts are repeated.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Roller:
         self._patience_s = patience_s
 
     def roll(self, topic_id: TopicId) -> RollResult:
-        """Close the last ledger and open the next one, as `ManagedLedger.roll`."""
+        """Close the last ledger and open the next one, like `ManagedLedger.roll`."""
         for _ in range(_MAX_ATTEMPTS):
             last = self._ledgers.last_ledger(topic_id)
             if last and last.state is LedgerState.OPEN and not last.entries:
@@ -90,7 +91,7 @@ class Roller:
         return self._ledgers.last_ledger(topic_id)
 
     def _open_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
-        """Create a ledger and attach it after `last`. Return `None` if another came first, or storage has its id."""
+        """Create a ledger and attach it after `last`. Return `None` after a lost race, or if storage has its id."""
         deadline = self._clock.monotonic_s() + self._patience_s
         statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline)
         after = last.ledger_id if last else None
@@ -114,7 +115,7 @@ class Roller:
                 self._objects.put_if_absent(key, body, metadata=statement.to_metadata())
             except AlreadyExists:
                 stored = self._objects.get(key)
-                if stored is None or stored.body != body:  # not an earlier attempt: the id was used twice
+                if stored is None or stored.body != body:  # the id was used twice
                     raise
 
     def _attach(self, ledger_id: LedgerId, after: LedgerId | None) -> bool:

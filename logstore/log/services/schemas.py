@@ -1,4 +1,4 @@
-"""Schemas of topics. Each version's content is a ledger of its own.
+"""Schemas of topics. The content of each schema version is in its own ledger.
 
 Source: Pulsar's schema storage, whose schema id is the topic's name.
 """
@@ -16,28 +16,28 @@ MAX_SCHEMA_BYTES: Final = 1 << 20
 """Largest content of a schema, inclusive."""
 
 _MAX_ATTEMPTS: Final = 5
-"""A trim removes a newborn ledger only if its creator was very slow. That does not repeat by chance."""
+"""Number of attempts. A trim removes a newborn ledger only if its creator was very slow."""
 
 
 class SchemaRegistry:
-    """Schemas of topics. Any number of processes may use one."""
+    """Schemas of topics. Several processes may use one each."""
 
     def __init__(self, *, schemas: Schemas, contents: ComponentLedgers) -> None:
         self._schemas = schemas
         self._contents = contents
 
     def set(self, topic: Topic, content: bytes) -> SchemaVersion:
-        """Make the content the newest version of the topic's schema, unless it is already.
+        """Make the content the newest schema version of the topic, unless it already is.
 
-        Only the newest version is compared: content of an older version becomes a new version.
+        Only the newest schema version is compared. The content of an older one becomes a new schema version.
 
-        Idempotency: a repeated call finds its content as the newest version.
+        Idempotency: a repeated call finds its content as the newest schema version.
 
         Raises:
-            InvalidInput: Empty, or more than `MAX_SCHEMA_BYTES`. Nothing changed.
+            InvalidInput: The content is empty, or has more than `MAX_SCHEMA_BYTES`. Nothing changed.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
-            StoreUnavailable, CatalogBusy: Not stored after bounded retries.
-            OutcomeUnknown: Perhaps stored.
+            StoreUnavailable, CatalogBusy: The schema was not stored, after several attempts.
+            OutcomeUnknown: The schema may be stored.
         """
         if not 0 < len(content) <= MAX_SCHEMA_BYTES:
             raise InvalidInput("schema", expected=f"1 to {MAX_SCHEMA_BYTES:,} bytes", found=len(content))
@@ -54,15 +54,15 @@ class SchemaRegistry:
         )
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
-        """Return every version, ascending."""
+        """Return every schema version, ascending."""
         return self._schemas.all(topic_id)
 
     def read(self, topic: Topic, version: int | None = None) -> tuple[SchemaVersion, bytes]:
-        """Return a version, by default the newest, and its verified content.
+        """Return a schema version, by default the newest, and its verified content.
 
         Raises:
-            UnknownObject: The version does not exist.
-            MissingData: Its ledger is listed, and no copy has it.
+            UnknownObject: The schema version does not exist.
+            MissingData: The ledger is listed, but no copy holds it.
             CorruptData: The content has another digest.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """

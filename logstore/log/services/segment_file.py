@@ -1,8 +1,8 @@
-"""Reader of one stored segment: the whole object if that is cheaper, otherwise the ranges of the requested columns.
+"""Reader of one stored segment: the whole object if that is cheaper, otherwise ranges of the requested columns.
 
-A whole object is compared with the digest in its row. Ranges are compared with digests of column chunks in the object's
-metadata. Segments of earlier builds lack these; checksums of pages and the digest in the metadata protect them, which a
-store that mixes up two objects can pass.
+A whole object is compared with the digest in its row. Ranges are compared with the digests of column chunks in the
+object's metadata. Segments of earlier builds lack the digests of chunks. They are protected by checksums of pages and
+by the digest in the metadata, which do not detect every exchange of two objects.
 """
 
 import io
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 MAX_WHOLE_READ_BYTES: Final = 128 << 10
-"""Largest segment that is always read whole. A range read costs two or more requests: footer and columns."""
+"""Largest segment that is always read whole. A range read needs at least two requests, for footer and columns."""
 
 
 class SegmentGone(Exception):
-    """Segment that has no object according to the store, or no row according to the catalog."""
+    """Error: the store has no object of a segment, or the catalog has no row."""
 
     def __init__(self, ledger_id: LedgerId, what: str) -> None:
         super().__init__(what)
@@ -44,7 +44,7 @@ class SegmentGone(Exception):
 
 
 def describe_damage(topic: str, segment: Segment, error: CorruptData) -> CorruptData:
-    """Return the error for people: which entries are unreadable, and the command that says what to do."""
+    """Return the error for people. It names the unreadable entries and a command that gives advice."""
     entries = f"entries {segment.first_entry} to {segment.first_entry + segment.entries - 1}"
     what = f"{topic}: ledger {segment.ledger_id}, segment {segment.number} ({entries}) is corrupt in every copy"
     return CorruptData(f"{what}: {error}. Run `sexton ledger explain {segment.ledger_id}`: it says what to do")
@@ -55,7 +55,7 @@ def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str])
 
     Raises:
         SegmentGone: The object does not exist.
-        CorruptData: The object is no segment, or differs from its row.
+        CorruptData: The object is not a segment, or differs from its row.
         StoreUnavailable: The store did not answer.
     """
     return read_twice(lambda: _read_once(objects, segment, columns))
@@ -78,7 +78,7 @@ class SegmentFooter:
     """Verified footer of a segment, and digests from the object's metadata."""
 
     parsed: "pq.FileMetaData"
-    digests: Mapping[ColumnChunk, str] | None  # of chunks without payload; None if stored before chunks had digests
+    digests: Mapping[ColumnChunk, str] | None  # of chunks without payload; None: older than these digests
 
 
 def read_by_ranges(
@@ -90,10 +90,10 @@ def read_by_ranges(
         objects: The primary bucket.
         segment: Row of the segment.
         columns: Names from `COLUMNS`, without `payload`.
-        footer: Footer, or `None` for a segment stored before segments had digests.
+        footer: Footer, or `None` for a segment without a digest, from an earlier build.
 
     Raises:
-        SegmentGone, CorruptData, StoreUnavailable: As `read_columns`.
+        SegmentGone, CorruptData, StoreUnavailable: The cases of `read_columns`.
     """
     key, file = segment_key(segment.ledger_id, segment.number), open_ranges(objects, segment)
     if footer is None:
@@ -105,7 +105,7 @@ def read_by_ranges(
 
 
 def open_ranges(objects: ObjectStore, segment: Segment) -> "RangeFile":
-    """Return the object as a file that fetches only what is read."""
+    """Return the object as a file that fetches only the ranges that are read."""
     key, expected_metadata = (
         segment_key(segment.ledger_id, segment.number),
         {DIGEST_FIELD: segment.sha256} if segment.sha256 else {},
@@ -130,7 +130,7 @@ def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
 
     Raises:
         SegmentGone: The object does not exist.
-        CorruptData: The object was not registered, or its footer is damaged.
+        CorruptData: The object is not the registered one, or its footer is damaged.
         StoreUnavailable: The store did not answer.
     """
     key = segment_key(segment.ledger_id, segment.number)
@@ -142,7 +142,7 @@ def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
 
 
 def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: Mapping[str, str]) -> SegmentFooter:
-    """Read the footer by metadata that the caller has. Raises the errors of `read_footer`."""
+    """Read the footer, with metadata that the caller has. Raise the errors of `read_footer`."""
     key, file = segment_key(segment.ledger_id, segment.number), open_ranges(objects, segment)
     footer_digest = FooterDigest.parse(metadata.get(FOOTER_FIELD), name=key)
     file.seek(-footer_digest.size_bytes, io.SEEK_END)
@@ -156,14 +156,14 @@ def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: 
 
 
 def row_group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
-    """Return offset and length in bytes of a row group, so that one request fetches it."""
+    """Return offset and length, in bytes, of a row group, so that one request can fetch it."""
     chunks = column_chunks(footer, number)
     start = min(chunk.start for chunk in chunks)
     return start, max(chunk.end for chunk in chunks) - start
 
 
 def digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
-    """Return the digests in a segment's metadata: content, footer, and chunks if ranges may be read."""
+    """Return the digests for a segment's metadata: of content and footer, and of chunks if ranges may be read."""
     metadata = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(digest_footer(io.BytesIO(content)))}
     if len(content) <= MAX_WHOLE_READ_BYTES:
         return metadata
@@ -175,16 +175,18 @@ def digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
 
 
 def _chunks_without_payload(footer: "pq.FileMetaData") -> list[ColumnChunk]:
-    """Return the chunks of other columns: a reader of payloads fetches the whole object."""
+    """Return the chunks of other columns. A reader of payloads fetches the whole object."""
     groups = (column_chunks(footer, number) for number in range(footer.num_row_groups))
     return [chunk for group in groups for chunk in group if chunk.column != "payload"]
 
 
 def verify_segment(segment: Segment, stored: StoredObject) -> None:
-    """Require the registered object: length, and the digest in row and metadata. Earlier segments have no digest.
+    """Require that the object is the registered one, by its length and by the digest in row and metadata.
+
+    Segments of earlier builds have no digest.
 
     Raises:
-        CorruptData: The object is damaged or another one.
+        CorruptData: The object is damaged, or is another object.
     """
     if len(stored.body) != segment.size_bytes:
         raise CorruptData(f"{stored.key}: expected {segment.size_bytes} bytes, found {len(stored.body)}")
@@ -204,7 +206,7 @@ def _verify_metadata_digest(segment: Segment, key: str, metadata: Mapping[str, s
 
 
 def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
-    """Read a whole segment and return what is wrong with it, or "".
+    """Read a whole segment. Return a description of its problem, or "" if there is none.
 
     Args:
         objects: The primary bucket.
@@ -229,7 +231,7 @@ def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
 
 
 class RangeFile(io.RawIOBase):
-    """Read-only file over range reads of one object.
+    """Read-only file that reads ranges of one object.
 
     Args:
         objects: Bucket.
@@ -273,11 +275,11 @@ class RangeFile(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Read bytes from the current offset, as `io.RawIOBase`.
+        """Read bytes from the current offset, like `io.RawIOBase`.
 
         Raises:
             SegmentGone: The object does not exist.
-            CorruptData: The object is too short, or another one.
+            CorruptData: The object is too short, or is another object.
         """
         remaining = max(0, self._size - self._at)
         wanted = remaining if size is None or size < 0 else min(size, remaining)
@@ -292,12 +294,12 @@ class RangeFile(io.RawIOBase):
         return content
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Read `length` bytes from an offset, with the errors of `read`."""
+        """Read `length` bytes from an offset. Raise the errors of `read`."""
         self.seek(start)
         return self.read(length)
 
     def hold(self, parts: Sequence[tuple[int, bytes]], *, compared: bool) -> None:
-        """Serve these fetched parts, given with their offsets, without requests. If `compared`, refuse other reads."""
+        """Serve reads of these parts, given with their offsets, without requests. If `compared`, refuse other reads."""
         self._held, self._only_held = list(parts), compared
 
     def _range(self, wanted: int) -> bytes | None:

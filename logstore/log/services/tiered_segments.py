@@ -1,7 +1,7 @@
-"""Source of segments: the primary copy, and the tiered copy if that fails.
+"""Source of segments: the primary copy, or the tiered copy if the primary copy cannot be read.
 
-In a tiered copy each segment is one row group, read by ranges of one object. Each column chunk is compared with its
-digest in the index.
+In a tiered copy each segment is one row group, which is read by ranges of one object. Each column chunk is compared
+with its digest in the index.
 """
 
 import io
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_OPEN_COPIES: Final = 4
-"""Copies whose footer a scan keeps. It reads ledgers in order, two segments ahead."""
+"""Number of copies whose footers a scan keeps. It reads ledgers in order, two segments ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +37,10 @@ class _TieredCopy:
     objects: ObjectStore
     key: str
     size_bytes: int
-    groups: dict[RowGroup, int]  # number of each row group in the file
+    groups: dict[RowGroup, int]  # number in the file, by row group
     expected_metadata: dict[str, str]
     footer: "pq.FileMetaData"
-    chunks: tuple[str, ...]  # digests of column chunks by row group
+    chunks: tuple[str, ...]  # digests of column chunks, by row group
 
 
 class TieredSegments:
@@ -123,7 +123,7 @@ class SegmentSource:
 
         Raises:
             SegmentGone: No copy in the catalog has the segment now.
-            CorruptData: No copy can be read. The message says what to do.
+            CorruptData: No copy can be read. The message gives advice.
             StoreUnavailable, CatalogBusy: Storage or catalog did not answer.
         """
         try:
@@ -196,7 +196,7 @@ def _read_row_group(copy: _TieredCopy, ledger_id: LedgerId, number: int, columns
     file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, expected_metadata=copy.expected_metadata)
     chunks = column_chunks(copy.footer, number)
     digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
-    # Payloads are nearly all of a row group, so one request fetches it all.
+    # Payloads take nearly all of a row group, so one request fetches the whole group.
     wanted = {chunk.column for chunk in chunks} if "payload" in columns else columns
     file.hold(fetch_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
     try:

@@ -1,7 +1,7 @@
 """Selection of the entries of a segment that a reader may see, and of the columns to fetch.
 
 A consumer does not see a message before its delivery time. If all requested entries may be postponed, delivery times
-are fetched first, and payloads only if an entry is due.
+are fetched first. Payloads are fetched only if an entry is due.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,12 +28,12 @@ READABLE_COLUMNS: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_
 
 _DELIVERY_COLUMN: Final = "deliver_at_ms"
 _ENTRIES_PER_CHUNK: Final = 1024
-"""Entries that are converted together, so that a reader that stops early pays little."""
+"""Number of entries that are converted together, small so that a reader that stops early wastes little."""
 _EMPTY_BITMAP: Final = BitMap()
 
 
 class ExcludedEntries(Protocol):
-    """Entries that a reader skips, by ledger. Any mapping is one."""
+    """Entries that a reader skips, by ledger. Any mapping from ledger to entries implements this protocol."""
 
     def get(self, ledger_id: LedgerId, default: BitMap, /) -> BitMap:
         """Return the excluded entries of a ledger. Called just before a segment is fetched."""
@@ -43,10 +43,10 @@ class Postponer(Protocol):
     """Handler of messages whose delivery time has not come."""
 
     def due_ms(self) -> int:
-        """Return the latest delivery time that is due now, inclusive, milliseconds since 1970."""
+        """Return the latest delivery time that is due now, inclusive, in milliseconds since 1970."""
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
-        """Receive skipped messages: delivery time by entry id. A message may be passed repeatedly."""
+        """Receive skipped messages, as delivery times by entry id. A message may be passed repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,7 @@ class DiscardingPostponer:
     def due_ms(self) -> int:
         return self.clock.now_us() // 1000
 
-    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
-        """See `Postponer`."""
+    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +70,10 @@ class ReadFilter:
     upto: Position | None = None
     unseen: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
     without: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
-    postponing: Postponer | None = None  # None to show messages that are not due
+    postponing: Postponer | None = None  # None: messages that are not due are also returned
 
     def wanted(self, segment: Segment, at: Position) -> BitMap:
-        """Return the entry ids of the segment from `at` on that nothing excludes, due or not."""
+        """Return the entry ids of the segment from `at` on that are not excluded, whether due or not."""
         first, end = segment.first_entry, segment.first_entry + segment.entries
         if segment.ledger_id == at.ledger_id:
             first = max(first, at.entry_id)
@@ -95,16 +94,15 @@ class FetchedSegment:
 
     segment: Segment
     ids: BitMap
-    table: "pa.Table | None"  # all rows of the segment; None if `ids` is empty
-    later: Mapping[int, int]  # delivery time by entry id, of entries that are not due
+    table: "pa.Table | None"  # all rows of the segment; None: `ids` is empty
+    later: Mapping[int, int]  # delivery time by entry id, for entries that are not due
 
     @property
     def end(self) -> Position:
-        """Position after the segment's last entry."""
         return Position(self.segment.ledger_id, self.segment.first_entry + self.segment.entries)
 
     def entries(self, columns: Sequence[str]) -> Iterator[Entry]:
-        """Yield due entries by id, with the named columns."""
+        """Yield the due entries, ascending by id, with the named columns."""
         remaining = iter(self.ids)
         while self.table is not None and (entry_ids := list(islice(remaining, _ENTRIES_PER_CHUNK))):
             rows = self.table.take([entry_id - self.segment.first_entry for entry_id in entry_ids])
@@ -115,7 +113,7 @@ class FetchedSegment:
 
 
 def fetch_segment(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: ReadFilter) -> FetchedSegment:
-    """Fetch the columns of these entries with `fetch`, a function like `SegmentSource.read`, and pass on its errors."""
+    """Fetch the columns of these entries with `fetch`, a function like `SegmentSource.read`. Raise its errors."""
     if view.postponing is None or not ids or segment.delayed == 0:
         table = fetch(ledger, segment, view.columns) if ids else None
         return FetchedSegment(segment=segment, ids=ids, table=table, later={})
@@ -135,7 +133,7 @@ def fetch_segment(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap,
 
 
 def _find_postponed(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
-    """Return entries with a delivery time after `due_ms`, ascending, with that time."""
+    """Return delivery times after `due_ms`, by entry id, ascending."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     times = table.column(_DELIVERY_COLUMN).fill_null(0).to_numpy()
