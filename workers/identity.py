@@ -48,11 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 async def require_namespace(client: Client, catalog_id: str) -> None:
-    """Mark the namespace as this catalog's if it has no mark. Idempotent.
-
-    Raises:
-        CatalogMismatch: The namespace belongs to another catalog.
-    """
+    """Mark the namespace as this catalog's if it has no mark. Idempotent."""
     if await compare_namespace(client, catalog_id):
         return
     try:
@@ -64,11 +60,7 @@ async def require_namespace(client: Client, catalog_id: str) -> None:
 
 
 async def compare_namespace(client: Client, catalog_id: str) -> bool:
-    """Return True if the namespace has this catalog's mark, and False if it has no mark.
-
-    Raises:
-        CatalogMismatch: The namespace belongs to another catalog.
-    """
+    """Return whether the namespace has this catalog's mark. Raise `CatalogMismatch` for another catalog's mark."""
     try:
         memo_id = (await (await client.get_schedule_handle(CATALOG_SCHEDULE).describe()).memo()).get(_CATALOG)
     except RPCError as error:
@@ -110,9 +102,6 @@ def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
     """Mark each unmarked bucket as the catalog's. Return a phrase about each bucket.
 
     A bucket is marked at its first use if it is missing now or its store does not answer.
-
-    Raises:
-        CatalogMismatch: A bucket belongs to another catalog.
     """
     get_bucket = own_buckets_by_name(settings, OwnStores(SqlCatalog(database).identities))
     error_by_bucket = {
@@ -164,12 +153,9 @@ def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> Non
 
 
 def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
-    """Check that the primary bucket is not another catalog's, before a client starts jobs.
+    """Raise `CatalogMismatch` if the primary bucket is another catalog's, or if this catalog has marked another bucket.
 
     A store that does not answer or refuses is accepted, because jobs wait for it.
-
-    Raises:
-        CatalogMismatch: The bucket belongs to another catalog, or this catalog has marked another bucket.
     """
     if not settings.has_object_store:
         return

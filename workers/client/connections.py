@@ -36,16 +36,8 @@ async def connect_client(
 ) -> Client:
     """Connect to Temporal with Sexton's data converter and tracing.
 
-    Args:
-        settings: Address, namespace, TLS, API key and payload keys.
-        identity: Identity of a worker; `None` uses the SDK's default, which names the process.
-        runtime: Runtime of a worker, which carries its metrics.
-        plugins: Plugins of a worker. They trace its calls, so the client adds no spans. The worker must run workflows
-            in `CheckedRunner`, which refuses workflow payloads that the client could not decrypt.
-
-    Raises:
-        InvalidInput: A file of payload keys or certificates cannot be used.
-        ServiceFailed: No address is set, no Temporal server answers, or client and server do not trust each other.
+    `identity`, `runtime` and `plugins` are a worker's. Plugins trace the worker's calls, so the client adds no spans.
+    The worker must run workflows in `CheckedRunner`, which refuses workflow payloads that the client cannot decrypt.
     """
     address = settings.require("temporal_address")
     access, converter = temporal_access(settings), data_converter(settings.payload_key_file, defers=bool(plugins))

@@ -150,7 +150,6 @@ async def _await_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> 
 
 
 def _failure_type(cause: BaseException | None) -> str | None:
-    """Return the type of an update's failure. The workflow or one of its activities may have raised it."""
     inner = cause.cause if isinstance(cause, ActivityError) else cause
     return inner.type if isinstance(inner, ApplicationError) else None
 

@@ -89,23 +89,17 @@ async def _require_type(client: Client, workflow_id: str, name: str) -> str:
 
 
 def topic_attribute(topic: Topic) -> SearchAttributePair[Any]:
-    """Return the search attribute that finds the jobs of a topic."""
+    """Return the search attribute by which the topic's jobs are found."""
     return SearchAttributePair(search_attributes.TOPIC, topic.name)
 
 
 def run_attribute(run_id: str) -> SearchAttributePair[Any]:
-    """Return the search attribute that finds the job of a run id or batch id."""
+    """Return the search attribute by which the job of a run id or batch id is found."""
     return SearchAttributePair(search_attributes.RUN_ID, run_id)
 
 
 class JobClient:
-    """Client that starts jobs of one catalog and its store in one Temporal namespace.
-
-    Args:
-        client: Temporal client.
-        settings: Settings of the catalog and its store.
-        catalog: Returns a catalog that the caller closes. With `None` the client opens and closes its own catalog.
-    """
+    """Client that starts jobs of one catalog and its store in one Temporal namespace."""
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
         self.client = client
@@ -116,7 +110,7 @@ class JobClient:
         weakref.finalize(self, self._exit_stack.close)  # for a program that does not call `close`
 
     def _catalog(self) -> SqlCatalog:
-        """Return the client's catalog. The first call opens it. The call blocks, so call it in a thread."""
+        """Open the catalog at the first call. Blocks, so call it in a thread."""
         with self._catalog_lock:
             if self._cached_catalog is None:
                 if self._given_catalog:
@@ -187,14 +181,7 @@ class JobClient:
     ) -> Handle[R]:
         """Start a job, or join the run with the same key.
 
-        Args:
-            job: Job to start.
-            request: Input of the job.
-            key: Parts of the workflow id after the job's name.
-            summary: Text beside the id in the Web UI.
-            attributes: Search attributes.
-            signal: Signal to send to the job, even if it runs already.
-            signal_args: Arguments of the signal.
+        `key` are the parts of the workflow id after the job's name. The signal is sent even to a running job.
         """
         self.require_valid(request)
         return await start_job(

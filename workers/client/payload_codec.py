@@ -89,8 +89,7 @@ _NONCE_BYTES: Final = 12
 class EncryptingCodec(PayloadCodec):
     """Codec that encrypts with its first key and decrypts with any key. Without keys it refuses encrypted payloads.
 
-    Args:
-        keys: Keys of 32 bytes by name, the encrypting key first.
+    A key has 32 bytes.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
@@ -104,11 +103,7 @@ class EncryptingCodec(PayloadCodec):
         return self.decrypt(payloads)
 
     def decrypt(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt the encrypted payloads, and return all payloads in order.
-
-        Raises:
-            InvalidInput: A payload is damaged, or its key is missing.
-        """
+        """Decrypt the encrypted payloads, and return all payloads in order."""
         return [self._decrypt(payload) if is_encrypted(payload) else payload for payload in payloads]
 
     def _encrypt(self, payload: Payload) -> Payload:
@@ -163,11 +158,7 @@ class DeferringCodec(PayloadCodec):
 
 
 def require_read(message: Message) -> None:
-    """Refuse a message that has a mark of `DeferringCodec` at any depth.
-
-    Raises:
-        InvalidInput: A payload of the message could not be read. The error names the missing key.
-    """
+    """Raise `InvalidInput` with the missing key if the message has a mark of `DeferringCodec` at any depth."""
     if _UNREADABLE in message.SerializeToString():  # few messages hold a mark, and the walk over all fields is slow
         _refuse_marks(message)
 
@@ -230,7 +221,7 @@ _CONVERTER: Final = PydanticPayloadConverter()
 
 
 class _SharedPayloadConverter(CompositePayloadConverter):
-    """Converters that all workflow runs share, because they cache how to read each type."""
+    """Converters that all workflow runs share, because each converter caches how to read a type."""
 
     def __init__(self) -> None:
         super().__init__(*_CONVERTER.converters.values(), _UnreadableConverter())
@@ -246,9 +237,6 @@ def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
     """Return the data converter for workers, commands, programs and replays. With keys it also encrypts failures.
 
     `defers` is for workers of workflows: `CheckedRunner` then refuses unreadable payloads.
-
-    Raises:
-        InvalidInput: The key file cannot be used.
     """
     codec = EncryptingCodec(read_payload_keys(key_file))
     converter = replace(PLAIN_DATA_CONVERTER, payload_codec=DeferringCodec(codec) if defers else codec)

@@ -69,7 +69,6 @@ async def live_pollers(
 
 
 async def _list_workers(client: Client, queue: str) -> AsyncIterator[tuple[WorkerListInfo, _WorkerKey]]:
-    """Iterate over the workers of the queue that the server knows, even ended workers. Older servers list none."""
     request = ListWorkersRequest(namespace=client.namespace, query=f"TaskQueue='{queue}'")
     try:
         while True:
@@ -96,7 +95,6 @@ async def _fetch_last_report(client: Client, worker: WorkerListInfo) -> WorkerHe
 
 
 def _is_busy(report: WorkerHeartbeat, kind: TaskQueueType.ValueType) -> bool:
-    """Return whether all slots for this kind of task are taken. Only a worker with a free slot polls."""
     is_activity = kind == TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
     slots = report.activity_task_slots_info if is_activity else report.workflow_task_slots_info
     return slots.current_used_slots > 0 and slots.current_available_slots == 0

@@ -185,7 +185,6 @@ async def _diagnose_run(client: Client, run: ScheduledRun) -> str:
 
 
 async def _decryption_problem(client: Client, run: ScheduledRun) -> str:
-    """Return why a worker with this client's keys would fail each task of the run, or ""."""
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace, execution=run.description.workflow_execution_info.execution, maximum_page_size=1
     )

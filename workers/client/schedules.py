@@ -150,11 +150,7 @@ async def describe_schedules(client: Client) -> list[ScheduleDescription]:
 
 
 async def require_readable_schedules(client: Client) -> None:
-    """Check that the client has the payload keys of all schedules. A worker without them fails each scheduled run.
-
-    Raises:
-        InvalidInput: A key is missing.
-    """
+    """Raise `InvalidInput` if the client lacks a payload key of a schedule. Workers without the key fail its runs."""
     for description in await describe_schedules(client):
         action = description.schedule.action
         if isinstance(action, ScheduleActionStartWorkflow):

@@ -68,7 +68,14 @@ class RedriveResult:
 class Sexton(StoreJobs, TransactionJobs):
     """Jobs on one Temporal namespace and one catalog.
 
-    Names, ids, actors and reasons that a job would refuse raise `InvalidInput` before the job starts.
+    Names, ids, actors and reasons that a job would refuse raise `InvalidInput` before the job starts. A refusal of a
+    guard is in the job's result, as `refused`; `result_of` raises it. Parameters of many methods:
+
+    - `reason`: text for people, which is kept with the effects of the job.
+    - `actor`: the person or program that asks.
+    - `durable_delete`: whether the deletion leaves tombstones. `None` follows the topic's policy.
+    - `topics`: topics of a bulk job, 1 to 10,000 for a build. `None` selects every topic with something to do.
+    - `master`: a Spark cluster. Empty selects the cluster in the workers' settings.
 
     Args:
         client: Client from `connect_client`, or another client with the pydantic data converter.
@@ -135,10 +142,7 @@ class Sexton(StoreJobs, TransactionJobs):
     async def delete_topic(
         self, topic: Topic, reason: str = "", actor: str = "", *, durable_delete: bool | None = None
     ) -> Handle[DeleteTopicResult]:
-        """Delete the topic and all its data. Joins a running deletion, or continues an interrupted deletion.
-
-        `durable_delete` leaves tombstones; `None` follows the topic's policy.
-        """
+        """Delete the topic and all its data. Joins a running deletion, or continues an interrupted deletion."""
         request = DeleteTopicInput(
             topic_id=topic.topic_id,
             topic=topic.name,
@@ -163,8 +167,7 @@ class Sexton(StoreJobs, TransactionJobs):
     ) -> Handle[BatchCertificate]:
         """Detach and delete the given ledgers. If any of them is still needed, delete none.
 
-        `durable_delete` leaves tombstones; `None` follows the topic's policy. A refusal is in the result's `refused`:
-        `LedgerStillNeeded`, or `UnknownObject` for a missing ledger. `result_of` raises it.
+        The result's `refused` is `LedgerStillNeeded`, or `UnknownObject` for a missing ledger.
 
         Raises:
             InvalidInput: There are no ids, or more than `MAX_LEDGER_IDS`.
@@ -185,11 +188,7 @@ class Sexton(StoreJobs, TransactionJobs):
         *,
         durable_delete: bool | None = None,
     ) -> Handle[BatchCertificate]:
-        """Detach copies of one ledger in one transaction, then delete them. The ledger ends with its last copy.
-
-        `durable_delete` leaves a tombstone; `None` follows the topic's policy. A refusal of a guard is in the result's
-        `refused`; `result_of` raises it.
-        """
+        """Detach copies of one ledger in one transaction, then delete them. The ledger ends with its last copy."""
         detach = ExplicitDetach(
             ledger_ids=[int(operation.ledger_id)],
             durable_delete=DeletePolicy.from_flag(durable_delete),
@@ -280,14 +279,9 @@ class Sexton(StoreJobs, TransactionJobs):
         *,
         finished_recurring: bool = True,
     ) -> list[WorkflowRow]:
-        """Return jobs, newest first.
+        """Return jobs, newest first. `topic` is an encoded name.
 
-        Args:
-            type: Workflow type, for example `trim-topic`.
-            status: Name of a status in Temporal's queries, for example `Running`.
-            topic: Encoded topic name.
-            limit: Maximum number of jobs.
-            finished_recurring: Whether to include completed runs of recurring jobs that no person started.
+        Without `finished_recurring`, completed runs of recurring jobs are left out unless a person started them.
         """
         return await query_workflows(
             self.client, type, status, topic, limit=limit, finished_recurring=finished_recurring

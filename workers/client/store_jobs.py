@@ -66,15 +66,7 @@ from workflows.records.values import (
 
 
 class StoreJobs(JobClient):
-    """Client of the jobs on storage.
-
-    A refusal of a guard is in a result's `refused`; `result_of` raises it. Invalid arguments raise `InvalidInput`.
-    Parameters of many methods:
-
-    - `reason`: text for people, which is kept with the effects of the job.
-    - `actor`: the person or program that asks.
-    - `master`: a Spark cluster. Empty selects the cluster in the workers' settings.
-    """
+    """Client of jobs on tiered copies, orphans, delayed messages and the record log."""
 
     async def offload_topic(
         self,
@@ -84,9 +76,10 @@ class StoreJobs(JobClient):
         reason: str = "",
         actor: str = "",
     ) -> Handle[OffloadTopicResult]:
-        """Copy closed ledgers to the tiered bucket: at most `MOST_OFFLOADED`, or all. Requests of a topic run in turn.
+        """Copy closed ledgers to the tiered bucket: at most `MAX_OFFLOAD_LEDGERS`, or all with `None`.
 
-        With `delete_primary` the job then deletes the primary copy of each selected ledger that has a tiered copy.
+        Requests of a topic run in turn. With `delete_primary` the job then deletes the primary copy of each selected
+        ledger that has a tiered copy.
         """
         ids = None if ledger_ids is None else sorted({int(ledger_id) for ledger_id in ledger_ids})
         ask = self.require_valid(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
@@ -210,26 +203,17 @@ class StoreJobs(JobClient):
     async def build_delayed_index(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
     ) -> Handle[BuildResult]:
-        """Build new index buckets of topics from their logs, and replace the existing index buckets.
-
-        `topics` are 1 to 10,000; `None` selects every topic with delayed messages.
-        """
+        """Build new index buckets of topics from their logs, and replace the existing index buckets."""
         request = BuildDelayedIndexInput(actor=actor, reason=reason, master=master)
         return await self.build_topics(BUILD_DELAYED_INDEX, topics, request)
 
     async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
-        """Flush all changes up to this moment. If a flush of this kind runs, join it and make it flush once more.
-
-        Workers also flush by themselves, every `records_interval`.
-        """
+        """Flush all changes up to this moment. If a flush of this kind runs, join it and make it flush once more."""
         request = FlushRecordsInput(once=True, queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
 
     async def defragment_records(self, reason: str = "", actor: str = "") -> Handle[DefragmentRecordsResult]:
-        """Rewrite mostly dead blocks, join small blocks, and remove blocks that no manifest names. Joins a running job.
-
-        A schedule also starts the job, every `defragment_interval`.
-        """
+        """Rewrite mostly dead blocks, join small blocks, and remove unnamed blocks. Joins a running job."""
         request = DefragmentRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
 
@@ -238,8 +222,7 @@ class StoreJobs(JobClient):
     ) -> Handle[RaidTombstonesResult]:
         """Remove tombstones that cover nothing. Joins a running raid, even if its minimum age differs.
 
-        A schedule also starts the raid, every `raid_interval`. Tombstones younger than `eligible_age_s`, 0 or more,
-        stay. `None` uses the workers' setting.
+        Tombstones younger than `eligible_age_s`, 0 or more, stay. `None` uses the workers' setting.
         """
         request = RaidTombstonesInput(
             eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
@@ -247,10 +230,7 @@ class StoreJobs(JobClient):
         return await self.start(RAID_TOMBSTONES, request, summary="raid tombstones that cover nothing")
 
     async def replicate_records(self, reason: str = "", actor: str = "") -> Handle[ReplicateRecordsResult]:
-        """Bring every replica in the workers' settings to the newest manifest. Joins a running job.
-
-        A schedule also starts the job, every `replicate_interval`.
-        """
+        """Bring every replica in the workers' settings to the newest manifest. Joins a running job."""
         request = ReplicateRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(REPLICATE_RECORDS, request, summary="replicate the record log")
 
@@ -267,10 +247,7 @@ class StoreJobs(JobClient):
         """End every record for which a function returns `None`. Records that are still needed stay.
 
         `function` is a name in the workers' setting `functions`. The result refuses any other name. If the function
-        fails, the job stops, and `stopped` of the result has the reason.
-
-        A `topic` of `None` selects all topics. With `dry_run` nothing changes. `durable_delete` leaves tombstones;
-        `None` follows each topic's policy.
+        fails, the job stops, and `stopped` of the result has the reason. `None` as topic selects all topics.
         """
         request = EndRecordsInput(
             function=function,

@@ -39,11 +39,7 @@ class TemporalAccess:
 
 
 def temporal_access(settings: Settings) -> TemporalAccess:
-    """Read the credentials in the settings, and check them as far as possible without a connection.
-
-    Raises:
-        InvalidInput: A file cannot be used, the API key is set twice, or a setting needs TLS while TLS is off.
-    """
+    """Read the credentials in the settings, and check them as far as possible without a connection."""
     key = read_temporal_api_key(settings)
     files = TlsFiles.of(settings, "temporal")
     if settings.temporal_uses_tls and settings.temporal_tls == "off":

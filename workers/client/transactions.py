@@ -152,11 +152,7 @@ class TransactionClient:
         return await self.wait_until_final(txn)
 
     async def wait_until_final(self, txn: TransactionId) -> TransactionState:
-        """Wait until each participant of a decided transaction knows the decision.
-
-        Raises:
-            UnknownObject: The transaction does not exist, or was forgotten.
-        """
+        """Wait until each participant of a decided transaction knows the decision."""
         future, _ = self._waiter_by_transaction.setdefault(
             txn, (asyncio.get_running_loop().create_future(), time.monotonic())
         )
@@ -165,7 +161,6 @@ class TransactionClient:
         return await asyncio.shield(future)
 
     async def _poll_states(self) -> None:
-        """Query the states of all awaited transactions, in one statement at a time, until all are final."""
         pause_s = _PAUSE_RANGE_S[0]
         while self._waiter_by_transaction:
             started_s, awaited = time.monotonic(), list(self._waiter_by_transaction)
@@ -250,10 +245,6 @@ class TransactionJobs(JobClient):
     async def build_transaction_snapshots(
         self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
     ) -> Handle[BuildResult]:
-        """Rebuild transaction buffers from the logs of topics, and store them as the topics' transaction snapshots.
-
-        `topics` are 1 to 10,000; `None` selects every topic. A refusal is in the result's `refused`; `result_of` raises
-        it. `reason` is kept in the run. `master` is a Spark cluster; empty selects that of the workers' settings.
-        """
+        """Rebuild transaction buffers from the logs of topics, and store them as the topics' transaction snapshots."""
         request = BuildTransactionSnapshotsInput(actor=actor, reason=reason, master=master)
         return await self.build_topics(BUILD_TRANSACTION_SNAPSHOTS, topics, request)

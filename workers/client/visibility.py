@@ -118,11 +118,7 @@ async def register_search_attributes(client: Client) -> None:
 
 
 async def require_search_attributes(client: Client) -> None:
-    """Check that the namespace has the search attributes that find jobs.
-
-    Raises:
-        PreconditionFailed: Search attributes are missing. The error names them.
-    """
+    """Raise `PreconditionFailed` with the search attributes that the namespace lacks, if any."""
     missing = await missing_search_attributes(client)
     if missing:
         names = ", ".join(sorted(missing))

@@ -112,9 +112,7 @@ async def result_of(
 ) -> Any:  # noqa: ANN401 - the workflow's own result type
     """Wait for the job and return its result. `say` receives progress messages.
 
-    Raises:
-        JobStopped: The job, or a job that it waited for, was terminated or cancelled.
-        WorkflowFailureError: The job failed, or a guard refused the request. Its cause has the error's name as type.
+    A `WorkflowFailureError` has a cause whose type is the name of Sexton's error.
     """
     report = asyncio.create_task(_report_waiting(client, handle.id, say, patience_s, check_interval_s))
     try:
@@ -130,7 +128,6 @@ async def result_of(
 
 
 def _raise_refusal(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
-    """Raise a guard's refusal as a failure, although the workflow itself completed."""
     refusal = getattr(result, "refused", None)
     if isinstance(refusal, GuardRefusal):
         cause = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
@@ -139,7 +136,6 @@ def _raise_refusal(result: Any) -> Any:  # noqa: ANN401 - the workflow's own res
 
 
 def _explain_stop(workflow_id: str, error: WorkflowFailureError) -> str | None:
-    """Return a sentence about a job that was terminated or cancelled, or `None` for any other failure."""
     cause: BaseException | None = error.cause
     stopped_id = workflow_id
     while isinstance(cause, ChildWorkflowError | ApplicationError):  # a job raises its child's failure
@@ -204,7 +200,6 @@ async def _iterate_snapshots(client: Client, workflow_id: str, max_depth: int) -
 
 
 async def _explain_standstill(client: Client, job: _JobSnapshot) -> str | None:
-    """Return why the job does not move and what to do, or `None` if it only waits for other jobs."""
     if job.description.HasField("pending_workflow_task"):
         return await _explain_workflow_task(client, job)
     for activity in job.description.pending_activities:

@@ -1,4 +1,4 @@
-"""`sexton demo`: the main job on a throw-away stack, with a worker killed half way, and what each promise did."""
+"""`sexton demo`: the main job on a temporary stack, with a worker killed half way, and a check of each promise."""
 
 from workers.demo.report import DemoReport
 from workers.demo.run import run_demo

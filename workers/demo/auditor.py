@@ -1,4 +1,4 @@
-"""Auditor that uses none of Sexton's code: it reads S3 with plain boto3 and the catalog with plain SQL."""
+"""Auditor without Sexton's code. It reads S3 with plain boto3 and the catalog with plain SQL."""
 
 import io
 import sqlite3
@@ -27,7 +27,7 @@ class BucketContents:
 
 
 class Auditor:
-    """Reads what the stack of `settings` holds."""
+    """Reader of the buckets and the catalog of a stack."""
 
     def __init__(self, settings: Settings) -> None:
         self._bucket, self._tiered = settings.primary_bucket, settings.tiered_bucket
@@ -54,7 +54,7 @@ class Auditor:
 
     @contextmanager
     def flip_bit(self, key: str, part: float) -> Iterator[None]:
-        """Flip one bit of a stored object during the block, at a part from 0 to 1 of its length."""
+        """Flip one bit of a stored object during the block. `part` is the bit's place in the object, from 0 to 1."""
         response = self._s3.get_object(Bucket=self._bucket, Key=key)
         body, metadata = response["Body"].read(), response["Metadata"]
         damaged = bytearray(body)
@@ -80,7 +80,7 @@ class Auditor:
         return {f"{tc_id}:{sequence}": state for tc_id, sequence, state in rows}
 
     def read_transaction_markers(self, topic_id: int) -> dict[str, set[str]]:
-        """Read from the objects of a topic's log how each transaction ended, by id."""
+        """Read the transaction markers in the objects of a topic's log, by transaction id."""
         markers_by_txn: dict[str, set[str]] = {}
         for row in self._read_entries(topic_id, "txn_tc", "txn_seq", "marker").values():
             if row["marker"] is not None:
@@ -88,7 +88,7 @@ class Auditor:
         return markers_by_txn
 
     def read_delivery_times_ms(self, topic_id: int) -> dict[tuple[int, int], int | None]:
-        """Read when each entry of a topic's log is due, by ledger and entry, since 1970. `None` means at once."""
+        """Read the delivery time of each entry in milliseconds since 1970, by ledger and entry. `None`: at once."""
         entries = self._read_entries(topic_id, "deliver_at_ms")
         return {position: row["deliver_at_ms"] for position, row in entries.items()}
 
@@ -100,7 +100,7 @@ class Auditor:
         return entries_by_bucket
 
     def read_retired_buckets(self, topic_id: int) -> set[int]:
-        """Read the snapshot ledgers of a topic's delayed messages that have a deletion intent."""
+        """Read the ledgers of a topic's index buckets that have a deletion intent."""
         query = "SELECT ledger_id FROM pending_deletion WHERE topic_id = ? AND component = 'DELAYED_INDEX'"
         return {row[0] for row in self._query(query, topic_id)}
 
@@ -115,7 +115,7 @@ class Auditor:
         return {row[0] for row in self._query("SELECT id FROM tombstone WHERE kind = 'ledger'")}
 
     def read_entries(self, topic_id: int) -> dict[tuple[int, int], bytes]:
-        """Read the payload of each registered entry of a topic's log from S3, by ledger and entry."""
+        """Read the message payload of each registered entry of a topic's log from S3, by ledger and entry."""
         return {position: row["payload"] for position, row in self._read_entries(topic_id, "payload").items()}
 
     def _read_entries(self, topic_id: int, *columns: str) -> dict[tuple[int, int], dict[str, Any]]:
@@ -147,7 +147,7 @@ class Auditor:
         return {row[0]: (row[1], row[2]) for row in rows}
 
     def read_fences(self) -> dict[int, tuple[int, str]]:
-        """Read how often each bundle was acquired, and its last owner, by bundle. Never acquired ones are left out."""
+        """Read the number of acquisitions and the last owner of each bundle that was ever acquired, by bundle."""
         rows = self._query("SELECT bundle, counter, worker_id FROM bundle_fence")
         return {row[0]: (row[1], row[2]) for row in rows}
 

@@ -1,4 +1,4 @@
-"""Promise 6: delayed messages in buckets, and a worker that is killed while it merges two buckets."""
+"""Promise 6: delayed messages in index buckets, and a worker that is killed while it merges two index buckets."""
 
 import asyncio
 import threading
@@ -25,10 +25,10 @@ from workers.settings import Settings
 
 _PART_COUNT: Final = 3
 MAX_BUCKETS: Final = _PART_COUNT - 1
-"""Maximum number of buckets of the demo's topic. The last part exceeds it, so that a merge starts."""
+"""Maximum number of index buckets of the demo's topic. The last part exceeds this number, so that a merge starts."""
 
 DEATH_IN_MERGE: Final = f"catalog.switch_buckets.before=kill@{_PART_COUNT + 1}"
-"""Failpoint: the worker dies in the merge, after it has stored the merged bucket and before the switch."""
+"""Failpoint: the worker dies in the merge, after it has stored the merged index bucket and before the switch."""
 
 _SUBSCRIPTION: Final = "reminders"
 # Messages of a part: due within the demo, due after it, not delayed.
@@ -47,9 +47,9 @@ class DeliveryRecord:
 
 
 class DelayedTopic:
-    """Topic with delayed messages. One consumer at a time acknowledges what it receives.
+    """Topic with delayed messages, and a consumer that acknowledges every entry it receives.
 
-    Construction creates the topic and starts a consumer.
+    The constructor creates the topic and starts the consumer.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -73,7 +73,7 @@ class DelayedTopic:
             raise ServiceFailed("worker-2", "it did not die in the merge of two buckets", advice="read its log")
 
     def replace_consumer(self) -> None:
-        """End the consumer and start another one, which knows only the stored acknowledgements."""
+        """End the consumer and start a new consumer, which knows only the stored acknowledgements."""
         self._end_consumer()
         self._consume()
 
@@ -140,7 +140,7 @@ async def _await_seal(sealed: "asyncio.Future[object]", has_died: Callable[[], b
 
 
 def check_delayed(auditor: Auditor, record: DeliveryRecord) -> PromiseRow:
-    """Check that due messages came once and in time, other ones are in one bucket, and merged buckets are retired."""
+    """Check deliveries, the index buckets of waiting messages, and the deletion of merged index buckets."""
     due_ms_by_entry = auditor.read_delivery_times_ms(record.topic.topic_id)
     buckets = auditor.read_buckets(record.topic.topic_id)
     retired_buckets = auditor.read_retired_buckets(record.topic.topic_id)

@@ -1,4 +1,4 @@
-"""Orphans of three kinds: plant them, plan and apply, and check from outside that exactly they are removed."""
+"""Orphans of three kinds: the demo creates them, removes them by plan and apply, and checks the result."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from workers.demo.report import PromiseRow
 from workers.demo.scenario import WrittenTopic
 from workers.settings import Settings
 
-_UNUSED_SEGMENT_NUMBER: Final = 7  # no writer of the demo reaches it
+_UNUSED_SEGMENT_NUMBER: Final = 7  # above every segment number of the demo
 _CLOCK_RESOLUTION_S: Final = 1.1  # the store rounds times to seconds, and an orphan must be older than the cut-off
 
 
@@ -37,7 +37,7 @@ class ReconcileOutcome:
 
 
 def plant_orphans(auditor: Auditor, written: Sequence[WrittenTopic]) -> PlantedOrphans:
-    """Bring back the objects of a deleted ledger, and imitate a writer and an offload that died after their uploads."""
+    """Create orphans: objects of a deleted ledger, an unregistered segment, and an unfinished tiered copy."""
     topic = next(written_topic for written_topic in written if written_topic.deletable)
     live_id, deleted_id = topic.needed[0], topic.deletable[0]
     live_prefix, deleted_prefix = ledger_prefix(live_id), ledger_prefix(deleted_id)
@@ -56,7 +56,7 @@ def plant_orphans(auditor: Auditor, written: Sequence[WrittenTopic]) -> PlantedO
 
 
 async def reconcile(settings: Settings) -> ReconcileOutcome:
-    """Plan with age 0, which is safe because no process writes any more, and apply the plan."""
+    """Plan with age 0 and apply the plan. Age 0 is safe because no process writes any more."""
     await asyncio.sleep(_CLOCK_RESOLUTION_S)
     async with await Sexton.connect(settings) as sexton:
         plan = await sexton.plan_orphans(older_than_s=0, unsafe_age=True, reason="demo", actor="sexton demo")
@@ -76,7 +76,7 @@ def check_orphans(
     orphans: PlantedOrphans,
     outcome: ReconcileOutcome,
 ) -> PromiseRow:
-    """Check that the planted keys are gone from both buckets, that nothing else changed, and that no data is missed."""
+    """Check that the planted objects are gone from both buckets, nothing else changed, and no data is missing."""
     problems: list[str] = []
     for contents_before, contents_after, planted in zip(before, after, (orphans.primary, orphans.tiered), strict=True):
         etags = contents_after.etags

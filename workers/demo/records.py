@@ -1,7 +1,7 @@
 """Promise 5: durable deletes survive the loss of the database.
 
-The demo deletes ledgers durably and plainly, then removes the catalog's file while a writer appends. The rebuilt
-catalog must have every entry whose append was answered, even if no flush of the record log has seen it.
+The demo deletes some ledgers durably and some without tombstones. Then it removes the catalog's file while a writer
+appends. The rebuilt catalog must have every entry whose append succeeded, even an entry that is in no flush.
 """
 
 import json
@@ -42,17 +42,17 @@ class LostDatabase:
     """Entries and ledgers before the loss, and the result of the rebuild."""
 
     topic: Topic
-    answered_payloads: dict[EntryPosition, bytes] = field(default_factory=dict)  # of answered appends
+    answered_payloads: dict[EntryPosition, bytes] = field(default_factory=dict)  # of appends that succeeded
     durably_deleted: list[LedgerId] = field(default_factory=list)
     plainly_deleted: list[LedgerId] = field(default_factory=list)
-    unflushed_entries: int = 0  # answered, but in no flush
+    unflushed_entries: int = 0  # appended, but in no flush
     rebuild_result: dict[str, Any] = field(default_factory=dict)  # JSON of the command
 
 
 async def lose_and_rebuild(
     settings: Settings, end_worker: Callable[[], object], say: Callable[[str], None]
 ) -> LostDatabase:
-    """Delete ledgers, flush, append more, remove the database under the writer, and rebuild it by the command."""
+    """Delete ledgers and flush. Then remove the database while a writer appends, and rebuild it by the command."""
     with open_log(settings) as log:
         lost = _write_ledgers(log)
     async with await Sexton.connect(settings) as sexton:
@@ -75,7 +75,7 @@ async def lose_and_rebuild(
 
 
 def check_records(auditor: Auditor, lost: LostDatabase) -> PromiseRow:
-    """Check that durably deleted ledgers are in no table and no bucket, and that answered entries are readable."""
+    """Check that durably deleted ledgers are in no table and no bucket, and that other entries are readable."""
     problems: list[str] = []
     contents, ledger_ids = auditor.list_objects(), auditor.read_ledger_ids()
     for ledger_id in lost.durably_deleted:
@@ -129,7 +129,7 @@ def _append(log: LogStore, lost: LostDatabase, payload: bytes) -> EntryPosition:
 
 
 async def _delete_ledgers(sexton: Sexton, lost: LostDatabase) -> None:
-    """Delete ledgers after a flush. Their versions are in blocks then, so that a plain delete could let them return."""
+    """Flush, then delete ledgers. Blocks have the ledgers' records then, so only tombstones prevent a return."""
     await (await sexton.flush_records("demo", "sexton demo")).result()
     deletion = await sexton.delete_ledgers(lost.topic, lost.durably_deleted, reason="demo", actor="sexton demo")
     await deletion.result()
@@ -158,7 +158,6 @@ def _remove_database(settings: Settings) -> None:
 
 
 def _rebuild_catalog(settings: Settings) -> dict[str, Any]:
-    """Rebuild the catalog by the command in its own process, and return its JSON."""
     other_env = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "--json"]
     completed = subprocess.run(

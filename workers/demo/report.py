@@ -1,4 +1,4 @@
-"""Report of the demo: promises as rows, counts as numbers."""
+"""Report of the demo, and the checks of its promises."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from workers.demo.scenario import WrittenTopic
 from workers.pages.texts import select_fields
 
 FenceByBundle = Mapping[int, tuple[int, str]]
-"""Count of acquisitions and last owner of each bundle."""
+"""Number of acquisitions and last owner, by bundle."""
 
 _FLIP_POSITIONS = (0.1, 0.5, 0.9)  # as parts of an object's length
 _NO_CHANGE: Final = IntentResult(
     row_id=-1, outcome=Outcome.DELETED
-)  # accepted or refused like any write, but changes nothing
+)  # changes nothing, but needs a valid lease like any write
 _REFUSED_INTENT = ("DEAD_LETTERED", "METADATA_MISMATCH")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseRow:
-    """Promise with the evidence for it, or the first problem."""
+    """Promise with its evidence, or with its first problem."""
 
     promise: str
     ok: bool
@@ -85,7 +85,7 @@ class DemoReport:
 def check_needed(
     auditor: Auditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
 ) -> PromiseRow:
-    """Promise 1: needed ledgers are listed, their objects are unchanged, and every payload can be read back."""
+    """Check promise 1: needed ledgers are listed, their objects are unchanged, and all entries are readable."""
     problems: list[str] = []
     entry_count = 0
     for written in topics:
@@ -105,7 +105,7 @@ def check_needed(
 def check_deleted(
     auditor: Auditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
 ) -> PromiseRow:
-    """Promise 2: detached ledgers are gone from list and storage, or are dead letters with a reason."""
+    """Check promise 2: detached ledgers are gone from list and storage, or are dead letters with a reason."""
     intents = auditor.read_intents()
     deletable = [ledger_id for written in topics for ledger_id in written.deletable]
     contested = [ledger_id for written in topics for ledger_id in sorted(written.contested)]
@@ -134,14 +134,14 @@ def check_deleted(
 
 
 def check_foreign(before: BucketContents, after: BucketContents, planted: Sequence[str]) -> PromiseRow:
-    """Promise 3: objects of other applications in the same bucket are unchanged."""
+    """Check promise 3: objects of other applications in the bucket are unchanged."""
     problems = [f"{key} was touched" for key in planted if after.etags.get(key) != before.etags[key]]
     evidence = f"{len(planted)} objects of others untouched"
     return PromiseRow.from_problems("3 nothing of others is touched", problems, evidence)
 
 
 def check_takeover(deletions: Deletions, before: FenceByBundle, after: FenceByBundle) -> PromiseRow:
-    """Promise 7: writes under leases of the killed worker are refused, those under leases of its successor accepted."""
+    """Check promise 7: leases of the killed worker are refused, and leases of its successor are accepted."""
     refused = sum(not _is_accepted(deletions, *lease) for lease in before.items())
     accepted = sum(_is_accepted(deletions, *lease) for lease in after.items())
     ok = refused == len(before) > 0 and accepted == len(after)
@@ -161,7 +161,7 @@ def _is_accepted(deletions: Deletions, bundle: int, fence: tuple[int, str]) -> b
 
 
 def check_crash(*, finished: int, unfinished: int, repeat_is_harmless: bool) -> PromiseRow:
-    """Promise 8: a worker died by SIGKILL with work left, another one finished it, and a repetition changed nothing."""
+    """Check promise 8: another worker finished the work of a killed worker, and a second trim changed nothing."""
     ok = unfinished > 0 and repeat_is_harmless
     repetition = "changed nothing" if repeat_is_harmless else "CHANGED SOMETHING"
     evidence = (
@@ -172,7 +172,7 @@ def check_crash(*, finished: int, unfinished: int, repeat_is_harmless: bool) -> 
 
 
 def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) -> PromiseRow:
-    """Flip single bits of a segment in use. Each read must raise an error, or return what was written."""
+    """Check that a read of a segment with a flipped bit fails or returns the written entries."""
     ledger_id = written.needed[0]
     key = next(key for key in auditor.list_objects().keys_of_ledger(ledger_id) if key.endswith(".parquet"))
     refused_count, problem = 0, ""

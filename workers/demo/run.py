@@ -1,4 +1,4 @@
-"""Story of the demo from start to end."""
+"""Steps of the demo, from start to end."""
 
 import asyncio
 import time
@@ -51,7 +51,7 @@ _WORKER_ENV = {
     "SEXTON_OWNERSHIP": "zookeeper",
     "SEXTON_SESSION_TIMEOUT": "4s",  # the bundles of a killed worker are free after that time
 }
-_MAX_CHUNKS_BEFORE_DEATH = 6  # of the last one only the segments are deleted; its meta.json is still there
+_MAX_CHUNKS_BEFORE_DEATH = 6  # each `meta.json` of the last chunk is still there
 _FOREIGN_KEYS = (
     "another-application/ledgers/00/0000000000000000/00000000.parquet",
     "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json",
@@ -74,16 +74,13 @@ class _WorkerDeath:
 def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_progress: Say) -> DemoReport:
     """Run the main jobs on a temporary stack, and check every promise from outside.
 
-    Args:
-        settings: Source of names and limits. Home, ports and addresses are the demo's own.
-        topics: Number of topics, at least 1. Three kinds take turns.
-        ledgers: Number of ledgers in each topic, at least 2.
-        keep: Whether to leave the stack running.
-        on_progress: Called with a sentence for people.
+    The demo takes names and limits from `settings`, and uses its own home, ports and addresses. `topics` is at least 1,
+    and `ledgers` of each topic at least 2. `keep` leaves the stack running.
 
     Raises:
-        ServiceFailed: A server or a worker could not be started, the first worker did not die, or the stack stays.
-        KeyboardInterrupt: A signal asked the demo to end. The text says what became of the stack.
+        ServiceFailed: A server or a worker could not be started, the first worker did not die, or the stack could not
+            be removed.
+        KeyboardInterrupt: A signal asked the demo to end. The message says whether the stack is gone.
     """
     if not keep:
         remove_abandoned_homes(on_progress)
@@ -104,7 +101,7 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
 
 
 def _demo_settings(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
-    """Return settings without outside services. Small chunks let a worker die half way with any number of ledgers."""
+    """Return settings without outside services. Chunks are small, so that a worker can die between two chunks."""
     return settings.without_services().with_changes(
         home=home,
         database_url="",
@@ -113,7 +110,7 @@ def _demo_settings(settings: Settings, home: Path, topics: int, ledgers: int) ->
         deletion_parallelism=2,
         delayed_buckets=MAX_BUCKETS,
         delayed_tolerance=0,
-        deployment_name="",  # no build is made current there
+        deployment_name="",  # the demo uses no Worker Versioning
     )
 
 
@@ -208,7 +205,7 @@ def _lose_and_rebuild_catalog(settings: Settings, auditor: Auditor, say: Say) ->
 
 
 def _contest_ledger(written: Sequence[WrittenTopic]) -> list[str]:
-    """Choose one of several ledgers that a topic will lose, and return the key of a foreign object within it."""
+    """Choose a ledger that will be detached. Return the key of a foreign object under the ledger's prefix."""
     for written_topic in written:
         if len(written_topic.to_delete) > 1:
             written_topic.contested.add(written_topic.to_delete[0])
@@ -219,7 +216,6 @@ def _contest_ledger(written: Sequence[WrittenTopic]) -> list[str]:
 async def _trim_through_a_crash(
     settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic], say: Say
 ) -> tuple[list[TrimTopicResult], "_WorkerDeath"]:
-    """Kill the first worker in phase two of the trims. Return their results, and the state at its death."""
     fences = await _wait_until_owned_by(auditor, bundles=settings.bundles, by=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
@@ -238,7 +234,6 @@ async def _trim_through_a_crash(
 
 
 async def _wait_until_owned_by(auditor: Auditor, *, bundles: int, by: str) -> FenceByBundle:
-    """Wait until workers with this id prefix were the last to acquire each bundle. Return the fences."""
     fences: FenceByBundle = {}
 
     def is_owned() -> bool:

@@ -1,6 +1,6 @@
 """Entries that the demo writes and acknowledges, and the ledgers that must be deleted or stay as a result.
 
-The expectations follow from what was written. They do not come from the code that the demo checks.
+The expectations are computed from the written entries, without the code that the demo checks.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ _ENTRIES_PER_SEGMENT = 4
 _SEGMENTS_PER_LEDGER = 3
 
 AcknowledgementPlan = Callable[[int], dict[str, int]]
-"""Function from the number of ledgers to the number of them that each subscription acknowledges."""
+"""Function that takes the number of ledgers and returns how many of them each subscription acknowledges."""
 
 _PLANS: tuple[tuple[str, AcknowledgementPlan], ...] = (
     ("all-read", lambda n: {"billing": n}),
@@ -28,22 +28,22 @@ _PLANS: tuple[tuple[str, AcknowledgementPlan], ...] = (
 
 @dataclass(slots=True)
 class WrittenTopic:
-    """Topic of the demo: its ledgers in order, and their payloads."""
+    """Topic of the demo: its ledgers in order, with their message payloads."""
 
     topic: Topic
     kind: str
     payloads: dict[LedgerId, list[bytes]] = field(default_factory=dict)
-    acknowledged: dict[str, int] = field(default_factory=dict)  # number of its first ledgers, by subscription
-    contested: set[LedgerId] = field(default_factory=set)  # with an object of another system in their prefix
+    acknowledged: dict[str, int] = field(default_factory=dict)  # number of acknowledged ledgers, by subscription
+    contested: set[LedgerId] = field(default_factory=set)  # ledgers with a foreign object under their prefix
 
     @property
     def to_delete(self) -> list[LedgerId]:
-        """Ledgers that every subscription has passed, without the last ledger, which always stays."""
+        """Ledgers that every subscription has acknowledged, except the last ledger, which always stays."""
         return list(self.payloads)[: min(*self.acknowledged.values(), len(self.payloads) - 1)]
 
     @property
     def deletable(self) -> list[LedgerId]:
-        """Ledgers to delete without a foreign object. The deletion of the other ones must be refused."""
+        """Ledgers to delete without a foreign object. Sexton must refuse to delete the contested ledgers."""
         return [ledger_id for ledger_id in self.to_delete if ledger_id not in self.contested]
 
     @property
@@ -52,13 +52,13 @@ class WrittenTopic:
 
 
 def count_deletable_ledgers(topics: int, ledgers: int) -> list[int]:
-    """Return for each topic how many ledgers will be deleted, before the topic is written."""
+    """Return the number of ledgers of each topic that a trim must delete, before the topics are written."""
     plans = (_PLANS[number % len(_PLANS)][1] for number in range(topics))
     return [min(*plan(ledgers).values(), ledgers - 1) for plan in plans]
 
 
 def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str], None]) -> Iterator[WrittenTopic]:
-    """Create topics in turn: one read by all, one with a slow subscription, one that no consumer reads."""
+    """Write topics of three kinds in turn: fully acknowledged, with a slow subscription, not acknowledged."""
     for number in range(topics):
         kind, plan = _PLANS[number % len(_PLANS)]
         say(f"topic {number + 1} of {topics}: {ledgers} ledgers, {kind}")
@@ -75,7 +75,7 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
 
 def _write_ledger(log: LogStore, written: WrittenTopic, index: int) -> None:
     if index:
-        log.managed.roll(written.topic)  # not after the last one: it stays open
+        log.managed.roll(written.topic)  # not after the last ledger, which stays open
     for part in range(_SEGMENTS_PER_LEDGER):
         payloads = [f"{written.topic.name} {index} {part} {entry}".encode() for entry in range(_ENTRIES_PER_SEGMENT)]
         new_entries = [NewEntry(payload=payload) for payload in payloads]

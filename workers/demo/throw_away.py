@@ -19,7 +19,7 @@ from workers.operations.status import WORKER
 
 _PREFIX: Final = "sexton-demo-"
 _SERVICE_NAME: Final = "demo"
-_LOCK_FILE: Final = "demo.lock"  # a home with this file may be removed once no process holds the lock
+_LOCK_FILE: Final = "demo.lock"  # a home with this file may be removed once no process has the lock
 _MAX_ATTEMPTS: Final = 20
 _RETRY_PAUSE_S: Final = 0.25  # time for a full or slow disk, or for a process that is just starting
 
@@ -30,9 +30,9 @@ def make_home() -> Path:
 
 
 def lock_home(home: Path) -> int:
-    """Allow later demos to remove the home once this process is dead. Return the locked descriptor.
+    """Lock the home, so that later demos can remove it once this process is dead. Return the locked descriptor.
 
-    The lock ends only with its process. A start time would be no proof, because it moves when the clock is set.
+    The lock ends only with its process. A start time would prove nothing, because it changes with the clock.
 
     Raises:
         ServiceFailed: The folder cannot be written.
@@ -47,7 +47,7 @@ def lock_home(home: Path) -> int:
 
 
 def remove_abandoned_homes(say: Callable[[str], None]) -> None:
-    """Remove this user's homes whose demo was killed, with their processes. A home without a lock file stays."""
+    """Remove homes of this user's killed demos, with their processes. A home without a lock file stays."""
     for home in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
             if _is_abandoned(home):
@@ -75,7 +75,7 @@ def _is_abandoned(home: Path) -> bool:
 
 
 def remove_home(home: Path) -> None:
-    """Kill workers and servers, then delete the home. Nothing in a temporary stack is worth a drain.
+    """Kill workers and servers without a drain, then delete the home.
 
     Raises:
         ServiceFailed: A process does not end, or the folder cannot be removed within seconds.

@@ -28,20 +28,20 @@ _SOURCE: Final = "billing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionOutcome:
-    """Two transactions on the same topics, one committed and one aborted, and what readers saw."""
+    """Two transactions on the same topics, one committed and one aborted, with the message payloads that were read."""
 
     committed: TransactionId
     aborted: TransactionId
     topics: list[Topic]
     source: Topic  # topic of which each transaction acknowledges one entry
-    payloads_before: list[list[bytes]]  # by topic, while both were open
-    payloads_decided: list[list[bytes]]  # by topic, after both decisions, with the broadcast interrupted
+    payloads_before: list[list[bytes]]  # by topic, while both transactions were open
+    payloads_decided: list[list[bytes]]  # by topic, after both decisions, during the interrupted broadcast
 
 
 async def run_transactions(
     settings: Settings, has_died: Callable[[], bool], replace_worker: Callable[[], None]
 ) -> TransactionOutcome:
-    """Produce and acknowledge in two transactions, decide both, and replace the worker that dies in a broadcast."""
+    """Decide two transactions with entries and acknowledgements. Replace the worker that dies in a broadcast."""
     with open_log(settings) as log:
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)

@@ -1,4 +1,4 @@
-"""Waiting of the demo: for a condition, and for signals that ask it to end."""
+"""Waits of the demo, and its handling of signals."""
 
 import asyncio
 import os
@@ -11,13 +11,13 @@ from types import FrameType, TracebackType
 from typing import Final, Self
 
 WAIT_TIMEOUT_S: Final = 600.0
-"""Generous, because a busy machine may need many times as long as an idle one."""
+"""Timeout of a wait. It is long because a busy machine is many times slower than an idle machine."""
 
 _POLL_INTERVAL_S: Final = 0.05
 
 
 async def wait_until(condition: Callable[[], bool], *, within_s: float = WAIT_TIMEOUT_S) -> bool:
-    """Return whether the condition holds in time. The wait can be cancelled, as by Ctrl-C."""
+    """Wait for the condition, and return whether it was true in time. Ctrl-C cancels the wait."""
     deadline_s = time.monotonic() + within_s
     while not await asyncio.to_thread(condition):
         if time.monotonic() > deadline_s:
@@ -27,25 +27,22 @@ async def wait_until(condition: Callable[[], bool], *, within_s: float = WAIT_TI
 
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_MAX_SIGNALS: Final = 3  # with this signal the clean-up is given up
+_MAX_SIGNALS: Final = 3  # the last of these signals ends the clean-up
 
 
 class InterruptHandler:
-    """Handles SIGINT, SIGTERM and SIGHUP alike during its block. A signal that the process ignores stays ignored.
+    """Handler of SIGINT, SIGTERM and SIGHUP during its block. A signal that the process ignores stays ignored.
 
     - Inside `interruptible` the first signal raises `KeyboardInterrupt`.
-    - Otherwise a signal waits, and the end of the block raises `KeyboardInterrupt`.
+    - Outside of it, the end of the block raises `KeyboardInterrupt` after a signal.
     - The third signal raises at once, gives up the clean-up, and names the folder that stays.
 
-    The exception that leaves the block says what became of the folder.
-
-    Args:
-        keep: Whether the folder stays, with the processes in it.
+    The exception's message says whether the folder was removed. With `keep` the folder stays.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
         self.home: Path | None = None
-        """Folder of the demo, once there is one. The block removes it unless it is kept."""
+        """Folder of the demo, or `None` before its creation."""
         self._keep = keep
         self._signal_count = 0
         self._is_interruptible = False
@@ -75,7 +72,7 @@ class InterruptHandler:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let the first signal end the block, even if it arrived before the block."""
+        """Let the first signal end the block, even a signal that arrived before the block."""
         self._is_interruptible = True
         try:
             if self._signal_count:

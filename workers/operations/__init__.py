@@ -1,1 +1,1 @@
-"""The acts of an operator: bring the stack up, ask how it is, apply schedules, see owners."""
+"""Actions of an operator: start and stop the stack, ask for its status, deploy builds, see owners."""

@@ -1,4 +1,4 @@
-"""Worker Versioning for operators: which builds there are, and which of them gets new work.
+"""Worker Versioning for operators: the builds of a deployment, and the build that gets new work.
 
 New runs start on the current build; a share of them starts on the ramping build. A pinned run ends on the build that it
 started on. A run with auto-upgrade moves to the current build at its next step. To roll out, ramp a build, then make it
@@ -38,24 +38,24 @@ _REFUSAL_STATUSES: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRow:
-    """Build of the deployment."""
+    """Build in a deployment."""
 
     build_id: str
     status: str  # CURRENT, RAMPING, INACTIVE, DRAINING (runs are still pinned to it), DRAINED, CREATED
-    ramp_percent: float  # share of new runs that start on it as the ramping build, 0 to 100
+    ramp_percent: float  # per cent of new runs that start on this build while it ramps, 0 to 100
     created_us: int  # since 1970
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Builds of one deployment, newest first, and how new runs are routed to them."""
+    """Builds of a deployment, newest first, and its routing of new runs."""
 
     name: str
-    current: str | None = None  # None: only workers without a version get new runs
-    ramping: str | None = None  # None with a share above 0: workers without a version get the share
+    current: str | None = None  # None: only unversioned workers get new runs
+    ramping: str | None = None  # None with a share above 0: unversioned workers get the share
     ramp_percent: float = 0.0
     builds: tuple[BuildRow, ...] = ()
-    is_applied: bool = True  # every task queue uses this routing
+    is_applied: bool = True  # whether every task queue uses this routing
     conflict_token: bytes = b""  # Temporal refuses a change with this token if the routing has changed since
 
     @property
@@ -69,11 +69,7 @@ class Deployment:
 
 
 def require_deployment_name(settings: Settings) -> str:
-    """Return the name of the deployment in the settings.
-
-    Raises:
-        InvalidInput: The settings name no deployment.
-    """
+    """Return the name of the deployment, or raise `InvalidInput` if the settings have none."""
     if not settings.deployment_name:
         expected = "a name: without it workers take no part in Worker Versioning"
         raise InvalidInput("deployment_name", expected=expected, found="")
@@ -95,9 +91,9 @@ async def read_deployment(client: Client, name: str) -> Deployment:
 async def find_unserved_queues(
     client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
 ) -> Sequence[str]:
-    """Return the task queues of a known build that none of its workers polls now, ascending.
+    """Return the task queues that no worker of the build polls now, ascending. Temporal must know the build.
 
-    Workers of `dead_identities`, whose processes are gone, do not count.
+    Workers of `dead_identities` are ignored, because their processes are gone.
     """
     unserved: set[str] = set()
     for queue, kind in await list_queues(client, name, build_id):
@@ -127,23 +123,16 @@ async def deploy(
 ) -> Deployment:
     """Make a build current, or ramp a share of new runs to it. Idempotent.
 
-    The call may have two effects: it sets the current build, then it ends the ramp of another build. If it is
-    interrupted between them, call it again.
+    The call first sets the current build, then it ends the ramp of another build. After an interruption, call it again.
 
-    Args:
-        client: Client of the namespace.
-        name: Name of the deployment.
-        build_id: Build to change.
-        ramp: Share of new runs in per cent, 0 to 100. 0 ends the ramp of this build. `None` makes the build current and
-            ends any ramp.
-        without_workers: Whether to accept a build without polling workers. Its new runs wait until one polls.
-        dead_identities: Identities of workers whose processes are gone.
+    `ramp` is a share of new runs in per cent, 0 to 100. 0 ends the build's ramp. `None` makes the build current.
+    `without_workers` accepts a build without polling workers. Its new runs wait until a worker polls.
 
     Raises:
         InvalidInput: The share is out of bounds.
-        PreconditionFailed: Temporal does not know the build, or it serves fewer queues than the current one, or no
-            worker polls one of them. Or it cannot ramp: it is current, another build ramps, or the ramp has just
-            changed.
+        PreconditionFailed: Temporal does not know the build, the build serves fewer queues than the current build, or
+            no worker polls one of its queues. Or the ramp is refused: the build is current, another build ramps, or the
+            ramp has just changed.
     """
     if ramp is not None and not 0 <= ramp <= _MAX_PERCENT:  # refuses NaN, too
         raise InvalidInput("ramp", expected=f"a share of new runs, 0 to {_MAX_PERCENT} per cent", found=ramp)
@@ -158,7 +147,7 @@ async def deploy(
                     namespace=client.namespace, deployment_name=name, build_id=build_id, identity=client.identity
                 )
             )
-            if (await read_deployment(client, name)).has_ramp:  # read again: another call may have started it since
+            if (await read_deployment(client, name)).has_ramp:  # read again: another call may have started a ramp
                 await _set_ramp(client, name, "", 0)
         elif ramp:
             await _set_ramp(client, name, build_id, ramp)
@@ -186,7 +175,6 @@ async def _require_workers(client: Client, name: str, build_id: str, dead_identi
 
 
 async def _wait_until_applied(client: Client, name: str) -> Deployment:
-    """Return the deployment once its task queues use the last routing, or after a timeout."""
     deadline_s = time.monotonic() + _APPLY_TIMEOUT_S
     while True:
         deployment = await read_deployment(client, name)
@@ -238,20 +226,21 @@ def _deployment_from_info(info: WorkerDeploymentInfo) -> Deployment:
 
 
 async def deploy_new_build(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
-    """Deploy a build whose worker has just started to poll. Wait until Temporal knows all of the build.
+    """Deploy a build whose worker has just started to poll.
 
-    Temporal learns of one task queue after the other, and refuses a build that lacks a queue of the current build.
+    Temporal learns of one task queue after the other, and refuses a build that lacks a queue of the current build. So
+    the call retries until Temporal knows all queues of the build.
 
     Raises:
-        PreconditionFailed: A refusal of `deploy`: at once if Temporal knows all of the build, else after a timeout.
+        PreconditionFailed: `deploy` refuses the build, although Temporal knows all its queues or a minute has passed.
     """
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
     while True:
         is_complete = await _is_complete(
             client, name, build_id
-        )  # before the call: Temporal may learn of more meanwhile
+        )  # before the call, because Temporal may learn of more queues meanwhile
         try:
-            # Workers of a complete build have just been seen polling.
+            # If the build is complete, its workers have just been seen polling.
             return await deploy(client, name, build_id, ramp=ramp, without_workers=is_complete)
         except PreconditionFailed:
             if is_complete or time.monotonic() > deadline_s:
@@ -262,10 +251,9 @@ async def deploy_new_build(client: Client, name: str, build_id: str, *, ramp: fl
 async def deploy_if_unserved(
     client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
 ) -> Deployment:
-    """Deploy a build whose worker has just started to poll, unless workers of another current build poll.
+    """Deploy a build whose worker has just started to poll, unless workers of the current build poll.
 
-    A ramp of an operator stays, too, if the current build is served. Return the deployment, whose current build is this
-    one or the other served one.
+    If they do, an operator's ramp stays, too. Return the deployment.
     """
     deployment = await read_deployment(client, name)
     if deployment.current == build_id:
@@ -278,7 +266,7 @@ async def deploy_if_unserved(
 
 
 async def _is_complete(client: Client, name: str, build_id: str) -> bool:
-    """Return whether Temporal knows the build and its workers, and that it serves each queue of the current build."""
+    """Return whether Temporal knows workers of the build that poll every queue of the current build."""
     deployment = await read_deployment(client, name)
     if build_id not in {row.build_id for row in deployment.builds}:
         return False

@@ -20,12 +20,12 @@ DELETES: Final = "deletes"
 
 
 def check_deletes(settings: Settings) -> str:
-    """Put a small object into each bucket, delete it as deletions do, and look for it by HEAD and LIST.
+    """Test deletes in each bucket: put a small object, delete it, and look for it by HEAD and LIST.
 
-    The key is new at each call. A bucket that is not this catalog's gets no object.
+    The key is new at each call. A bucket of another catalog gets no object.
 
     Raises:
-        ServiceFailed: A bucket keeps an object whose delete it confirmed, or cannot be tested.
+        ServiceFailed: A bucket keeps an object after a confirmed delete, or a bucket cannot be tested.
     """
     if not settings.has_object_store:
         settings.require("s3_endpoint")

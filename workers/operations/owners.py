@@ -1,4 +1,4 @@
-"""Owners of bundles for operators: an overview, and taking a bundle away from its owner."""
+"""Bundle owners for operators: an overview, and removal of a bundle from its owner."""
 
 import time
 from collections import Counter
@@ -17,7 +17,7 @@ from logstore.ports.catalog import AuditLog, Cause, Fence, Fences
 from workers.hosting.owning import parse_ensemble
 from workers.settings import Settings
 
-_MAX_SESSION_TIMEOUT_S: Final = 5.0  # for a person who waits; a worker uses its own session timeout
+_MAX_SESSION_TIMEOUT_S: Final = 5.0  # short, because a person waits; workers use their own timeout
 
 
 class OwnerSessionState(StrEnum):
@@ -30,7 +30,7 @@ class OwnerSessionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerRow:
-    """Owner of a bundle, as its node says."""
+    """Bundle owner, as the bundle's node names it."""
 
     worker_id: str  # empty: the node cannot be read
     session: int | None  # None: ownership without ZooKeeper has no sessions
@@ -45,7 +45,7 @@ class BundleRow:
     name: str
     owner: OwnerRow | None
     fence: int  # 0: never acquired
-    fenced_by: str | None  # worker that acquired it last; usually the owner
+    fenced_by: str | None  # worker that acquired the bundle last; usually its owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ class WorkerRow:
 
     worker_id: str
     load: float | None  # last published load; None without ZooKeeper
-    room: bool | None  # whether it accepts bundles now
-    bundles: int  # bundles that it owns
+    room: bool | None  # whether the worker accepts bundles now
+    bundles: int  # number of owned bundles
     session: int | None
 
 
@@ -86,11 +86,7 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
 
 @contextmanager
 def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
-    """Open a session for reading.
-
-    Raises:
-        ServiceFailed: No ensemble is set, it cannot be reached, or it refuses the connection.
-    """
+    """Open a session for reading."""
     ensemble = parse_ensemble(settings)
     timeout_s = min(ensemble.timeout_s, _MAX_SESSION_TIMEOUT_S)
     session = ZooKeeperSession(replace(ensemble, timeout_s=timeout_s), lambda _: None)
@@ -101,10 +97,10 @@ def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
 
 
 def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> OwnershipOverview:
-    """Join the ownership directory with the fences of the catalog.
+    """Return the owners in ZooKeeper together with the fences of the catalog.
 
     Without ZooKeeper the worker that acquired a bundle last counts as its owner. The overview is not of one moment:
-    nodes are read before sessions, and both before fences.
+    nodes are read first, then sessions, then fences.
     """
     if directory is None:
         fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
@@ -175,11 +171,11 @@ class OwnedBundle:
     name: str
     worker_id: str
     session: int
-    fence: int  # last raised by this owner or an earlier one
+    fence: int  # last raised by this owner or an earlier owner
 
 
 class BundleUnloader:
-    """Takes one bundle away from its owner, and waits for the next acquisition."""
+    """Removal of a bundle from its owner, with a wait for the next acquisition."""
 
     def __init__(self, fences: Fences, audit_log: AuditLog, directory: OwnershipDirectory) -> None:
         self._fences, self._audit_log, self._directory = fences, audit_log, directory
@@ -191,7 +187,7 @@ class BundleUnloader:
             PreconditionFailed: The bundle has no owner.
         """
         name = bundle_name(bundle, bundles=self._fences.count_bundles())
-        fence = self._fences.fence(bundle)  # before the node: `wait_until_acquired` recognises any later raise
+        fence = self._fences.fence(bundle)  # before the node, so that `wait_until_acquired` sees every later raise
         node = self._directory.owner_nodes([bundle]).get(bundle)
         if node is None:
             raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
@@ -204,7 +200,7 @@ class BundleUnloader:
         )
 
     def unload(self, owned: OwnedBundle, cause: Cause) -> None:
-        """Remove the owner's node. Record the attempt in the audit log before, and its outcome after.
+        """Remove the owner's node. The audit log gets the attempt before, and the outcome after.
 
         Raises:
             PreconditionFailed: The session of the node is not alive, so the node stays.
@@ -230,7 +226,7 @@ class BundleUnloader:
             )
 
     def wait_until_acquired(self, owned: OwnedBundle, *, within_s: float) -> Fence | None:
-        """Return the fence of the next acquisition, by any worker; `None` if there is none in time."""
+        """Return the fence of the next acquisition by any worker, or `None` if there is none in time."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
             fence, node = (

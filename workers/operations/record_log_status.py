@@ -1,4 +1,4 @@
-"""Row `record log` of `status`: whether changes of the catalog reach its record log, and what waits if they do not."""
+"""Row `record log` of `status`: whether changes of the catalog reach its record log."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -18,13 +18,13 @@ from workflows.records.values import FLUSH_RECORDS, FlushRecordsResult
 
 RECORD_LOG: Final = "record log"
 MAX_CHANGE_AGE_S: Final = 300.0
-"""Age from which a change that is in no block is a problem."""
+"""Maximum age of a change that is in no block. An older change is a problem."""
 
 _ADVICE: Final = "`sexton records status`; runbook `flush-records`"
 
 
 def record_log_row(settings: Settings) -> Mapping[str, object]:
-    """Return the age of the oldest unflushed change, why flushes fail, and how many deletions wait."""
+    """Return the row: age of the oldest unflushed change, failure of flushes, and number of waiting deletions."""
     try:
         with open_catalog(settings.database_url) as catalog:
             problems, detail = _check_outbox(catalog.records)
@@ -41,7 +41,6 @@ def record_log_row(settings: Settings) -> Mapping[str, object]:
 
 
 def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
-    """Raise `CatalogOutdated` if the database is older than its record log. Return a note if the store is silent."""
     try:
         compare_with_newest_manifest(settings, catalog)
     except CatalogOutdated:
@@ -67,11 +66,10 @@ def _check_outbox(records: Records) -> tuple[list[str], str]:
 
 
 def _ask_flush_failure(settings: Settings) -> str | None:
-    """Return how `flush-records` fails, or `None` if Temporal cannot be asked. Its own row has the reason."""
     try:
         return run_with_client(settings, find_flush_failure)
     except (RPCError, SextonError):
-        return None
+        return None  # the row of Temporal has the reason
 
 
 async def find_flush_failure(client: Client) -> str | None:
@@ -83,7 +81,7 @@ async def find_flush_failure(client: Client) -> str | None:
         if error.status is RPCStatusCode.NOT_FOUND:
             return None
         raise
-    if description.status is WorkflowExecutionStatus.COMPLETED:  # it ends only if a guard refuses
+    if description.status is WorkflowExecutionStatus.COMPLETED:  # the workflow completes only if a guard refuses
         refusal = (await handle.result()).refused
         return f"flushes are refused: {refusal.type}: {refusal.message}" if refusal else None
     for activity in description.raw_description.pending_activities:

@@ -1,8 +1,8 @@
-"""Arithmetic for planning: the size of a store and its load on each service, from figures that tests measure.
+"""Estimates of a planned store's size and of its load on each service.
+
+Print a Markdown table for a store:
 
     python -m workers.operations.sizing TOPICS LEDGERS [CLUSTERS]
-
-prints a table for a store of your own, in Markdown.
 
 Source: rows and blocks as `tests/workers/operations/test_sizing.py` measures them; S3's pages of 1,000 keys.
 """
@@ -41,7 +41,7 @@ ROW_BYTES: Final[Mapping[str, Mapping[str, int]]] = {
 }
 """Bytes of a newly written row with its share of the indexes, by database and table.
 
-Updates and deletes let PostgreSQL's files grow beyond that.
+Updates and deletes make PostgreSQL's files larger.
 """
 
 MANIFEST_BLOCK_BYTES: Final = 270
@@ -51,7 +51,7 @@ SEGMENT_RECORD_BYTES: Final = 40
 """Bytes of a segment in a full block, mostly its digest. Segments are more numerous than all other records."""
 
 EVENTS_PER_ACTIVITY: Final = 6
-"""Events in a history per activity: three of the activity, and three of the workflow task that follows it."""
+"""Events per activity in a history: three of the activity, and three of the next workflow task."""
 
 REBUILT_RECORDS_PER_CORE_S: Final = 20_000
 """Records per second that one core finds and loads in a rebuild: 5,000,000 in two minutes on two cores."""
@@ -102,10 +102,10 @@ class StorePlan:
 class StoreSize:
     """Sizes and rates of a planned store. Rates are averages over the day."""
 
-    rows: Mapping[str, int]  # by large table
+    rows: Mapping[str, int]  # number by large table
     row_bytes: Mapping[str, int]  # by large table, indexes included
     objects: int
-    objects_per_shard: int  # shards are the 256 prefixes over which ledgers are spread by their ids
+    objects_per_shard: int  # the ledgers of a store are spread over 256 shards
     deleted_per_s: float  # ledgers
     lists_per_s: float  # requests of deletions
     deletes_per_s: float  # requests of up to 1,000 keys
@@ -114,7 +114,7 @@ class StoreSize:
     plan_lists: int  # requests of one reconciliation that lists the whole bucket
     events_per_s: float  # in Temporal's histories, for trims and deletions
     topics_per_s: float  # checked by trims
-    blocks: int  # of the record log, all full
+    blocks: int  # of the record log, if all are full
     block_bytes: int  # of segments only
     manifest_bytes: int  # of each manifest; every flush writes a new one
     rebuild_core_s: float  # core seconds of Spark in a rebuild of the catalog
@@ -130,14 +130,15 @@ class DeletionRequests:
 
     lists: int
     deletes: int
-    gets: int  # one byte each: a second look at a sample of the deleted objects
+    gets: int  # one byte each, to check a sample of the deleted objects
 
 
 def estimate_deletion_requests(ledgers: int, *, segments: int, chunk: int = _DEFAULT_POLICY.chunk) -> DeletionRequests:
     """Estimate the requests for a batch of ledgers with `segments` segments each.
 
-    Each ledger needs a LIST, or two if it is alone in its chunk; LISTs that neighbours share are not counted. The keys
-    of a chunk are deleted in pages, first segments, then `meta.json`. A sample of the keys is read again after each.
+    Each ledger needs one LIST, or two if its chunk has no other ledger. Savings by shared LISTs are not counted. The
+    keys of a chunk are deleted in pages: first the segments, then `meta.json`. After each of these steps a sample of
+    the keys is read again.
     """
     full_chunks, remaining_ledgers = divmod(ledgers, chunk)
     chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)
@@ -186,7 +187,7 @@ def estimate_size(plan: StorePlan) -> StoreSize:
 
 
 def format_table(sizes: Mapping[str, StoreSize]) -> str:
-    """Return a Markdown table of sizes side by side, by the heading of their column, with a final line break."""
+    """Return a Markdown table with one column per size. The keys are the headings of the columns."""
     format_by_row: dict[str, Callable[[StoreSize], str]] = {
         "catalog": lambda size: _format_bytes(size.catalog_bytes),
         "of it segments": lambda size: _format_bytes(size.row_bytes["segment"]),

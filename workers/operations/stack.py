@@ -1,4 +1,4 @@
-"""The embedded stack with its worker: `up` and `down`."""
+"""Start and stop of the embedded stack with its worker."""
 
 import asyncio
 import os
@@ -28,10 +28,10 @@ from workers.operations.status import WORKER, list_polling_workers
 from workers.settings import OFF, Settings
 
 ANY_PORTS = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0", "SEXTON_HTTP_ADDRESS": "127.0.0.1:0"}
-"""Environment of a worker whose stack uses any free ports."""
+"""Environment variables of a worker that uses any free ports."""
 _POLL_TIMEOUT_S = 180.0  # the import of the SDKs takes a minute on a busy machine
-_STOP_MARGIN_S = 15.0  # after the drain timeout; a worker ends by itself 10 s after it
-_MAX_HOME_NAME_CHARS = 40  # a worker id has at most 128
+_STOP_MARGIN_S = 15.0  # beyond the drain timeout; a worker ends by itself after 10 s of it
+_MAX_HOME_NAME_CHARS = 40  # a worker id has at most 128 characters
 
 Say = Callable[[str], None]
 
@@ -39,18 +39,12 @@ Say = Callable[[str], None]
 def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say) -> dict[str, object]:
     """Start the stopped services and the worker, and return when all are healthy.
 
-    Args:
-        settings: Settings of the stack home.
-        no_worker: Whether to start only the services.
-        free_ports: Whether to use any free ports instead of the ports in the settings.
-        on_progress: Called with each step when it starts.
-        say: Called with a sentence that people should still read when all is up.
+    `say` gets messages that people should still read when all is up. After an error, the call stops the servers and the
+    worker that it has started.
 
     Raises:
         ServiceFailed: A service or the worker could not be started.
         CatalogVersionMismatch, CatalogMismatch, CatalogOutdated: As `prepare_catalog_and_namespace` raises them.
-
-        After any of these, servers and worker that this call has started are stopped again.
     """
     where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
     settings = with_stack_addresses(settings, where)
@@ -60,7 +54,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         on_progress("bringing the catalog to this build's version")
         prepare_catalog_and_namespace(settings)
         build = own_build(settings)
-        addresses = settings.environment()  # a worker that is set to listen nowhere gets no free port
+        addresses = settings.environment()  # an address that the settings turn off gets no free port
         extra_env = {name: address for name, address in ANY_PORTS.items() if free_ports and addresses[name] != OFF}
         extra_env |= {"SEXTON_BUILD_ID": build.build_id} if build else {}
         pids = [] if no_worker else [start_worker(settings, extra_env=extra_env, on_progress=on_progress)]
@@ -70,7 +64,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     except BaseException:
         with suppress(ServiceFailed):  # report the first failure
             if earlier_worker is None:
-                worker.kill()  # it has done nothing that is worth a drain
+                worker.kill()  # it has no work to drain
             stack.stop_started(settings.home, where.started)
         raise
     return {
@@ -87,7 +81,6 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
 async def _prepare_for_runs(
     client: Client, settings: Settings, build: WorkerDeploymentVersion | None, on_progress: Say, say: Say
 ) -> None:
-    """Apply the schedules. Make a new worker's build current unless workers of the current build poll."""
     if build:
         on_progress(f"making build {build.build_id} current, unless workers of the current one poll")
         dead = crashed_worker_ids(StackHome.at(settings.home))
@@ -129,7 +122,7 @@ def with_stack_addresses(settings: Settings, where: stack.StackAddresses) -> Set
 
 
 def upgrade_catalog(settings: Settings) -> dict[str, object]:
-    """Create the catalog's tables or bring them to this build's version, and mark its buckets.
+    """Create the catalog's tables or upgrade them to this build, and mark the catalog's buckets.
 
     Raises:
         CatalogVersionMismatch: A newer build wrote the catalog.
@@ -149,7 +142,7 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
 
 
 def prepare_catalog_and_namespace(settings: Settings) -> None:
-    """Bring catalog and namespace into the state that a worker needs.
+    """Prepare the catalog and the namespace for a worker.
 
     Raises:
         CatalogVersionMismatch: A newer build wrote the catalog.
@@ -158,7 +151,7 @@ def prepare_catalog_and_namespace(settings: Settings) -> None:
     """
     upgrade_catalog(settings)
     if settings.has_object_store:
-        # A store that does not answer is no obstacle: each worker repeats the comparison.
+        # A store that does not answer is accepted, because each worker repeats the comparison.
         with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
             compare_with_newest_manifest(settings, catalog)
 
@@ -179,12 +172,8 @@ def start_worker(
 ) -> int:
     """Start a worker process unless it runs, wait until it polls, and return its pid.
 
-    Args:
-        settings: Settings of the stack home.
-        name: Name of the pid file and the log.
-        extra_env: Additional variables of its environment.
-        isolated: Whether the worker gets only these settings: none from this process's environment or from a file.
-        on_progress: Called with a sentence for people.
+    `name` names the pid file and the log. An `isolated` worker ignores settings in this process's environment and in
+    files.
 
     Raises:
         ServiceFailed: The worker ended or did not poll in time. The error has the end of its log.
@@ -214,7 +203,6 @@ def start_worker(
 
 
 def _make_worker_id(name: str, home: Path) -> str:
-    """Return a new worker id for each start. It shows the allowed characters of the home's name, shortened."""
     home_name = re.sub(r"[^A-Za-z0-9._-]+", "-", home.absolute().name)[:_MAX_HOME_NAME_CHARS].strip("-") or "home"
     return f"{name}@{home_name}-{time.time_ns():x}"
 
@@ -231,7 +219,7 @@ async def _wait_until_polling(settings: Settings, identity: str, process: Servic
 
 
 def down(settings: Settings) -> list[str]:
-    """Stop the workers of the home, which drain, then its services. Return the names of the stopped processes."""
+    """Stop the workers of the home, which drain first, then its services. Return the names of the stopped processes."""
     home = StackHome.at(settings.home)
     workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
     stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _STOP_MARGIN_S)]

@@ -1,4 +1,4 @@
-"""Rows of `status` and `doctor`: whether the services and this machine are as Sexton needs them."""
+"""Rows of `status` and `doctor` about the services and this machine."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -51,7 +51,7 @@ _MAX_PARALLEL_CHECKS: Final = 8
 
 
 def status(settings: Settings) -> list[Row]:
-    """Return a row per service. All services are asked in parallel, and each must answer within seconds."""
+    """Return a row per service. The services are asked in parallel, and each must answer within seconds."""
     checks: dict[str, Check] = {
         "temporal": _check_temporal,
         "object store": _check_object_store,
@@ -64,7 +64,7 @@ def status(settings: Settings) -> list[Row]:
         "object store": settings.s3_endpoint or ("AWS" if settings.has_object_store else ""),
         "zookeeper": settings.zookeeper,
     }
-    # Before anything else opens the database: SQLite would replace a lost write-ahead log by an empty file.
+    # This check is first: a connection of SQLite replaces a lost write-ahead log by an empty file.
     lost_log = _check_lost_write_ahead_log(settings)
     unknown = {"ok": False, "detail": "cannot be told"}
     rows: list[Callable[[], Row]] = [
@@ -181,10 +181,7 @@ async def list_polling_workers(
 
 
 def _check_workers(settings: Settings) -> Row:
-    """Return the row of workers that poll the task queue on any machine, with the addresses of this home's workers.
-
-    Workers of this home whose processes ended are left out: Temporal forgets a worker only minutes after its end.
-    """
+    """Return the row of polling workers. Temporal lists dead workers for minutes, so this home's are left out."""
     home = StackHome.at(settings.home)
 
     async def ask(client: Client) -> set[str]:
@@ -206,7 +203,6 @@ def _check_workers(settings: Settings) -> Row:
 
 
 def _check_identity(settings: Settings) -> Row:
-    """Return the row of the catalog's id and of each service that belongs to another catalog. Changes nothing."""
     own: list[str] = []
     foreign: list[str] = []
     unknown: list[str] = []  # the rows of these services have the reason
@@ -229,7 +225,6 @@ def _check_identity(settings: Settings) -> Row:
 
 
 def _list_identity_checks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """Iterate over the known services, each with a function that tells whether the service has the catalog's mark."""
     if settings.has_object_store:
         own_bucket = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
         for role, bucket in list_buckets(settings):
@@ -249,7 +244,7 @@ def _list_identity_checks(settings: Settings, identities: Identities) -> Iterato
         )
 
 
-_MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses signatures from 15 minutes on; a smaller difference shows a wrong clock
+_MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses 15 minutes; a smaller difference already shows a wrong clock
 
 
 def doctor(settings: Settings) -> list[Row]:

@@ -1,1 +1,1 @@
-"""Pages for a browser: templates and the functions that fill them."""
+"""HTML pages: templates and the functions that fill them."""

@@ -1,7 +1,7 @@
-"""Formats of values for people, and pages for a browser.
+"""Formats of values for people, and HTML pages.
 
-A page comes from a template of this folder, which escapes every value. The page holds its own style, and its
-Content-Security-Policy allows no script and no other resource. So a topic's name or an error is always shown as text.
+A page comes from a template in this folder, which escapes every value. The page's Content-Security-Policy allows no
+script and no other resource. So a browser shows topic names and errors only as text.
 
 Source: W3C, "Content Security Policy Level 3"; Jinja, "Autoescaping".
 """
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 def format_value(value: object) -> str:
     """Format a value for a table: lists and objects on one line, large numbers with commas, nothing as a dash.
 
-    Lists and objects inside an object are in parentheses, which show where each ends.
+    Lists and objects inside an object are in parentheses.
     """
     if value is None or value == "":
         return "-"
@@ -41,14 +41,14 @@ def select_fields(source: object, names: str) -> dict[str, object]:
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape characters that control a terminal, except line breaks. Names and payloads may hold any character."""
+    """Escape characters that control a terminal, except line breaks. Topic names may have any character."""
     if text.isprintable():  # the common case, in long tables too
         return text
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def decode_topic_name(encoded: str) -> str:
-    """Return a topic's name as a person writes it and as every command takes it."""
+    """Return the topic name that people and commands use."""
     return unquote(encoded)
 
 
@@ -75,7 +75,7 @@ def render_template(template: str, **values: Any) -> str:  # noqa: ANN401 - valu
 
 
 def stream_template(template: str, **values: Any) -> Iterator[str]:  # noqa: ANN401 - values depend on the template
-    """Return the page in parts. Rows from an iterator are never in memory together."""
+    """Return the page in parts. Rows of an iterator are never in memory together."""
     return iter(_environment().get_template(template).generate(policy=CONTENT_SECURITY_POLICY, **values))
 
 
