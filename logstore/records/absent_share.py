@@ -1,4 +1,4 @@
-"""Guard of a rebuild against a storage that lacks the objects of too many ledgers."""
+"""Guard of a rebuild: too many ledgers without objects in storage."""
 
 from typing import Final
 
@@ -6,19 +6,19 @@ from logstore.errors import PreconditionFailed
 from logstore.reconciliation.rules import MAX_ORPHAN_SHARE, check_fraction, round_up_share
 
 MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
-"""Share of all ledgers above which a rebuild refuses by default."""
+"""Default share of listed ledgers without objects above which a rebuild refuses."""
 
 
 def check_absent_share(absent: int, ledgers: int, max_share: float) -> None:
-    """Refuse a catalog in which too large a share of ledgers has no objects.
+    """Refuse a catalog if too large a share of its ledgers has no objects.
 
     Args:
-        absent: Listed ledgers without an object in any bucket.
-        ledgers: All listed ledgers, including these.
+        absent: Number of listed ledgers without an object in any bucket.
+        ledgers: Number of all listed ledgers.
         max_share: 0 to 1 inclusive.
 
     Raises:
-        InvalidInput: `max_share` is out of its bounds.
+        InvalidInput: `max_share` is out of bounds.
         PreconditionFailed: The share is above `max_share`.
     """
     check_fraction("max-absent-share", max_share)

@@ -1,29 +1,32 @@
-"""Rule of adoption: which uploads without a row had been registered, and at which entries.
+"""Rule of adoption: decides which uploads without a row were registered, and which entries they hold.
 
-A rebuilt catalog knows a ledger as of the last flush. Storage also holds later uploads: registered ones, and uploads of
-writers that lost a race, gave up or died. Every answered append must come back with its positions. An unanswered append
-may come back. So an upload is left out only if it cannot have been registered. That is so if one of these holds:
+A rebuilt catalog knows the ledgers as of the last flush. Storage also holds later uploads. Some were registered. Others
+are from writers that lost a race, gave up or died. An answered append must return with the same positions. An
+unanswered append may return. So an upload is left out only if it cannot have been registered. An upload cannot have
+been registered if one of these holds:
 
 - It has no entries: it is a confirmation.
 - It is not the last upload of its append.
 - Its epoch is before the catalog's epoch at the loaded flush.
-- Its epoch, or a transaction that it names, is none that the catalog had begun (`IssuedIds`).
+- The catalog had not begun its epoch, or a transaction that it names (`IssuedIds`).
 - It has entries of a transaction that was decided before: at the flush, or by an earlier marker.
-- All of its entries are stored already, as its producers' sequence ids show.
+- All of its entries are stored already. The sequence ids of its producers show this.
 
-The positions follow from statements of uploads (`RegisteredExtent`): the last registered segment when the upload was
-written, and the number of registered entries up to it. An upload was answered only if one of these holds:
+Positions follow from statements in uploads (`RegisteredExtent`). A statement names the last registered segment at the
+time of the upload, and the number of registered entries up to that segment. An upload was answered only if one of these
+holds:
 
-- Its number follows the segment that it names. If it was registered, it begins at the stated entry.
+- Its number follows the segment that its statement names. If it was registered, it begins at the stated entry.
 - Another upload, such as a confirmation, names it.
 
 So between two statements only the first and the last upload can have been answered. The entries of the registered
-uploads must add up to the difference. If several choices add up, the first is taken. It contains the first and the last
-upload if any choice does. Uploads of the other choices come back at the end of the ledger. After the last statement the
-upload with the next number comes first, and no other upload there was answered.
+uploads must add up to the difference of the two statements. If several choices of uploads add up, the first choice is
+taken. It contains the first and the last upload if any choice does. Uploads of the other choices are adopted at the end
+of the ledger. After the last statement, the upload with the next number is adopted first. No other upload after the
+last statement was answered.
 
-Uploads from before confirmations existed may all have been answered. One of several choices is taken, and after the
-statement an unregistered upload may shift others.
+Builds without confirmations may have answered every upload. One of several choices is taken. After the last statement,
+an unregistered upload may shift the positions of others.
 
 Source: the rule of an append (registered numbers ascend), read backwards; ADR 19.
 """
@@ -39,11 +42,11 @@ from logstore.positions import LedgerId
 from logstore.transactions.transactions import TransactionId
 
 _MAX_CHOICES: Final = 256
-"""Choices that are examined. With more, nothing tells which one was registered."""
+"""Bound of examined choices. With more choices, the registered choice cannot be determined."""
 
 
 class UploadedSequences(NamedTuple):
-    """Sequence ids of one producer in an upload, in one transaction or in none. Bounds are inclusive."""
+    """Sequence ids of one producer in an upload, inside one transaction or none. Bounds are inclusive."""
 
     producer: str
     first: int
@@ -55,12 +58,12 @@ class TransactionSpan(NamedTuple):
     """Consecutive entries of one transaction in an upload."""
 
     txn: TransactionId
-    offset: int  # of the first entry in the upload
+    offset: int  # position of the first entry in the upload
     entries: int
 
 
 class UploadedMarker(NamedTuple):
-    """Transaction marker in an upload: the end of a transaction for the topic or for one subscription."""
+    """Transaction marker in an upload. It ends a transaction for the topic or for one subscription."""
 
     offset: int
     txn: TransactionId
@@ -77,7 +80,7 @@ class Upload:
     entries: int
     size_bytes: int
     sha256: str | None  # of the object, hexadecimal
-    epoch: int  # catalog epoch of its writer
+    epoch: int  # epoch of the catalog whose worker wrote the upload
     mark: SegmentUploadId | None = None  # `None`: the only upload of its append
     behind: RegisteredExtent | None = None
     producers: tuple[UploadedSequences, ...] = ()
@@ -89,10 +92,10 @@ class Upload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerTail:
-    """Ledger that can have new segments, with its uploads after the last known segment."""
+    """Ledger that may have new segments, with its uploads after the last known segment."""
 
     ledger_id: LedgerId
-    last_segment: int = -1  # last known segment; uploads up to this number are ignored
+    last_segment: int = -1  # uploads up to this number are ignored
     entries: int = 0
     uploads: tuple[Upload, ...] = ()
 
@@ -103,8 +106,8 @@ class TopicAtFlush:
 
     epoch: int  # catalog epoch at the flush
     sequences: Mapping[str, ProducerSequence] = field(default_factory=dict)
-    decided_transactions: Collection[TransactionId] = ()  # of the transactions that uploads name
-    last_attempt_by_append: Mapping[str, int] = field(default_factory=dict)  # of uploads in all ledgers of the topic
+    decided_transactions: Collection[TransactionId] = ()  # decided transactions among those that uploads name
+    last_attempt_by_append: Mapping[str, int] = field(default_factory=dict)  # from uploads in all ledgers of the topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ class AdoptedSegment:
 def adopt_uploads(tails: Sequence[LedgerTail], topic: TopicAtFlush) -> list[AdoptedSegment]:
     """Return the adopted uploads of a topic's ledgers, in the order of the log.
 
-    Ledgers may come in pages. `topic` then includes the uploads adopted from earlier pages.
+    If ledgers come in pages, `topic` includes the uploads adopted from earlier pages.
 
     Args:
         tails: Ledgers, ascending by id.
@@ -146,9 +149,9 @@ def adopt_uploads(tails: Sequence[LedgerTail], topic: TopicAtFlush) -> list[Adop
 
 
 def find_last_attempts(uploads: Iterable[Upload], known: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Return the number of the last upload of each append with several uploads, if it is above the number in `known`.
+    """Return the number of the last upload of each append, if it is above 1 and above the number in `known`.
 
-    Earlier uploads of the append were refused, or the append had been answered.
+    Earlier uploads of the append were refused, or were uploaded after the append was answered.
     """
     last_attempts: dict[str, int] = {}
     for mark in (upload.mark for upload in uploads):
@@ -165,11 +168,11 @@ class _Log:
     decided_transactions: set[TransactionId]
 
     def is_open_to(self, upload: Upload) -> bool:
-        """Return whether none of its transactions is decided. Otherwise its registration was refused as a whole."""
+        """Return whether no transaction of the upload is decided. Otherwise its registration was refused."""
         return not any(span.txn in self.decided_transactions for span in upload.transactions)
 
     def has_all_entries(self, upload: Upload) -> bool:
-        """Return whether all its entries are stored, by their sequence ids."""
+        """Return whether all entries of the upload are stored, judged by their sequence ids."""
         return 0 < upload.numbered == upload.entries and all(
             sequences.last <= self._last_stored(sequences) for sequences in upload.producers
         )
@@ -179,7 +182,6 @@ class _Log:
         return known.committed if known.refuses(sequences.txn) else known.last
 
     def refuses(self, upload: Upload) -> bool:
-        """Return whether the log would have refused the registration."""
         return not self.is_open_to(upload) or any(
             sequences.first <= self._last_stored(sequences) for sequences in upload.producers
         )
@@ -193,7 +195,7 @@ class _Log:
 
 
 def _consistent_statements(tail: LedgerTail, uploads: Sequence[Upload], epoch: int) -> list[RegisteredExtent]:
-    """Return the statements of all uploads, ascending, without those that contradict an earlier one."""
+    """Return the statements of all uploads, ascending. Leave out statements that contradict an earlier one."""
     statements = {upload.behind for upload in uploads if upload.behind and upload.epoch >= epoch}
     consistent: list[RegisteredExtent] = []
     for statement in sorted(statement for statement in statements if statement.last_segment > tail.last_segment):
@@ -206,7 +208,7 @@ def _consistent_statements(tail: LedgerTail, uploads: Sequence[Upload], epoch: i
 def _place_uploads(
     tail: LedgerTail, candidates: Sequence[Upload], statements: Sequence[RegisteredExtent], log: _Log
 ) -> Iterator[AdoptedSegment]:
-    """Place uploads between the statements, then uploads after them, then doubtful ones."""
+    """Yield uploads between the statements, then uploads after the last statement, then doubtful uploads."""
     entries, last_segment, doubtful = tail.entries, tail.last_segment, list[Upload]()
     for statement in statements:
         between = [upload for upload in candidates if last_segment < upload.number <= statement.last_segment]
@@ -227,11 +229,11 @@ def _place_uploads(
 def _choose_registered(
     between: Sequence[Upload], statement: RegisteredExtent, entries: int, log: _Log
 ) -> tuple[Sequence[Upload], Sequence[Upload]]:
-    """Return the uploads that were registered by a statement's count of entries, and those of alternative choices.
+    """Return the uploads that a statement counts as registered, and the uploads of alternative choices.
 
-    The segment that the statement names is one of them. Only a reconciliation skips a number, which is rare. Of several
-    choices the first is taken, lower numbers first. Uploads in no choice were never registered. If no choice adds up,
-    all uploads count as registered.
+    The segment that the statement names is registered, except after a reconciliation that skipped a number, which is
+    rare. The first choice that adds up is taken, lower numbers first. Uploads in no choice were never registered. If no
+    choice adds up, all uploads count as registered.
     """
     named = [upload for upload in between if upload.number == statement.last_segment]
     others = [upload for upload in between if upload.number != statement.last_segment]
@@ -260,7 +262,7 @@ def _choices_that_add_up(uploads: Sequence[Upload], entries: int) -> Iterator[li
     """Yield the subsequences of the uploads with this total number of entries, lower numbers first."""
     if entries < 0:
         return
-    sums_from = [1]  # by position: bit n is set if later uploads can have n entries together
+    sums_from = [1]  # by position: bit n is set if the uploads from there on have a subset with n entries
     for upload in reversed(uploads):
         sums_from.append(sums_from[-1] | sums_from[-1] << upload.entries)
     sums_from.reverse()

@@ -1,7 +1,8 @@
-"""Parquet file of a block: versions of one kind, sorted by id and sub, with the format in its footer.
+"""Parquet files of blocks: record versions of one kind, sorted by id and sub. The footer has the format.
 
 Each integer column is delta-encoded if that is smaller than a dictionary. Row groups are short and have statistics of
-ids, so that a reader of a range decodes only what it needs. A reader of the whole object compares its digest first.
+ids. So a reader of a range of ids decodes only a few row groups. A reader of the whole object compares the digest
+first.
 
 Source: Aerospike's write blocks of 8 MiB; Apache Parquet (DELTA_BINARY_PACKED).
 """
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 MAX_VERSIONS_PER_BLOCK: Final = 100_000
 MAX_BLOCK_BYTES: Final = 8 << 20
-"""Bounds of a block. A block of one version may have more bytes."""
+"""Bounds of a block. A block with a single record version may be larger."""
 
 ROWS_PER_GROUP: Final = 20_000
-"""Rows that a reader of few ids decodes at least."""
+"""Lowest number of rows that a reader decodes."""
 
 _FOOTER_KEY: Final = b"sexton.records"
 
@@ -35,8 +36,8 @@ def encode_block(kind: RecordKind, versions: "pa.Table") -> bytes:
     """Return the file of a block.
 
     Args:
-        kind: Kind of the versions.
-        versions: At least 1, with the columns of the kind, ascending by id and sub.
+        kind: Kind of the record versions.
+        versions: At least 1 record version, with the columns of the kind, ascending by id and sub.
 
     Raises:
         InvalidInput: The columns are wrong, there is no row, or the ids do not ascend.
@@ -57,7 +58,7 @@ def encode_block(kind: RecordKind, versions: "pa.Table") -> bytes:
 
 
 def encode_blocks(kind: RecordKind, versions: "pa.Table") -> "Iterator[tuple[pa.Table, bytes]]":
-    """Yield the versions of each block and its file, in order, within the bounds of a block."""
+    """Split record versions into blocks. Yield the record versions and the file of each block, in order."""
     for start in range(0, versions.num_rows, MAX_VERSIONS_PER_BLOCK):
         yield from _split_by_bytes(kind, versions.slice(start, MAX_VERSIONS_PER_BLOCK))
 
@@ -73,7 +74,7 @@ def _split_by_bytes(kind: RecordKind, versions: "pa.Table") -> "Iterator[tuple[p
 
 
 def describe_block(block_id: str, kind: RecordKind, versions: "pa.Table", file: bytes) -> Block:
-    """Return the manifest's entry of a block with these versions."""
+    """Return the manifest's entry of a block with these record versions."""
     import pyarrow.compute as pc  # noqa: PLC0415 - start-up time
 
     ids = versions.column("id")
@@ -92,7 +93,7 @@ def describe_block(block_id: str, kind: RecordKind, versions: "pa.Table", file: 
 def decode_block(
     block: Block, file: bytes, *, columns: Sequence[str] | None = None, ids: tuple[int, int] | None = None
 ) -> "pa.Table":
-    """Return the versions of a block, ascending by id and sub.
+    """Return the record versions of a block, ascending by id and sub.
 
     Args:
         block: Entry in the manifest.
@@ -102,7 +103,7 @@ def decode_block(
 
     Raises:
         CorruptData: The file is not the object that the manifest names, or is unreadable.
-        Unsupported: The format is newer.
+        Unsupported: A newer build wrote the file.
     """
     if (len(file), sha256_hex(file)) != (block.size_bytes, block.sha256):
         found = f"{len(file)} bytes of SHA-256 {sha256_hex(file)}"
@@ -119,7 +120,7 @@ def decode_block_columns(
     ids: tuple[int, int] | None = None,
     rows: int | None = None,
 ) -> "pa.Table":
-    """Decode a file without a check of its digest. `rows` is the expected number of versions."""
+    """Decode a file without a check of its digest. `rows` is the expected number of record versions."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
@@ -153,7 +154,6 @@ def _require_format(metadata: "pq.FileMetaData", kind: RecordKind, rows: int | N
 
 
 def _groups(metadata: "pq.FileMetaData", ids: tuple[int, int] | None) -> list[int]:
-    """Return the row groups that may hold one of the ids. The first column is the id, and has statistics."""
     if ids is None:
         return list(range(metadata.num_row_groups))
     statistics = [metadata.row_group(group).column(0).statistics for group in range(metadata.num_row_groups)]

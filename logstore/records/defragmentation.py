@@ -1,8 +1,8 @@
-"""Rules of defragmentation on columns: which blocks are rewritten, and which versions stay.
+"""Rules of defragmentation on columns: which blocks are rewritten, and which record versions stay.
 
-A version is live while it is the newest of its record and the catalog has the record or its tombstone. A superseded
-version may always go. The newest version of a removed record may go only with all older versions: if an older one
-stayed, an ended state would come back.
+A record version is live if it is the newest of its record and the catalog still has the record or its tombstone. Other
+versions of the record may always be dropped. The newest version of a removed record may be dropped only together with
+all older versions. Otherwise an old state would become the newest.
 
 Source: Aerospike's defragmentation (`defrag-lwm-pct`, 50 %).
 """
@@ -23,31 +23,32 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 SMALL_BLOCK_BYTES: Final = 1 << 20
-"""Size below which blocks are joined, unless they have at least half the versions that a block may have."""
+"""Size below which blocks are merged, unless they have at least half of `MAX_VERSIONS_PER_BLOCK`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockUsage:
-    """Number of needed versions of a block."""
+    """Number of needed record versions of a block."""
 
     block: Block
-    needed_versions: int  # live versions, and versions that keep an older version of a removed record from returning
+    # live record versions, and record versions that keep an older version of a removed record from returning
+    needed_versions: int
 
 
 def select_blocks_to_rewrite(usages: Sequence[BlockUsage]) -> list[Block]:
-    """Return the blocks of one kind to rewrite together: blocks that are under half live, and small blocks to join."""
+    """Return the blocks of one kind to rewrite together: blocks of which less than half is needed, and small blocks."""
     sparse = [usage.block for usage in usages if 2 * usage.needed_versions < usage.block.records]
     small = [usage.block for usage in usages if is_small_block(usage.block) and usage.block not in sparse]
     return [*sparse, *(small if len(small) > 1 or sparse else [])]
 
 
 def is_small_block(block: Block) -> bool:
-    """Return whether a block should be joined with others."""
+    """Return whether a block should be merged with others."""
     return block.size_bytes < SMALL_BLOCK_BYTES and 2 * block.records < MAX_VERSIONS_PER_BLOCK
 
 
 class RangeSurvey:
-    """All versions of one kind with ids in one range, with the number of the block of each.
+    """All record versions of one kind with ids in one range.
 
     Args:
         versions: Table with at least `logstore.records.winners.KEY_COLUMNS`.
@@ -67,7 +68,7 @@ class RangeSurvey:
         """Return the number of needed rows of each block.
 
         Args:
-            exists: For each of `newest_rows`, whether the catalog has the record.
+            exists: For each row of `newest_rows`, whether the catalog has the record.
             blocks: Number of blocks.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
@@ -81,10 +82,10 @@ class RangeSurvey:
         return counts
 
     def needed_row_mask(self, exists: "Mask", is_rewritten: "Mask") -> "Mask":
-        """Return for each row whether it is in a rewritten block and stays.
+        """Return for each row whether its block is rewritten and the row is needed.
 
         Args:
-            exists: For each of `newest_rows`, whether the catalog has the record.
+            exists: For each row of `newest_rows`, whether the catalog has the record.
             is_rewritten: For each block, whether it is rewritten.
         """
         import numpy as np  # noqa: PLC0415 - start-up time

@@ -1,10 +1,11 @@
-"""Record functions: functions of an operator over the records of closed ledgers.
+"""Record functions: functions of an operator that decide about records of closed ledgers.
 
-A function gets a record and returns it unchanged, or `None`, which ends the record. Any other result is refused: lists,
-copies and cursors are changed by their own commands.
+A function gets a record. If it returns the record unchanged, the record stays. If it returns `None`, the record is
+deleted. Any other result is refused, because other commands change lists, copies and cursors.
 
-A function must return the same result for the same record, because it is called again after a crash. A function that
-depends on time uses `now_us`. No lock is held meanwhile: a record that changes after the call stays.
+For the same record a function must always return the same result, because it is called again after a crash. A function
+that depends on the time uses `now_us`. No lock is held during the call. If a record changes after the call, the record
+stays.
 
 Source: Aerospike's record functions (a function that removes the record ends it, under the policy of its call).
 """
@@ -20,20 +21,20 @@ from logstore.positions import LedgerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerRecord:
-    """Record of a closed message ledger, as a function gets it."""
+    """Input of a record function: the record of a closed message ledger."""
 
     topic: str  # encoded name
     ledger_id: LedgerId
     entries: int
-    size_bytes: int  # of the primary copy, even if that is removed
-    created_us: int  # microseconds since 1970 by the catalog's clock, like all times here
+    size_bytes: int  # of the primary copy, even after its removal
+    created_us: int  # all times: microseconds since 1970 by the catalog's clock
     closed_us: int
     copies: frozenset[CopyKind]  # readable copies
-    generation: int  # number of removals of copies
-    now_us: int  # start of the selection, equal for all records and repetitions
+    generation: int  # number of times that copies were removed
+    now_us: int  # start of the selection, equal for all records and all repeated calls
 
 
-_MAX_ERROR_CHARACTERS: Final = 1_000  # of a function's error; a Temporal payload holds 2 MB
+_MAX_ERROR_CHARACTERS: Final = 1_000  # characters of a function's error; a Temporal payload holds 2 MB
 
 RecordFunction = Callable[[LedgerRecord], LedgerRecord | None]
 
@@ -42,15 +43,15 @@ class RecordFunctions(Protocol):
     """Functions that an operator has registered, by name."""
 
     def find_function(self, name: str) -> RecordFunction:
-        """Return the function of that name.
+        """Return the function with the name.
 
         Raises:
-            InvalidInput: No function has the name. The error lists the names.
+            InvalidInput: No function has the name. The error lists all names.
         """
 
 
 def should_end_record(name: str, function: RecordFunction, record: LedgerRecord) -> bool:
-    """Return whether the function ends the record.
+    """Call the function and return whether the record should be deleted.
 
     Raises:
         FunctionFailed: The function raised, or returned neither the record nor `None`.

@@ -1,4 +1,4 @@
-"""Results of jobs on the record log and of their activities. They travel through Temporal by the names of fields."""
+"""Results of jobs on the record log and of their activities. Temporal stores them by field names."""
 
 from dataclasses import dataclass, field, fields, replace
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, fields, replace
 class FlushedRecords:
     """Result of flushes."""
 
-    manifest: int = 0  # newest number; 0: none yet
+    manifest: int = 0  # newest manifest number; 0: none yet
     flushes: int = 0  # flushes that stored a manifest
-    records: int = 0  # versions, including tombstones
+    records: int = 0  # record versions, including tombstones
     tombstones: int = 0
     blocks: int = 0
-    bytes: int = 0  # of these blocks
-    left: int = 0  # changes in no block at the end
+    bytes: int = 0  # size of these blocks
+    left: int = 0  # changes that are in no block at the end
     named: int = 0  # blocks in the newest manifest; 0: not read
-    held: bool = False  # another job had the record log until this one gave up
-    refused: int = 0  # records that no block can hold; their changes stay
-    refusal: str = ""  # reason for one of them
+    held: bool = False  # another job claimed the record log until this job gave up
+    refused: int = 0  # records that no block can hold; their changes stay in the outbox
+    refusal: str = ""  # reason for one refused record
 
     def plus(self, later: "FlushedRecords") -> "FlushedRecords":
-        """Return the sum of two results. Facts about the end are those of `later`."""
+        """Return the sum of two results. `left`, `held`, `refused` and `refusal` are taken from `later`."""
         sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED_FLUSH_FIELDS}
         return replace(later, **sums, manifest=max(self.manifest, later.manifest), named=later.named or self.named)
 
@@ -30,14 +30,14 @@ _SUMMED_FLUSH_FIELDS = ("flushes", "records", "tombstones", "blocks", "bytes")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentedBlocks:
-    """Result of one pass over all blocks."""
+    """Result of one defragmentation pass over all blocks."""
 
-    manifest: int = 0  # newest number; 0: none
+    manifest: int = 0  # newest manifest number; 0: none
     rewritten: int = 0  # old blocks
     written: int = 0  # new blocks
-    dropped: int = 0  # versions that are no longer needed
-    bytes_before: int = 0  # of the old blocks
-    bytes_after: int = 0  # of the new blocks
+    dropped: int = 0  # record versions that are no longer needed
+    bytes_before: int = 0  # size of the old blocks
+    bytes_after: int = 0  # size of the new blocks
     manifests: int = 0  # deleted old manifests
     unlinked: int = 0  # deleted blocks that no manifest named
     unlinked_bytes: int = 0
@@ -47,9 +47,9 @@ class DefragmentedBlocks:
 class LaggingReplica:
     """Replica that keeps a raid from removing tombstones."""
 
-    replica: str  # bucket; of a database `bucket/word`
-    manifest: int = 0  # it has applied this manifest and all before; 0: none yet
-    tombstones: int = 0  # kept for it; several replicas may lack the same tombstone
+    replica: str  # `bucket`, or `bucket/word` for a database
+    manifest: int = 0  # the replica has applied this manifest and all earlier ones; 0: none yet
+    tombstones: int = 0  # kept because of this replica; several replicas may lack the same tombstone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class RaidedTombstones:
     kept: int = 0
     removed: int = 0
     blocks: int = 0  # blocks read
-    versions: int = 0  # versions in these blocks
+    versions: int = 0  # record versions in these blocks
     seconds: float = 0.0
     held_by: list[LaggingReplica] = field(default_factory=list)  # ascending by name
 
@@ -69,29 +69,28 @@ class RaidedTombstones:
 class ShippedBlocks:
     """Result of a shipment to one replica bucket."""
 
-    replica: str  # its bucket
-    manifest: int = 0  # newest number in the replica
+    replica: str  # replica bucket
+    manifest: int = 0  # newest manifest number in the replica bucket
     blocks: int = 0  # copied blocks
-    bytes: int = 0  # of these blocks
-    records: int = 0  # versions in these blocks, including tombstones
+    bytes: int = 0  # size of the copied blocks
+    records: int = 0  # record versions in the copied blocks, including tombstones
     tombstones: int = 0
-    error: str = ""  # why the replica could not be reached; empty: it is complete
+    error: str = ""  # why the replica bucket could not be reached; empty: the shipment is complete
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowedRecords:
-    """Result of steps of a replica database."""
+    """Result of the steps of a replica database."""
 
     replica: str  # `bucket/word`
-    manifest: int = 0  # newest applied number; 0: none yet
+    manifest: int = 0  # newest applied manifest number; 0: none yet
     steps: int = 0  # transactions
     seeded: int = 0  # steps that seeded the database
     records: int = 0  # rows written
     tombstones: int = 0
-    removed: int = 0  # topics and ledgers
+    removed: int = 0  # removed topics and ledgers
 
     def plus(self, later: "FollowedRecords") -> "FollowedRecords":
-        """Return the sum of two results."""
         sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED_STEP_FIELDS}
         return replace(later, **sums, manifest=max(self.manifest, later.manifest))
 
@@ -101,7 +100,7 @@ _SUMMED_STEP_FIELDS = ("steps", "seeded", "records", "tombstones", "removed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionPosition:
-    """Start of a page of a selection: a ledger of a topic, or the next one if the ledger is gone."""
+    """Start of a page of a selection: a ledger of a topic, or the next ledger if this one does not exist."""
 
     topic_id: int = 0
     ledger_id: int = 0

@@ -1,8 +1,8 @@
 """Kinds of records: the columns of the record log for the catalog's rows.
 
-A record is one catalog row, or several rows that belong together, identified by `(kind, id, sub)`. A version is its
-content at one flush. A block has versions of one kind, with the columns `RECORD_COLUMNS` and those of the kind. In the
-version of a tombstone the columns of the kind are null.
+A record is one catalog row, or several rows that belong together. `(kind, id, sub)` identifies a record. A block has
+record versions of one kind, with `RECORD_COLUMNS` and the columns of the kind. In a tombstone the columns of the kind
+are null.
 
 Source: Aerospike's records; ADR 15.
 """
@@ -20,14 +20,14 @@ RECORD_LOG_FORMAT: Final = 1
 
 
 class RecordKind(StrEnum):
-    """Kind of a record. The comment of a kind names its id and, unless it is empty, its `sub`."""
+    """Kind of a record. The comment of a kind gives the meaning of `id`, and of `sub` unless it is empty."""
 
     TOPIC = "topic"  # topic id
     LIST = "list"  # list id
     LEDGER = "ledger"  # ledger id; with its copies
     SEGMENT = "segment"  # ledger id; number
     CURSOR = "cursor"  # cursor id
-    SCHEMA = "schema"  # topic id; version
+    SCHEMA = "schema"  # topic id; schema version
     PRODUCER = "producer"  # topic id; name of the producer
     DELETION = "deletion"  # row id of the intent
     TRANSACTION = "transaction"  # sequence; tc id; with its participants and unsettled entry ranges
@@ -38,14 +38,14 @@ class RecordKind(StrEnum):
 
 RECORD_COLUMNS: Final = (
     ("id", "int64"),
-    ("sub", "string"),  # empty where the kind has none
-    ("epoch", "int64"),  # of the catalog that wrote the version
-    ("version", "int64"),  # number of the first manifest that names it
+    ("sub", "string"),  # empty if the kind has none
+    ("epoch", "int64"),  # epoch of the catalog that wrote the record version
+    ("version", "int64"),  # number of the first manifest that names the record version
     ("generation", "int64"),  # of a ledger; else 0
     ("at_us", "int64"),  # last update by the catalog's clock, microseconds since 1970; never used for order
     ("tombstone", "bool"),
 )
-"""Columns of every version, never null. `(epoch, version)` orders the versions of a record."""
+"""Columns of every record version, never null. `(epoch, version)` orders the record versions of a record."""
 
 COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
     RecordKind.TOPIC: (
@@ -59,7 +59,7 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
     RecordKind.LIST: (
         ("topic_id", "int64"),
         ("component", "string"),
-        ("owner", "string"),  # the component's keys as canonical JSON
+        ("owner", "string"),  # keys of the component as canonical JSON
         ("list_version", "int64"),
         ("ledgers", "binary"),  # 64-bit roaring bitmap of the listed ids; ascending ids are the order of the list
     ),
@@ -68,11 +68,11 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("topic_id", "int64"),
         ("topic", "string"),  # encoded name
         ("component", "string"),
-        ("owner", "string"),  # as in the list
-        ("place", "int64"),  # null: not listed yet
+        ("owner", "string"),  # as in LIST
+        ("place", "int64"),  # null: the ledger is in no list yet
         ("application", "string"),
         ("state", "string"),
-        ("last_segment", "int64"),  # lower bound; segments may be newer
+        ("last_segment", "int64"),  # lower bound; newer segments may exist
         ("ledger_epoch", "int64"),  # of the catalog that created the ledger
         ("created_us", "int64"),
         ("closed_us", "int64"),
@@ -124,7 +124,7 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("last_segment", "int64"),
         ("ledger_created_us", "int64"),
         ("size_bytes", "int64"),
-        ("ledger_epoch", "int64"),  # the row's own epoch
+        ("ledger_epoch", "int64"),  # epoch of the deleted ledger
         ("state", "string"),
         ("outcome", "string"),
         ("attempts", "int64"),
@@ -137,7 +137,7 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
         ("reason", "string"),
         ("openings", "int64"),
         ("durable", "int64"),
-    ),  # the intent's generation is the record's
+    ),  # the column `generation` has the generation of the intent
     RecordKind.TRANSACTION: (
         ("state", "string"),
         ("created_us", "int64"),
@@ -167,7 +167,7 @@ COLUMNS_BY_KIND: Final[Mapping[RecordKind, tuple[tuple[str, str], ...]]] = {
 """Nullable columns of each kind. Columns without a comment are the catalog's columns of the same name."""
 
 TOMBSTONED_KINDS: Final = (RecordKind.TOPIC, RecordKind.LEDGER)
-"""Kinds that durable deletions leave tombstones of. Other records go with their topic or ledger."""
+"""Kinds of records that get tombstones. Other records disappear with their topic or ledger."""
 
 PARENT_BY_KIND: Final[Mapping[RecordKind, RecordKind]] = {
     RecordKind.LIST: RecordKind.TOPIC,  # by `topic_id`
@@ -179,12 +179,14 @@ PARENT_BY_KIND: Final[Mapping[RecordKind, RecordKind]] = {
     RecordKind.SEGMENT: RecordKind.LEDGER,
     RecordKind.HIDDEN: RecordKind.LEDGER,
 }
-"""Parents of dependent records. The removal of a dependent record is not recorded: without its parent it is ignored."""
+"""Parents of dependent records. The removal of a dependent record is not recorded: readers ignore a record without
+parent.
+"""
 
 
 @cache
 def block_schema(kind: RecordKind) -> "pa.Schema":
-    """Return the columns of a block of the kind."""
+    """Return the Arrow schema of a block of the kind."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     types = {"int64": pa.int64(), "string": pa.string(), "binary": pa.binary(), "bool": pa.bool_()}

@@ -1,14 +1,15 @@
-"""Manifests: numbered objects, of which the newest names the blocks that hold the catalog's records.
+"""Manifests: numbered objects. The newest manifest names the blocks that hold the catalog's records.
 
-A manifest is stored only if its number is free, so that one of two writers wins. Its stamp is committed to the catalog
-first. A catalog that does not know the stamp of the newest manifest is older than its record log, or another catalog.
+A manifest is stored only if its number is free. If two writers store the same number, one of them fails. Before a
+manifest is stored, its stamp is committed to the catalog. If a catalog does not know the stamp of the newest manifest,
+the catalog is older than the record log, or is another catalog.
 
-A large flush works page by page. The manifest of a page names the blocks of the manifest before it, because half a
-flush is no moment of the catalog. The last manifest names the blocks of all pages. `shows` tells them apart: replicas
-apply only manifests that show a moment of their own. The first manifest of a rebuilt catalog's epoch repeats the loaded
-moment, too (ADR 24).
+A large flush works in pages and stores one manifest a page. Half a flush is no moment of the catalog. So the manifest
+of a page repeats the blocks of the previous manifest. The last manifest names the blocks of all pages. `shows` tells
+these manifests apart. Replicas apply only manifests that show a moment of their own. The first manifest of a rebuilt
+catalog's epoch also repeats the loaded moment (ADR 24).
 
-`next_ids` belongs to the moment. Records with lower ids are in the blocks, or were deleted before the moment.
+`next_ids` belongs to the moment. A record with a lower id is in the blocks, or was deleted before the moment.
 
 Source: Apache Iceberg's metadata files, of which each is complete.
 """
@@ -24,22 +25,22 @@ from logstore.records.kinds import RECORD_LOG_FORMAT, RecordKind
 
 MANIFEST_PREFIX: Final = "records/manifest/"
 BEGUN_KEY: Final = "records/registers/begun"
-"""Key of the mark that the log has a manifest. It is stored after the first manifest and never removed."""
+"""Key of the mark that the record log has a manifest. The mark is stored after the first manifest and never removed."""
 
 BLOCK_PREFIX: Final = "records/blocks/"
 _KEY: Final = re.compile(rf"{MANIFEST_PREFIX}(\d{{12}})\.json")
 
 ID_HEADROOM: Final = 1_000_000
-"""Distance of new ceilings from the next ids. It is also the first ceiling, before any manifest."""
+"""Distance of new ceilings from the next ids. Also the first ceiling of a catalog without manifests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """Bounds of the ids that may be given out. A rebuilt catalog continues from them."""
+    """Bounds of the ids that may be given out. A rebuilt catalog gives out ids from these bounds on."""
 
     ledger: int = ID_HEADROOM
     topic: int = ID_HEADROOM
-    transaction: int = ID_HEADROOM  # sequence numbers of every coordinator
+    transaction: int = ID_HEADROOM  # sequence numbers of each coordinator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Block:
 
     block_id: str
     kind: RecordKind
-    records: int  # versions, including tombstones
+    records: int  # record versions, including tombstones
     tombstones: int
     size_bytes: int
     sha256: str  # of the object, hexadecimal
@@ -71,19 +72,21 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Names of all blocks that count at one moment of the catalog."""
+    """Manifest: names of all blocks that count at one moment of the catalog."""
 
     number: int  # from 1
     catalog_id: str
     epoch: int
     bundles: int  # fixed when the catalog was created
     stamp: str
-    flushed_us: int  # time of the shown moment, by the catalog's clock
+    flushed_us: int  # time of the shown moment by the catalog's clock
     ceilings: Ceilings
     blocks: tuple[Block, ...] = ()
-    shows: int | None = None  # earlier manifest whose moment it repeats, 0: no moment; null: a moment of its own
+    # earlier manifest whose moment is repeated (0: no moment); null: this manifest shows a moment of its own
+    shows: int | None = None
     moment_epoch: int | None = None  # epoch of the shown moment; null: `epoch`
-    next_ids: Ceilings | None = None  # given out next at the shown moment; null: written by an earlier build
+    # next ids to give out at the shown moment; null: an earlier build wrote the manifest
+    next_ids: Ceilings | None = None
     format: int = field(default=RECORD_LOG_FORMAT)
 
     @property
@@ -95,21 +98,21 @@ class Manifest:
 
     @property
     def moment_number(self) -> int:
-        """Number of the manifest whose moment this one shows. 0: no moment, before the first flush."""
+        """Number of the manifest whose moment this manifest shows. 0: no moment, before the first flush."""
         return self.number if self.shows is None else self.shows
 
     @property
     def rows_epoch(self) -> int:
-        """Epoch of the rows in its blocks. The blocks know no uploads of later epochs."""
+        """Epoch of the rows in the blocks. The blocks do not include uploads of later epochs."""
         return self.epoch if self.moment_epoch is None else self.moment_epoch
 
     @classmethod
     def parse(cls, body: bytes, key: str) -> "Manifest":
-        """Read the manifest stored under `key`.
+        """Parse the manifest stored under `key`.
 
         Raises:
-            Unsupported: The format is newer.
-            CorruptData: The content is no manifest, or one of another number.
+            Unsupported: A newer build wrote the manifest.
+            CorruptData: The content is no manifest, or has another number.
         """
         try:
             document: Mapping[str, Any] = json.loads(body)
@@ -138,11 +141,11 @@ def _manifest_from_document(cls: type[Manifest], document: Mapping[str, Any]) ->
 
 
 def manifest_key(number: int) -> str:
-    """Return the key of a manifest. Keys sort like numbers, which start at 1."""
+    """Return the key of a manifest. Keys sort like numbers. Numbers start at 1."""
     return f"{MANIFEST_PREFIX}{number:012d}.json"
 
 
 def parse_manifest_number(key: str) -> int | None:
-    """Return the number of a manifest's key, or `None` for any other key."""
+    """Return the number in a manifest's key, or `None` for any other key."""
     match = _KEY.fullmatch(key)
     return int(match[1]) if match else None

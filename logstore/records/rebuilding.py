@@ -1,4 +1,4 @@
-"""Bulk job of a rebuild, its output files, and the id of a rebuild.
+"""Bulk job of a rebuild, its output files, and its id.
 
 Source: Aerospike's cold start, which builds the index from storage.
 """
@@ -30,10 +30,10 @@ LOAD_ORDER: Final = (
     "delayed_bucket",
     "tombstone",
 )
-"""Tables that a rebuild fills, in the order of their load."""
+"""Tables that a rebuild fills, in load order."""
 
 SKIPPED_BLOCK_PREFIX: Final = "skipped: "
-"""Prefix of the name of a fact about an unreadable block. The rest of the name is the block's key."""
+"""Prefix of the name of a fact about an unreadable block. The key of the block follows."""
 
 _ID: Final = re.compile(r"([0-9a-f-]{36})-(\d{1,12})-([0-9a-f]{8})")
 _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
@@ -41,23 +41,23 @@ _FILE: Final = re.compile(r"([a-z_]+)-(\d{6})\.arrow")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildRecords:
-    """Bulk job that writes the winning version of every record as rows of the catalog's tables.
+    """Bulk job that writes the newest version of every record as rows of the catalog's tables.
 
-    Its summary counts `records`, `tombstones`, `version` (the highest) and the rows of each table. Its facts name the
-    blocks that were left out. `LoadFiles` reads its folder.
+    The summary counts `records`, `tombstones`, the rows of each table, and `version`, the highest record version. The
+    facts name skipped blocks. `LoadFiles` reads the output folder.
     """
 
     run_id: str
-    catalog_id: str  # the records bucket must have its marker
-    manifest: int  # number
-    skip_unreadable: bool = False  # leave out corrupt and absent blocks
+    catalog_id: str  # the records bucket must have the marker of this catalog
+    manifest: int  # manifest number
+    skip_unreadable: bool = False  # skip corrupt and absent blocks
 
     name = "rebuild-records"
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildId:
-    """Identity of a rebuild: catalog, manifest, and a digest of the target database and the options."""
+    """Identity of a rebuild. `target` is a digest of the database URL and the options."""
 
     catalog_id: str
     manifest: int
@@ -65,13 +65,13 @@ class RebuildId:
 
     @classmethod
     def for_command(cls, catalog_id: str, manifest: int, *, database_url: str, skip_unreadable: bool) -> "RebuildId":
-        """Return the id of every run of the same command. The id does not reveal the URL."""
+        """Return the same id for every run of a command. The id does not reveal the URL."""
         target = hashlib.sha256(f"{database_url}\n{skip_unreadable}".encode()).hexdigest()[:8]
         return cls(catalog_id, manifest, target)
 
     @classmethod
     def parse(cls, text: str) -> "RebuildId":
-        """Return the id of a text, the reverse of `str`.
+        """Parse the result of `str`.
 
         Raises:
             InvalidInput: The text is no id of a rebuild.
@@ -92,19 +92,18 @@ class LoadFiles:
         self._folder = folder
 
     def part_path(self, table: str, part: int) -> Path:
-        """Return the path of a part. Parts are loaded in the order of their numbers."""
         return self._folder / f"{table}-{part:06d}.arrow"
 
     def part_paths(self, table: str) -> list[Path]:
-        """Return the paths of a table's written parts, in order."""
-        # A glob alone also matches the parts of tables whose names begin alike.
+        """Return the paths of existing parts, in load order."""
+        # The glob also matches the parts of tables whose names begin alike.
         matches = ((path, _FILE.fullmatch(path.name)) for path in self._folder.glob(f"{table}-*.arrow"))
         return sorted(path for path, match in matches if match and match[1] == table)
 
     def listed_ledgers_path(self) -> Path:
-        """Return the path of the ids of all listed ledgers, an ascending numpy array."""
+        """Return the path of a numpy array: the ids of all listed ledgers, ascending."""
         return self._folder / "listed.npy"
 
     def topics_path(self) -> Path:
-        """Return the path of the ids of all topics, an ascending numpy array."""
+        """Return the path of a numpy array: the ids of all topics, ascending."""
         return self._folder / "topics.npy"

@@ -1,10 +1,10 @@
-"""Tombstones: which ends of a record are durable, when a tombstone may be removed, and its cost.
+"""Tombstones: deletions that leave a tombstone, conditions for its removal, and its size.
 
-Every operation that can end a record asks `is_durable`. A durable end leaves a tombstone, a version of the record
-without content. A plain end leaves nothing, so an older version may return on a cold start.
+Every operation that can delete a record asks `is_durable`. A durable deletion leaves a tombstone: a record version
+without content. A plain deletion leaves nothing, so a cold start may bring back an older record version.
 
-A compound operation changes several copies in one ledger's record, all or none. Once no copy remains, the record ends
-under the policy of the whole operation.
+A compound operation removes all of several copies of a ledger, or none. If no copy remains, the record is deleted under
+the policy of the operation.
 
 Source: Aerospike durable deletes (a write that removes the last bin ends a record; each operation has a policy), tomb
 raider (eligible age), capacity planning, and `operate` (several operations on one record under one lock).
@@ -22,21 +22,21 @@ from logstore.positions import LedgerId
 
 
 class EndingOperation(StrEnum):
-    """Operation that can end a record."""
+    """Operation that can delete a record."""
 
     DELETE = "delete"  # a command names the ledger or topic, with or without force
     LAST_COPY = "last_copy"  # a command removes the only copy
     COMPOUND = "compound"  # a compound operation removes all copies
     FUNCTION = "function"  # a record function returns `None`
-    RETENTION = "retention"  # limits of the topic by time or size
+    RETENTION = "retention"  # the topic's limit of time or size
     EXPIRY = "expiry"  # a newborn ledger or an upload was never completed
-    UPKEEP = "upkeep"  # a component ledger was replaced, or a reconciliation found the ledger
+    UPKEEP = "upkeep"  # a component ledger was replaced, or a reconciliation reported the ledger
 
 
 DURABLE_BY_DEFAULT: Final = frozenset(
     {EndingOperation.DELETE, EndingOperation.LAST_COPY, EndingOperation.COMPOUND, EndingOperation.FUNCTION}
 )
-"""Operations that are durable unless the topic or the command decides otherwise."""
+"""Operations that are durable unless the topic or the command says otherwise."""
 
 
 def is_durable(
@@ -47,10 +47,10 @@ def is_durable(
     Args:
         ending: The operation.
         topic_setting: Setting of the topic. `None`: unset.
-        command_setting: Setting of the command, which wins over the topic's. `None`: unset.
+        command_setting: Setting of the command. It overrides the topic's setting. `None`: unset.
 
     Raises:
-        Unsupported: The operation is unknown to this build.
+        Unsupported: This build does not know the operation.
     """
     if ending not in set(EndingOperation):
         names = ", ".join(EndingOperation)
@@ -61,22 +61,21 @@ def is_durable(
 
 
 class DeletePolicy(StrEnum):
-    """Policy that a command sets for a deletion. It travels to the workers by name."""
+    """Policy that a command sets for a deletion. Workers get the policy by its name."""
 
     DURABLE = "durable"
     PLAIN = "plain"
 
     @classmethod
     def from_flag(cls, is_durable: bool | None) -> "DeletePolicy | None":
-        """Return the policy of a command's flag, or `None` if the flag is unset."""
         return None if is_durable is None else cls.DURABLE if is_durable else cls.PLAIN
 
 
 def parse_delete_policy(policy: str | None) -> bool | None:
-    """Return whether a request's policy is durable, or `None` if it has none.
+    """Return whether a request asks for a durable deletion, or `None` if the request has no policy.
 
     Raises:
-        Unsupported: The policy is unknown to this build. A plain deletion instead would break the request.
+        Unsupported: This build does not know the policy. A plain deletion could break the request.
     """
     if policy is None:
         return None
@@ -87,7 +86,7 @@ def parse_delete_policy(policy: str | None) -> bool | None:
 
 
 def eligible_before_us(now_us: int, eligible_age_s: float) -> int:
-    """Return the time, in microseconds since 1970, before which a last update is old enough.
+    """Return the time, in microseconds since 1970, before which the last update must be.
 
     Raises:
         InvalidInput: The age is below 0.
@@ -100,26 +99,27 @@ def eligible_before_us(now_us: int, eligible_age_s: float) -> int:
 class ReplicaState(StrEnum):
     """Progress of a replica."""
 
-    CURRENT = "CURRENT"  # it has applied the newest manifest
+    CURRENT = "CURRENT"  # the replica has applied the newest manifest
     BEHIND = "BEHIND"
-    STALE = "STALE"  # silent for longer than the eligible age, or revoked: it must be seeded
+    STALE = "STALE"  # revoked, or no acknowledgement for longer than the eligible age: the replica must be seeded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaAcknowledgement:
-    """Newest manifest that a replica has applied, as it said itself."""
+    """Newest manifest that a replica says it has applied."""
 
     replica_id: str
-    manifest: int  # it has applied this manifest and all before; 0: none yet
+    manifest: int  # the replica has applied this manifest and all earlier ones; 0: none yet
     epoch: int
-    at_us: int  # time of the acknowledgement, by the store's clock
-    is_revoked: bool = False  # a raid did not wait for it: it does not count until it is seeded again
+    at_us: int  # time of the acknowledgement by the store's clock
+    # a raid did not wait for the replica: its acknowledgements do not count until it is seeded again
+    is_revoked: bool = False
 
 
 def replica_state(
     acknowledgement: ReplicaAcknowledgement, *, newest: int, now_us: int, eligible_age_s: float
 ) -> ReplicaState:
-    """Return the progress of a replica towards the newest manifest, at a time by the store's clock."""
+    """Return whether a replica is current, behind or stale. `now_us` is a time by the store's clock."""
     if acknowledgement.is_revoked or acknowledgement.at_us < eligible_before_us(now_us, eligible_age_s):
         return ReplicaState.STALE
     return ReplicaState.CURRENT if acknowledgement.manifest >= newest else ReplicaState.BEHIND
@@ -128,9 +128,9 @@ def replica_state(
 def newest_manifest_applied_everywhere(replicas: Iterable[ReplicaAcknowledgement], *, newest: int) -> int:
     """Return the newest manifest that every replica has applied, or `newest` without replicas.
 
-    Revoked replicas do not count. Tombstones in later manifests must stay: a replica without them would keep the
-    records that they cover (scylladb#3560). A silent replica must be revoked before it is ignored, because its next
-    acknowledgement would count.
+    Revoked replicas do not count. Tombstones in later manifests must stay: a replica that lacks a tombstone would keep
+    the record that the tombstone covers (scylladb#3560). Revoke a silent replica before you ignore it. Otherwise its
+    next acknowledgement would count.
     """
     return min([newest, *(replica.manifest for replica in replicas if not replica.is_revoked)])
 
@@ -139,14 +139,14 @@ ROW_BYTES_BY_DATABASE: Final = {"sqlite": 83, "postgresql": 148}
 """Bytes of a tombstone in the catalog, including indexes."""
 
 BYTES_PER_VERSION: Final = 7
-"""Bytes of a tombstone in a defragmented block with random ids and times; in one batch less than 1."""
+"""Bytes of a tombstone in a defragmented block if ids and times are random. Tombstones of one batch need less than 1
+byte.
+"""
 
 BYTES_PER_BLOCK: Final = 3_400
-"""Bytes of a block without versions."""
+"""Bytes of a block without record versions."""
 
 TOMBSTONES_PER_BLOCK: Final = 100_000
-"""Tombstones in a defragmented block."""
-
 _AEROSPIKE_INDEX_BYTES: Final = 64
 _AEROSPIKE_DISK_BYTES: Final = 128
 _MAX_KEY_BYTES: Final = 1 << 16
@@ -154,7 +154,7 @@ _MAX_KEY_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TombstoneSizes:
-    """Estimated bytes of tombstones here and in Aerospike."""
+    """Estimated bytes of tombstones in Sexton and in Aerospike."""
 
     tombstones: int
     key_bytes: int
@@ -165,14 +165,14 @@ class TombstoneSizes:
 
 
 def estimate_tombstone_sizes(tombstones: int, *, key_bytes: int = 8, database: str = "postgresql") -> TombstoneSizes:
-    """Estimate the bytes of tombstones before a raid, in the catalog (the index) and on disk.
+    """Estimate the bytes of tombstones before a raid, in the catalog (index) and in blocks (disk).
 
-    The figures are measured (`tests/benchmarks/records_speed.py`) for rows with a topic, a list and a component.
+    The figures are measured (`tests/benchmarks/records_speed.py`) with rows that have a topic, a list and a component.
     Aerospike stores 64 bytes and the key in its primary index, and 128 bytes and the key on disk.
 
     Args:
         tombstones: Number of tombstones.
-        key_bytes: Bytes of Aerospike's key. The figures of this product include the id.
+        key_bytes: Bytes of a key in Aerospike. The figures of Sexton include the id.
         database: `sqlite` or `postgresql`.
 
     Raises:
@@ -204,7 +204,8 @@ class CompoundOperation:
 
     ledger_id: LedgerId
     remove: frozenset[CopyKind]  # copies to remove
-    pass_over: frozenset[str] = frozenset()  # subscriptions that need not have acknowledged a ledger that ends
+    # subscriptions whose acknowledgements are not required if the ledger is deleted
+    pass_over: frozenset[str] = frozenset()
     generation: int | None = None  # expected generation; `None`: any
 
     def __post_init__(self) -> None:
@@ -212,10 +213,11 @@ class CompoundOperation:
             raise InvalidInput("remove", expected="one copy or more to take away", found=[])
 
     def find_ending(self, copies: Collection[CopyKind], *, generation: int) -> EndingOperation | None:
-        """Return the operation that ends a ledger with these LIVE copies, or `None` if the ledger stays.
+        """Return the operation that deletes a ledger with these LIVE copies, or `None` if the ledger stays.
 
         Raises:
-            PreconditionFailed: The generation differs, a copy is absent, or only an unverified tiered copy would stay.
+            PreconditionFailed: The generation differs, a copy is absent, or only an unverified tiered copy would
+                remain.
         """
         ledger = f"ledger {self.ledger_id}"
         if self.generation not in {None, generation}:

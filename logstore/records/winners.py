@@ -1,10 +1,10 @@
-"""Rule of the winning version: the newest version of a record in the blocks of one manifest.
+"""Rule of the winner: the newest version of a record in the blocks of one manifest.
 
-Every reader uses this rule by `(epoch, version)`, without a clock. The cold start takes the winners, defragmentation
-drops superseded versions, and a raid keeps a tombstone while it covers a version. If two topics have one name,
+Every reader compares `(epoch, version)` and uses no clock. The cold start loads the winners. Defragmentation drops
+other record versions. A raid keeps a tombstone while it covers a record version. If two topics have the same name,
 `newest_of_each` in `infra/catalog/records/version_rows.py` takes the newer topic.
 
-All functions work on columns. Ranges of ids bound the memory: no record is in two ranges.
+All functions work on columns. To bound memory, callers read ranges of ids. Each record is in exactly one range.
 
 Source: Aerospike's conflict resolution by last-update-time, here by the order of flushes; ADR 15.
 """
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 KEY_COLUMNS: Final = ("id", "sub", "epoch", "version", "tombstone")
-"""Columns that the rule reads."""
+"""Columns that the rule needs."""
 
 VERSIONS_PER_RANGE: Final = 2_000_000
-"""Approximate number of versions in memory at once."""
+"""Approximate number of record versions in memory at once."""
 
 _DENSITY_UNIT: Final = 1 << 96
-"""Scale of integer densities (versions per id): a block's density is subtracted exactly as it was added."""
+"""Scale of integer densities (record versions per id). With integers, subtracting a block's density is exact."""
 
 
 def select_winners(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
     """Return the newest version of each record, ascending by id and sub, including tombstones.
 
     Args:
-        versions: Versions of one kind in any order, with at least `KEY_COLUMNS`. Consecutive sorted parts are fastest.
-            Versions of one record with equal `(epoch, version)` are equal, so any of them is taken.
+        versions: Record versions of one kind in any order, with at least `KEY_COLUMNS`. Consecutive sorted parts are
+            fastest. If two versions of a record have equal `(epoch, version)`, their content is equal too.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -49,18 +49,18 @@ def select_winners(versions: "pa.Table | Sequence[pa.Table]") -> "pa.Table":
 
 @dataclass(frozen=True, slots=True)
 class SplitWinners:
-    """Winners of one kind, split by whether they are tombstones. Each table ascends by id and sub."""
+    """Winners of one kind, split into tombstones and others. Each table ascends by id and sub."""
 
     live: "pa.Table"  # winners that are no tombstones
     tombstones: "pa.Table"  # winners that are tombstones
-    covered: "pa.Table"  # newest version with content of each record in `tombstones` that has one
+    covered: "pa.Table"  # newest version with content of each record in `tombstones`, if the record has any
 
 
 def split_winners(versions: "pa.Table") -> SplitWinners:
-    """Return the winners, and the versions that tombstones among them cover.
+    """Return the winners, and the record versions that tombstones cover.
 
-    A tombstone that covers nothing counts as well. Storage may hold objects of its ledger, which adoption would adopt,
-    and a replica may not have seen it yet. A raid decides about it.
+    A tombstone that covers nothing is included. Storage may still hold objects of the ledger, and adoption would adopt
+    them. A replica may not have the tombstone yet.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
@@ -76,14 +76,14 @@ def split_winners(versions: "pa.Table") -> SplitWinners:
 
 
 def live_version_mask(ids: "Numbers", versions: "pa.Table") -> "Mask":
-    """Return for each id whether `versions` has a version of its record that is no tombstone.
+    """Return for each id whether `versions` has a version of the record that is no tombstone.
 
-    A tombstone is needed while it covers a version, whatever the `(epoch, version)` of that version. Ids are never used
-    again, so a version that seems newer is no reason to drop the tombstone.
+    A tombstone is needed while it covers a record version, even one with a higher `(epoch, version)`. Ids are never
+    used again, so a higher `(epoch, version)` does not mean that the record is new.
 
     Args:
         ids: Ascending ids of records without a sub.
-        versions: Versions of their kind in any order, with the columns id and tombstone.
+        versions: Record versions of the same kind in any order, with the columns `id` and `tombstone`.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -96,17 +96,17 @@ def live_version_mask(ids: "Numbers", versions: "pa.Table") -> "Mask":
 
 
 class RankedVersions:
-    """Order of the versions of one kind by record, with the newest version of each record.
+    """Order of record versions of one kind by record, with the newest version of each record.
 
-    `order` sorts the rows by record. `starts` are the positions in it at which records begin. `newest_rows` has the
-    newest row of each record.
+    `order` sorts the rows by record. `starts` has the positions in `order` at which records begin. `newest_rows` has
+    the newest row of each record.
     """
 
     def __init__(self, versions: "pa.Table") -> None:
         import numpy as np  # noqa: PLC0415 - start-up time
 
         keys = _record_keys(versions)
-        self.order = keys.argsort(kind="stable")  # stable, so that sorted parts are merged
+        self.order = keys.argsort(kind="stable")  # stable, because sorted parts are then merged
         keys = keys[self.order]
         is_first = np.ones(len(keys), dtype=bool)
         is_first[1:] = keys[1:] != keys[:-1]
@@ -116,7 +116,7 @@ class RankedVersions:
 
     @property
     def record_numbers(self) -> "npt.NDArray[np.intp]":
-        """Number of the record of each row. Records are numbered from 0 by id and sub."""
+        """Number of the record of each row. Records are numbered from 0, ascending by id and sub."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         numbers = np.empty(self._rows, dtype=np.intp)
@@ -124,7 +124,7 @@ class RankedVersions:
         return numbers
 
     def _newest_positions(self, versions: "pa.Table") -> "npt.NDArray[np.intp]":
-        """Return the position in `order` of the newest row of each record."""
+        """Return positions in `order`."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         last = np.append(self.starts[1:], self._rows) - 1
@@ -132,16 +132,16 @@ class RankedVersions:
             return last
         ages = _ages(versions)
         if (ages[1:] >= ages[:-1]).all():
-            return last  # the rows are in the order of their flushes, and the sort is stable
+            return last  # rows are in the order of flushes, and the sort is stable
         ages = ages[self.order]
         counts = last - self.starts + 1
         hits = np.flatnonzero(ages == np.repeat(np.maximum.reduceat(ages, self.starts), counts))
-        last[np.repeat(np.arange(len(counts)), counts)[hits]] = hits  # the last of equal versions stays
+        last[np.repeat(np.arange(len(counts)), counts)[hits]] = hits  # of equal record versions the last remains
         return last
 
 
 def _record_keys(versions: "pa.Table") -> "Numbers":
-    """Return one number for each row: equal for rows of one record, ascending by id and sub."""
+    """Return a number for each row: equal for rows of one record, ascending by id and sub."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     ids: Numbers = versions.column("id").to_numpy()
@@ -155,7 +155,6 @@ def _record_keys(versions: "pa.Table") -> "Numbers":
 
 
 def _rank_subs(versions: "pa.Table") -> "tuple[Numbers, int]":
-    """Return the rank of each row's sub, and the number of distinct subs."""
     import numpy as np  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415 - start-up time
 
@@ -169,7 +168,7 @@ def _rank_subs(versions: "pa.Table") -> "tuple[Numbers, int]":
 
 
 def _ages(versions: "pa.Table") -> "Numbers":
-    """Return one number for each row that ascends with `(epoch, version)`."""
+    """Return a number for each row, ascending with `(epoch, version)`."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     epochs: Numbers = versions.column("epoch").to_numpy()
@@ -196,11 +195,12 @@ def _tombstone_mask(versions: "pa.Table") -> "Mask":
 def split_id_ranges(blocks: Sequence[Block], *, versions: int = VERSIONS_PER_RANGE) -> list[tuple[int, int]]:
     """Return ascending ranges of ids, both ends inclusive, that cover all blocks without a gap.
 
-    Each range has about `versions` versions if those of a block are spread evenly over its ids. An id is never split.
+    Each range has about `versions` record versions if each block's record versions are spread evenly over its ids. All
+    versions of a record are in one range.
     """
     if not blocks:
         return []
-    density_changes: dict[int, int] = {}  # by the id where a block begins, or after it ends
+    density_changes: dict[int, int] = {}  # by the first id of a block, or by the id after its last id
     for block in blocks:
         density = block.records * _DENSITY_UNIT // (block.last_id - block.first_id + 1)
         density_changes[block.first_id] = density_changes.get(block.first_id, 0) + density
@@ -224,12 +224,12 @@ def read_by_range(
     *,
     versions: int = VERSIONS_PER_RANGE,
 ) -> "Iterator[pa.Table]":
-    """Yield all versions of blocks of one kind, one ascending range of ids at a time.
+    """Yield all record versions of blocks, one ascending range of ids at a time.
 
     Args:
         blocks: Blocks of one kind.
-        read: Returns the versions of a block with ids in a range, both ends inclusive.
-        versions: Approximate number of versions of a range.
+        read: Function that returns the record versions of a block with ids in a range, both ends inclusive.
+        versions: Approximate number of record versions of a range.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -240,5 +240,5 @@ def read_by_range(
 
 
 def overlapping_blocks(blocks: Sequence[Block], ids: tuple[int, int]) -> list[Block]:
-    """Return the blocks that may hold an id from the first to the last of the two."""
+    """Return the blocks that may hold an id of the range. Both ends are inclusive."""
     return [block for block in blocks if block.first_id <= ids[1] and block.last_id >= ids[0]]

@@ -1,9 +1,9 @@
-"""Ports of a rebuild: the database into which a lost catalog is loaded, and the adoption of newer uploads.
+"""Ports of a rebuild: the database into which a lost catalog is loaded, and adoption.
 
-Adoption compares storage with the loaded rows shard by shard and stages the differences. Then each topic is settled in
-one transaction. Until `Adoption.finish` the catalog refuses all other writes with `CatalogAdopting`.
+Adoption compares storage with the loaded rows, shard by shard, and stages the differences. Then it settles each topic
+in one transaction. Until `Adoption.finish` the catalog refuses all other writes with `CatalogAdopting`.
 
-A loaded ledger without a place that is not CREATING is one that its list does not name.
+If a loaded ledger has no place and is not CREATING, its list does not name it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,43 +23,43 @@ from logstore.records.rebuilding import LoadFiles
 class RebuildTarget:
     """Content of the database before a load."""
 
-    rebuild: str = ""  # unfinished rebuild that has loaded it; empty: an empty database
-    state: str = ""  # ADOPTING, or READY if only `end_rebuild` remains
+    rebuild: str = ""  # unfinished rebuild that loaded the database; empty: the database is empty
+    state: str = ""  # ADOPTING, or READY if only `end_rebuild` is missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogLoad:
-    """State with which a rebuilt catalog begins, besides its rows."""
+    """State of a rebuilt catalog at its start, besides its rows."""
 
     rebuild: str
     manifest: Manifest  # manifest of the loaded rows
     epoch: int  # above the epoch of the manifest
-    highest_version: int  # of all loaded record versions
+    highest_version: int  # highest of all loaded record versions
     stamp: str  # pending stamp of the next manifest
-    markers: tuple[tuple[Role, str], ...]  # roles and names of the buckets with the catalog's marker
+    markers: tuple[tuple[Role, str], ...]  # role and name of each bucket that has the catalog's marker
     now_us: int
 
 
 class RebuildDatabase(Protocol):
-    """Database into which rows are loaded as a whole or not at all."""
+    """Database of a rebuilt catalog. All rows are loaded, or none."""
 
     def read_target(self) -> RebuildTarget:
-        """Return the content of the database. Nothing is changed.
+        """Return the content of the database. This changes nothing.
 
         Raises:
-            PreconditionFailed: The database has rows of something else than an unfinished rebuild.
+            PreconditionFailed: The database has rows of something other than an unfinished rebuild.
             CatalogVersionMismatch: Another build created the database.
             ServiceFailed: The database is no catalog.
             StoreUnavailable: The database does not answer.
         """
 
     def load(self, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
-        """Load the rows into the empty database. Its state is ADOPTING afterwards. Idempotent.
+        """Load the rows into the empty database. Afterwards the catalog is ADOPTING. Idempotent.
 
         Args:
-            load: Initial state of the catalog.
+            load: State of the catalog at its start.
             files: Rows of the catalog.
-            proceed: Called often. An exception from it undoes the load.
+            proceed: Function that is called often. If it raises, the load is undone.
 
         Raises:
             SextonError: As `read_target`.
@@ -71,19 +71,19 @@ class RebuildDatabase(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedIds:
-    """Ceilings of the loaded manifest. Only numbers below them can have been given out before the loss."""
+    """Ceilings of the loaded manifest. The lost catalog gave out only numbers below these ceilings."""
 
     epoch: int
     ledger: int
     topic: int
-    transaction: int  # sequences of every coordinator
+    transaction: int  # sequence numbers of each coordinator
 
     def covers(self, ledger_id: int, topic_id: int) -> bool:
-        """Return whether the lost catalog can have given these ids to a ledger and its topic."""
+        """Return whether the lost catalog may have given out these two ids."""
         return 0 <= ledger_id < self.ledger and 0 <= topic_id < self.topic
 
     def covers_upload(self, upload: Upload) -> bool:
-        """Return whether the epoch and the transactions of an upload can be the lost catalog's."""
+        """Return whether the lost catalog may have given out the epoch and the transactions of an upload."""
         txns = {*(span.txn for span in upload.transactions), *(marker.txn for marker in upload.markers)}
         txns |= {sequences.txn for sequences in upload.producers if sequences.txn}
         return upload.epoch < self.epoch and all(0 <= txn.sequence < self.transaction for txn in txns)
@@ -91,7 +91,7 @@ class IssuedIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedLedger:
-    """Loaded row of a ledger, to be compared with storage."""
+    """Loaded row of a ledger that is compared with storage."""
 
     ledger_id: LedgerId
     topic_id: TopicId
@@ -100,62 +100,62 @@ class LoadedLedger:
     state: LedgerState
     is_listed: bool
     last_segment: int
-    segments: tuple[int, ...]  # registered numbers, ascending
+    segments: tuple[int, ...]  # numbers of registered segments, ascending
     has_primary: bool
     tiered_context: Mapping[str, str] | None = None  # offload context of a LIVE tiered copy
 
     @property
     def can_have_new_segments(self) -> bool:
-        """Whether segments may have been registered since the flush. A newborn may have been opened."""
+        """Whether segments may have been registered since the flush. A newborn ledger may have been opened since."""
         return self.component is Component.MANAGED_LEDGER and self.state is not LedgerState.CLOSED
 
 
 class MissingRowCause(StrEnum):
     """Reason why a rebuilt catalog has no row of a ledger."""
 
-    UNKNOWN = "UNKNOWN"  # the ledger is younger than the last flush, or only an upload
-    DETACHED = "DETACHED"  # it has an intent, finished or not
-    TOMBSTONED = "TOMBSTONED"  # it or its topic was deleted durably: it never returns
+    UNKNOWN = "UNKNOWN"  # the ledger is younger than the last flush, or never had a row
+    DETACHED = "DETACHED"  # the ledger has an intent, finished or not
+    TOMBSTONED = "TOMBSTONED"  # the ledger or its topic was deleted durably and never returns
 
 
 class StorageDiscrepancy(StrEnum):
-    """Difference between storage and the loaded row of one ledger. Stored by name."""
+    """Difference between storage and the loaded row of a ledger. The catalog stores its name."""
 
     TAIL = "TAIL"  # uploads after the registered segments
     STRANGER = "STRANGER"  # objects without a row
     SHORT = "SHORT"  # some registered segments are absent
     ABSENT = "ABSENT"  # a listed ledger has no object in any bucket, and no deletion explains it
-    ENDED = "ENDED"  # an unlisted ledger has no object in any bucket: an old version of its record came back
+    ENDED = "ENDED"  # an unlisted ledger has no object in any bucket: the rebuild brought back an old record version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedLedger:
-    """Objects of one ledger in storage, if they differ from the catalog. Stored as JSON by the names of its fields."""
+    """Difference between the objects of one ledger and the catalog. Stored as JSON by field names."""
 
     ledger_id: LedgerId
     topic_id: TopicId
     standing: StorageDiscrepancy
-    statement: LedgerStatement | None = None  # of a stranger
-    uploads: tuple[Upload, ...] = ()  # of ledgers that can have new segments
-    objects: int = 0  # segments of a stranger
-    size_bytes: int = 0  # of these segments
+    statement: LedgerStatement | None = None  # statement of a STRANGER
+    uploads: tuple[Upload, ...] = ()  # uploads of a ledger that can have new segments
+    objects: int = 0  # number of segments of a STRANGER
+    size_bytes: int = 0  # size of these segments
 
 
 class AdoptionOutcome(StrEnum):
-    """Result of the adoption of one staged ledger. Stored by name."""
+    """Result of the adoption of one staged ledger. The catalog stores its name."""
 
-    ADOPTED = "ADOPTED"  # it has a row now, with its segments
+    ADOPTED = "ADOPTED"  # the ledger and its segments have rows now
     EXTENDED = "EXTENDED"  # segments were added
-    UNCHANGED = "UNCHANGED"  # none of its uploads had been registered
-    DETACHED = "DETACHED"  # nothing names it: it gets no row and no intent, and its objects stay
-    REVIVED = "REVIVED"  # no list names it, or it has a later intent: its row is removed, its objects stay
-    MISSING = "MISSING"  # some or all of its objects are absent: reported, and its row stays
-    LEFT_OUT = "LEFT_OUT"  # a schema's ledger, deleted with its topic: the schema version is left out
+    UNCHANGED = "UNCHANGED"  # no upload had been registered
+    DETACHED = "DETACHED"  # nothing names the ledger: it gets no row and no intent, and its objects stay
+    REVIVED = "REVIVED"  # no list names the ledger, or it has a later intent: its row is removed, and its objects stay
+    MISSING = "MISSING"  # some or all objects are absent: the ledger is reported, and its row stays
+    LEFT_OUT = "LEFT_OUT"  # a schema's ledger that was deleted with its topic: the schema version is left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptionReport:
-    """Counts of an adoption, with ascending samples of at most `MAX_SAMPLE_ITEMS` ids or names."""
+    """Counts of an adoption. Samples ascend and have at most `MAX_SAMPLE_ITEMS` ids or names."""
 
     adopted_ledgers: int = 0
     adopted_segments: int = 0
@@ -165,15 +165,15 @@ class AdoptionReport:
     missing_data: int = 0
     missing_ledgers: tuple[LedgerId, ...] = ()
     schemas_left_out: int = 0  # schema versions
-    schemas_left_out_of: tuple[str, ...] = ()  # names of their topics
+    schemas_left_out_of: tuple[str, ...] = ()  # names of the topics of these schema versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsenceCounts:
-    """Counts of listed ledgers. Ledgers that ended before the flush do not count: they need no objects."""
+    """Counts of listed ledgers. Ledgers deleted before the flush are not counted: they need no objects."""
 
-    absent_ledgers: int = 0  # without an object in any bucket
-    total_ledgers: int = 0  # including those that adoption has removed
+    absent_ledgers: int = 0  # ledgers without an object in any bucket
+    total_ledgers: int = 0  # all listed ledgers, including ledgers that adoption has removed
 
 
 class Adoption(Protocol):
@@ -183,28 +183,27 @@ class Adoption(Protocol):
         """Return the bounds of the ids that the lost catalog may have given out.
 
         Raises:
-            PreconditionFailed: The catalog is not being adopted.
+            PreconditionFailed: No adoption is in progress.
         """
 
-    def is_adopting(self) -> bool:
-        """Return whether the catalog is incomplete."""
+    def is_adopting(self) -> bool: ...
 
     def loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[LoadedLedger]:
-        """Return loaded ledgers with id % 256 = `shard` above `after`, ascending."""
+        """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
 
     def missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]:
-        """Return the cause for each of these ledgers that has no row."""
+        """Return why ledgers have no row. Ledgers with a row are left out."""
 
     def highest_ledger_id(self) -> LedgerId:
-        """Return the highest ledger id of a ledger, an intent or a tombstone, or -1.
+        """Return the highest id of a ledger, an intent or a tombstone, or -1.
 
-        Ids above the ceiling do not count: they were never given out.
+        Ids above the ceiling are ignored, because the lost catalog never gave them out.
         """
 
     def stage_ledgers(
         self, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
     ) -> None:
-        """Replace the staged ledgers of a part of a shard. Rows of settled topics stay.
+        """Replace the staged ledgers in a part of a shard. Staged ledgers of settled topics stay.
 
         Args:
             shard: 0 to 255.
@@ -214,17 +213,17 @@ class Adoption(Protocol):
         """
 
     def count_absent_ledgers(self) -> AbsenceCounts:
-        """Count the ledgers staged as absent, settled or not. A READY catalog has none."""
+        """Count the ledgers staged as ABSENT, whether settled or not. A READY catalog has none."""
 
     def unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
         """Return topics with unsettled ledgers, ascending."""
 
     def settle_topic(self, topic_id: TopicId, *, rows_epoch: int) -> None:
-        """Adopt the staged ledgers of a topic in one transaction, with a few MB in memory at once.
+        """Adopt the staged ledgers of a topic in one transaction. The transaction needs a few MB of memory.
 
-        Uploads are registered as `logstore.records.adoption` decides. Strangers with registered uploads join the
-        topic's list. A topic without a record is created. No intent is filed: objects of other strangers and of removed
-        ledgers stay until a reconciliation reports them.
+        `logstore.records.adoption` decides which uploads are registered. A ledger without a row whose uploads were
+        registered is added to the topic's list. If the topic has no record, the topic is created. No intent is filed.
+        The objects of other ledgers without a row, and of removed ledgers, stay until a reconciliation reports them.
 
         Args:
             topic_id: The topic.
@@ -234,12 +233,12 @@ class Adoption(Protocol):
     def settle_remaining_rows(self) -> None:
         """Settle the rows of all topics that need no comparison with storage.
 
-        1. Ledgers that no list names, or that have a later intent, leave the catalog without a new intent.
-        2. Only the last ledger of a list stays open.
-        3. Entries with a delivery time are counted.
-        4. References to ledgers without objects are removed.
-        5. Schema versions without a ledger are removed, because they could be neither read nor set again.
-        6. Unfinished intents get the catalog's epoch.
+        1. Remove ledgers that no list names, and ledgers with a later intent. File no new intent.
+        2. Close all ledgers of a list but the last.
+        3. Count entries with a delivery time.
+        4. Remove references to ledgers without objects.
+        5. Remove schema versions without a ledger, because they could be neither read nor set again.
+        6. Set the catalog's epoch in unfinished intents.
         """
 
     def report(self) -> AdoptionReport:
@@ -250,4 +249,3 @@ class Adoption(Protocol):
 
 
 MAX_SAMPLE_ITEMS = 100
-"""Bound of the ids or names of each sample in a report."""

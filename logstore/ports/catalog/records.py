@@ -1,4 +1,4 @@
-"""Ports of the record log's side of the catalog: outbox, known manifests, tombstones, and replica databases."""
+"""Ports of the record log in the catalog: outbox, known manifests, tombstones and replica databases."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownManifest:
-    """State of the newest manifest in the catalog, at one moment."""
+    """Newest manifest that the catalog knows, at one moment."""
 
     catalog_id: str
     epoch: int
     manifest: int  # highest number that the catalog knows to be stored; 0: none
-    stamp: str  # of that manifest
-    pending_stamps: frozenset[str]  # of manifests that were begun since, stored or not
-    is_replica: bool = False  # a replica follows the record log and stores no manifest
+    stamp: str  # stamp of that manifest
+    pending_stamps: frozenset[str]  # stamps of later manifests, stored or not
+    is_replica: bool = False  # the catalog is a replica database and stores no manifests
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +31,19 @@ class RecordLogState(KnownManifest):
     """State of the catalog and its outbox, at one moment."""
 
     bundles: int
-    is_adopting: bool  # rebuilt and incomplete, or a replica: destructive operations are refused
+    is_adopting: bool  # a replica database, or a rebuilt catalog during adoption: destructive operations are refused
     ceilings: Ceilings
-    next_ids: Ceilings  # given out next
-    outbox_changes: int  # rows that are in no block
-    oldest_change_us: int | None  # of the outbox and the staged blocks
+    next_ids: Ceilings  # next ids to give out
+    outbox_changes: int  # outbox rows
+    oldest_change_us: int | None  # oldest change in the outbox and the staged blocks
     oldest_cursor_change_us: int | None
     now_us: int
-    staged_blocks: tuple[Block, ...] = ()  # of pages of an unfinished flush; its last manifest names them
+    staged_blocks: tuple[Block, ...] = ()  # blocks of an unfinished flush; its last manifest names them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrecordableRecord:
-    """A record with a value that no block can hold. Its change stays in the outbox; flushes write the others."""
+    """Record with a value that no block can hold. Its change stays in the outbox. Other records are flushed."""
 
     kind: RecordKind
     id: int
@@ -61,52 +61,51 @@ class Changes(Protocol):
     """Unflushed changes at one moment of the catalog."""
 
     @property
-    def at_us(self) -> int:
-        """Time of the moment by the catalog's clock."""
+    def at_us(self) -> int: ...
 
     @property
     def outbox_rows(self) -> Collection[int]:
-        """Ids of the outbox rows that the batches cover, once all batches have been read."""
+        """Ids of the outbox rows in the batches. Complete once all batches have been read."""
 
     @property
     def unrecordable(self) -> Sequence[UnrecordableRecord]:
-        """Records left out of the batches read so far. One outbox row of each stays out of `outbox_rows`."""
+        """Records left out of the batches read so far. One outbox row of each is missing in `outbox_rows`."""
 
     def batches(self) -> Iterator[tuple[RecordKind, "pa.RecordBatch"]]:
         """Yield record versions in the schema of their kind, grouped by kind, then ascending by id and sub.
 
-        `version` is the newest outbox row of the record. The flush replaces it by the number of its manifest. A removed
-        record without a tombstone has no version.
+        The column `version` has the newest outbox row of the record. The flush replaces it by the manifest number. A
+        removed record without a tombstone is not yielded.
         """
 
 
 class Records(Protocol):
-    """The outbox, and the catalog's knowledge of manifests."""
+    """Outbox, and known manifests."""
 
     def known_manifest(self) -> KnownManifest:
-        """Return the part of `state` whose cost does not grow with the outbox."""
+        """Return the newest known manifest. The cost does not depend on the outbox."""
 
     def state(self) -> RecordLogState:
-        """Return the state. The cost grows with the outbox, which is counted."""
+        """Return the state. The cost grows with the outbox, because its rows are counted."""
 
     def claim(self, claim: Claim) -> bool:
-        """Take or renew the claim on the record log. Return false if another workflow's claim is alive.
+        """Take or renew the claim on the record log. Return false if another workflow holds the claim.
 
-        Claims only save work. The manifest's number decides which writer wins.
+        Claims only save work. The manifest number decides which writer succeeds.
         """
 
     def release(self, workflow_id: str) -> None:
-        """Release the claim if it is that workflow's."""
+        """Release the claim if this workflow holds it."""
 
     def begin_manifest(self, stamp: str) -> None:
-        """Add the stamp of a manifest that is about to be stored to the pending stamps. Idempotent.
+        """Add the stamp of the next manifest to the pending stamps before the manifest is stored. Idempotent.
 
         Raises:
             CatalogAdopting: The catalog is a replica.
         """
 
     def read_changes(self, *, cursors: bool, page: int | None = None) -> AbstractContextManager[Changes]:
-        """Read changes in one transaction, which stays open inside the `with` block.
+        """Read changes in one transaction. The transaction is open inside the `with` block.
 
         Args:
             cursors: Whether to read changes of cursors.
@@ -128,27 +127,28 @@ class Records(Protocol):
     ) -> None:
         """Commit that a manifest is stored: raise the ceilings and remove its outbox rows. Idempotent.
 
-        All pending stamps go: a writer begins a stamp only after the previous manifest is settled. If the number is not
-        above the known one, only the outbox changes. For a page not even the outbox changes: another writer may have
-        flushed these rows and a newer change of them.
+        All pending stamps are removed, because a writer begins a stamp only after the previous manifest is settled. If
+        `number` is not above the known number, only outbox rows are removed. A page removes none in this case: another
+        writer may have flushed these rows together with a newer change.
 
         Args:
-            number: Number of the manifest.
+            number: Manifest number.
             stamp: Stamp of the manifest.
             ceilings: New ceilings. A ceiling never falls.
-            outbox_rows: Outbox rows to remove, by their versions.
-            shows_own_moment: Whether the manifest shows a moment of its own. Then no block is staged any more.
-            staged_blocks: Blocks of the page that this manifest belongs to.
+            outbox_rows: Ids of outbox rows to remove.
+            shows_own_moment: Whether the manifest shows a moment of its own. If so, no blocks stay staged.
+            staged_blocks: Blocks of the page that the manifest belongs to.
         """
 
     def unflushed_ledgers(self, ledger_ids: Sequence[int]) -> frozenset[int]:
         """Return the ledgers whose tombstone, intent or change of copies is in no block yet.
 
-        Their objects must not be deleted. While blocks are staged, every ledger with a tombstone or an intent counts.
+        The objects of these ledgers must not be deleted. While blocks are staged, all ledgers with a tombstone or an
+        intent are returned.
         """
 
     def finished_deletions(self, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
-        """Return the finished deletions of primary copies that the catalog still has. They name removed objects."""
+        """Return the finished deletions of primary copies that the catalog still has. Their objects are removed."""
 
     def count_unflushed_deletions(self) -> int:
         """Return the number of unfinished deletions whose intent is in no block yet."""
@@ -168,7 +168,7 @@ class TombstoneCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordId:
-    """Identity of a record with a tombstone. Its `sub` is empty."""
+    """Identity of a record with a tombstone. Such records have an empty `sub`."""
 
     kind: RecordKind
     id: int
@@ -180,11 +180,11 @@ class Tombstone:
 
     kind: RecordKind
     id: int
-    component: str | None  # of a ledger; `None`: lost by a rebuild
+    component: str | None  # component of a ledger; `None`: lost by a rebuild
     generation: int
     epoch: int  # of the catalog that wrote it
-    at_us: int  # last update
-    raid: str | None  # raid that marked it as a candidate
+    at_us: int  # time of the last update
+    raid: str | None  # raid that marked the tombstone
 
 
 class Tombstones(Protocol):
@@ -193,31 +193,30 @@ class Tombstones(Protocol):
     def topic_tombstones(
         self, topic_id: int, *, component: str | None = None, after: int = -1, limit: int | None = None
     ) -> Sequence[Tombstone]:
-        """Return a page of the tombstones of a topic's ledgers, ascending by id, of one component if it is given.
+        """Return a page of the tombstones of a topic's ledgers, ascending by id.
 
         Args:
-            topic_id: Of the topic.
-            component: `None`: of every component.
+            topic_id: The topic.
+            component: Component of the ledgers. `None`: any.
             after: Id of a ledger, exclusive.
-            limit: Rows of the page; `None`: all of them.
+            limit: Size of the page. `None`: all.
         """
 
-    def count(self) -> TombstoneCounts:
-        """Count the tombstones."""
+    def count(self) -> TombstoneCounts: ...
 
     def mark_candidates(
         self, run_id: str, *, before_us: int, after: RecordId | None, limit: int
     ) -> tuple[int, RecordId | None]:
         """Mark the tombstones of a page that were last updated before `before_us` as candidates of the raid.
 
-        Marks of other raids in the page are removed. Tombstones in no block, and those with an unfinished or
-        dead-lettered deletion, are not marked.
+        Marks of other raids in the page are removed. Not marked are tombstones that are in no block, and tombstones
+        with an unfinished or dead-lettered deletion.
 
         Args:
             run_id: The raid.
             before_us: Exclusive.
             after: Record before the page, by kind and id.
-            limit: Size of the page. A writer may wait for one page.
+            limit: Size of the page. Writers may have to wait while a page is marked.
 
         Returns:
             The number of marked tombstones, and the last record of the page, or `None` if the page is empty.
@@ -226,46 +225,46 @@ class Tombstones(Protocol):
     def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:
         """Return a page of the raid's candidates, ascending by kind and id."""
 
-    def unmark(self, run_id: str, record_ids: Collection[RecordId]) -> None:
-        """Remove the marks of these candidates."""
+    def unmark(self, run_id: str, record_ids: Collection[RecordId]) -> None: ...
 
     def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Remove a page of candidates and return how many. Candidates that changed since `mark_candidates` stay."""
+        """Remove a page of candidates and return their number. Candidates that changed since `mark_candidates` stay."""
 
 
 VersionReader = Callable[[RecordKind], "Iterator[pa.Table]"]
-"""Function that reads the versions of a kind to apply, by ranges of ids. No record is in two ranges. Every call returns
-the same versions."""
+"""Function that yields the record versions of a kind to apply, by ranges of ids. Each record is in exactly one range.
+Every call yields the same record versions.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedManifest:
-    """Newest manifest that a replica database has applied, with all before it."""
+    """Newest manifest that a replica database has applied. Earlier manifests are applied too."""
 
     catalog_id: str
     epoch: int
     manifest: int
     stamp: str
-    replica: str  # name under which it was seeded and acknowledges
+    replica: str  # name of the replica database in its acknowledgements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedCounts:
-    """Counts of the changes of one step."""
+    """Changes of one step."""
 
-    records: int = 0  # rows of records that were written
+    records: int = 0  # written rows of records
     tombstones: int = 0
-    removed: int = 0  # topics and ledgers, by tombstones or by newer topics of the same name
+    removed: int = 0  # topics and ledgers that were removed by a tombstone or by a newer topic of the same name
 
 
 class ReplicaDatabase(Protocol):
-    """Replica database of one catalog. It refuses other writes from its first step on."""
+    """Replica database of one catalog. After the first step the database refuses other writes."""
 
     def applied_manifest(self) -> AppliedManifest | None:
         """Return the newest applied manifest, or `None` if the database is empty.
 
         Raises:
-            PreconditionFailed: The database holds something else than a replica.
+            PreconditionFailed: The database holds something other than a replica.
             CatalogVersionMismatch: Another build created the database.
             StoreUnavailable: The database does not answer.
         """
@@ -273,17 +272,17 @@ class ReplicaDatabase(Protocol):
     def apply(
         self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
     ) -> AppliedCounts:
-        """Apply versions and record the manifest as applied, in one transaction.
+        """Apply record versions and record the manifest as applied, in one transaction.
 
         Args:
-            manifest: Manifest of the versions.
-            versions: All versions newer than the applied manifest, or all if `seed`.
-            expected: Result of `applied_manifest` when the versions were chosen.
+            manifest: Manifest of the record versions.
+            versions: All record versions if `seed`, else those newer than the applied manifest.
+            expected: Result of `applied_manifest` when the record versions were chosen.
             replica: Name under which the database acknowledges from now on.
             seed: Whether to empty the database first.
 
         Raises:
-            PreconditionFailed: The database was empty then, and holds something else now.
+            PreconditionFailed: The database was empty and now holds something other than a replica.
             CatalogBusy: Another process has applied a manifest since `expected`.
             OutcomeUnknown: The connection broke during the commit.
         """
