@@ -1,12 +1,12 @@
-"""Adoption: a rebuilt catalog takes in what storage has beyond the last flush.
+"""Adoption: adds to a rebuilt catalog the ledgers and segments that storage has beyond the last flush.
 
-This happens before any process may write to the catalog. So no answered append is lost, and no id is used again.
+Adoption ends before any process may write to the catalog. So no answered append is lost, and no id is used again.
 
-Shards of storage are compared in any order and by any process. A comparison may be repeated. The differences are staged
-in the catalog. Then each topic is settled in its own transaction, so that a crash costs at most one of them.
+Shards of storage are compared in any order by any process. A comparison may be repeated. The differences are staged in
+the catalog. Then each topic is settled in its own transaction. A crash costs at most one transaction.
 
-No ledger counts as absent because of a listing alone (`logstore.records.services.absence`). A listing that lacks an
-existing object is repeated. If that does not help, adoption stops before anything is settled.
+A listing alone never proves that a ledger is absent (`logstore.records.services.absence`). If a listing lacks an
+existing object, the listing is repeated. If the object is still not listed, adoption stops before anything is settled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,25 +52,23 @@ from logstore.records.services.tail_objects import denied_object_error, read_upl
 from logstore.units import raise_if_stopped
 
 _LEDGERS_PER_PAGE: Final = 200
-_MAX_OBJECTS_PER_PAGE: Final = 20_000  # about 20 MB of memory; a page of one ledger may have more
+_MAX_OBJECTS_PER_PAGE: Final = 20_000  # about 20 MB of memory; a page of a single ledger may have more
 _TOPICS_PER_PAGE: Final = 100
 _MAX_WRONG_LISTINGS: Final = 3
-"""Listings of a shard, each proved wrong by HEAD, after which adoption stops."""
+"""Number of listings of a shard, each proved wrong by HEAD, after which adoption stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedShard:
-    """Counts of one comparison of a shard."""
+    """Result of one comparison of a shard."""
 
     shard: int
-    objects: int  # in storage
-    staged: int  # ledgers that differ from the catalog
+    objects: int  # number of objects in storage
+    staged: int  # number of ledgers that differ from the catalog
 
 
 @dataclass(slots=True)
 class _StoredLedger:
-    """Listed objects of one ledger."""
-
     ledger_id: LedgerId
     statements: list[ObjectInfo] = field(default_factory=list)  # `meta.json`
     segments: dict[int, ObjectInfo] = field(default_factory=dict)  # by number
@@ -80,16 +78,12 @@ _LedgerPair = tuple[LoadedLedger | None, _StoredLedger | None]
 
 
 class _Difference(NamedTuple):
-    """Difference between storage and catalog of one ledger."""
-
     staged: StagedLedger
     can_have_uploads: bool
-    last_segment: int  # uploads have higher numbers
+    last_segment: int  # uploads have higher segment numbers
 
 
 class _CountedListing:
-    """Listing that counts its objects while it is read."""
-
     def __init__(self, items: Iterable[ObjectInfo]) -> None:
         self._items, self.objects = items, 0
 
@@ -100,13 +94,13 @@ class _CountedListing:
 
 
 class Adopter:
-    """Adoption into one catalog. Thread-safe, and any number of processes may adopt shards.
+    """Adoption into one catalog. Thread-safe. Several processes may adopt shards.
 
     Args:
         adoption: Port of the catalog.
         objects: The primary bucket.
         buckets: Tiered buckets by location.
-        application: Application of the compared ledgers. Objects of other applications stay as they are.
+        application: Application of the compared ledgers. Objects of other applications are ignored.
         threads: Concurrent requests for single objects, at least 1.
     """
 
@@ -126,15 +120,15 @@ class Adopter:
         Args:
             shard: 0 to 255.
             unflushed_from: Starts of the id ranges in which ledgers may be younger than the rows.
-            is_growing: Whether the old catalog may still append. Then only objects of existing rows can prove a listing
-                wrong.
+            is_growing: Whether the old catalog may still append. If so, only objects of existing rows can prove a
+                listing wrong.
 
         Raises:
             InvalidInput: The shard is not 0 to 255.
-            PreconditionFailed: The catalog is not being adopted, or listings hide objects that HEAD finds.
-            CatalogMismatch: The bucket is another catalog's.
+            PreconditionFailed: No adoption is in progress, or listings hide objects that HEAD finds.
+            CatalogMismatch: The bucket belongs to another catalog.
             CorruptData: An upload that may have been registered is unreadable.
-            StoreUnavailable: The store did not answer, or twice did not find what it had listed.
+            StoreUnavailable: The store did not answer, or twice did not find an object that it had listed.
             CatalogBusy: The catalog did not answer.
         """
         if not 0 <= shard < SHARDS:
@@ -175,20 +169,17 @@ class Adopter:
         for first in sorted({max(first, above_known) for first in unflushed_from}):
             probe_ids(self._objects, shard, first, strangers)
         if is_any_absent:
-            self._objects.confirm()  # an empty listing of another bucket proves nothing
+            self._objects.confirm()  # an empty listing of another catalog's bucket proves nothing
         with effect("adoption.stage"):
             self._adoption.stage_ledgers(shard, (), above=above)
         return AdoptedShard(shard=shard, objects=listing.objects, staged=staged_count)
 
     def require_plausible(self, max_absent_share: float = MAX_ABSENT_SHARE) -> None:
-        """Refuse if too many listed ledgers have no objects, by the comparisons so far.
-
-        Args:
-            max_absent_share: Allowed share of listed ledgers without objects, 0 to 1 inclusive.
+        """Refuse if too large a share of listed ledgers has no objects, according to the comparisons so far.
 
         Raises:
-            InvalidInput: `max_absent_share` is out of its bounds.
-            PreconditionFailed: The share is above it.
+            InvalidInput: `max_absent_share` is not 0 to 1.
+            PreconditionFailed: The share is above `max_absent_share`.
             CatalogBusy, StoreUnavailable: The catalog did not answer.
         """
         absence = self._adoption.count_absent_ledgers()
@@ -204,20 +195,20 @@ class Adopter:
     ) -> AdoptionReport:
         """Settle every topic and the remaining rows, flush, and make the catalog READY.
 
-        The flush comes before the first writer. So adopted uploads are in the record log, and no later rebuild decides
-        about them again, beside uploads of this epoch.
+        The flush runs before the first writer. So the record log has the adopted uploads, and no later rebuild decides
+        about them again.
 
         Idempotency: a settled topic is not settled again. A READY catalog only reports.
 
         Args:
             rows_epoch: Epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
-            flush: Writes all changes of the catalog to its record log. Its errors are raised.
-            on_progress: Called with the number of topics settled since the last call.
+            flush: Function that writes all changes of the catalog to its record log. Its errors are raised.
+            on_progress: Function that gets the number of topics settled since the last call.
             max_absent_share: Allowed share of listed ledgers without objects, 0 to 1 inclusive.
 
         Raises:
-            InvalidInput: `max_absent_share` is out of its bounds.
-            PreconditionFailed: The share is above it. Nothing was settled.
+            InvalidInput: `max_absent_share` is out of bounds.
+            PreconditionFailed: The share is above `max_absent_share`. Nothing was settled.
             CatalogBusy, StoreUnavailable: The catalog did not answer.
         """
         self.require_plausible(max_absent_share)
@@ -240,7 +231,7 @@ class Adopter:
         return report
 
     def _pages(self, shard: int, items: Iterable[ObjectInfo]) -> Iterator[list[_LedgerPair]]:
-        """Yield ledgers with a row or objects, ascending, in pages of bounded size or of one ledger."""
+        """Yield ledgers with a row or objects, ascending. A page has a bounded number of objects, or one ledger."""
         page, objects = list[_LedgerPair](), 0
         for row, stored in _join(self._loaded_ledgers(shard), _group_by_ledger(items)):
             ledger_objects = len(stored.segments) if stored else 0
@@ -262,7 +253,7 @@ class Adopter:
     def _compare(
         self, pool: ThreadPoolExecutor, page: list[_LedgerPair], issued: IssuedIds, *, is_growing: bool
     ) -> list[StagedLedger]:
-        """Compare the ledgers of a page, and then read their uploads, with many requests at once."""
+        """Compare the ledgers of a page, then read their uploads. Requests run concurrently."""
         strangers = [stored.ledger_id for row, stored in page if row is None and stored is not None]
         cause_by_ledger = self._adoption.missing_row_causes(strangers) if strangers else {}
         compare = partial(self._compare_ledger, is_growing=is_growing)
@@ -323,7 +314,7 @@ class Adopter:
         is_short = row.has_primary and any(number not in listed for number in row.segments)
         is_absent = stored is None if row.has_primary else row.tiered_context is not None
         if (is_short or is_absent) and self._has_tiered_objects(row):
-            # The ledger is readable. A reconciliation reports what the primary copy lacks.
+            # The ledger is readable. A reconciliation reports the missing objects of the primary copy.
             is_short = is_absent = False
         if (is_short or is_absent) and row.has_primary:
             prove_absent(
@@ -345,7 +336,7 @@ class Adopter:
         return _Difference(staged, row.can_have_new_segments, row.last_segment)
 
     def _has_tiered_objects(self, row: LoadedLedger) -> bool:
-        """Return whether the tiered copy exists. Its index is written last and proves it."""
+        """Return whether the tiered copy exists. The index of the copy is written last, so its existence is enough."""
         if row.tiered_context is None:
             return False
         uuid, location = parse_copy_location(row.ledger_id, row.tiered_context)
@@ -358,10 +349,10 @@ class Adopter:
     def _compare_stranger(
         self, stored: _StoredLedger, cause_by_ledger: Mapping[LedgerId, MissingRowCause], issued: IssuedIds
     ) -> _Difference | None:
-        """Return the objects of a ledger without a row, or `None` if it has an intent or an unknown owner.
+        """Return the difference of a ledger without a row, or `None` if it has an intent or an unknown owner.
 
-        Ledgers with an id that was never given out are ignored as well. Such a row would be above every later ledger of
-        the topic, so that the topic could never roll again.
+        Ledgers with an id that was never given out are ignored too. The id of such a row would be higher than the id of
+        every later ledger of the topic, and the topic could never roll again.
         """
         cause = cause_by_ledger[stored.ledger_id]
         statement = self._read_statement(stored) if cause is not MissingRowCause.DETACHED else None
@@ -379,11 +370,14 @@ class Adopter:
         return _Difference(staged, cause is MissingRowCause.UNKNOWN and is_message_ledger, -1)
 
     def _read_statement(self, stored: _StoredLedger) -> LedgerStatement | None:
-        """Return the statement of one of its objects, which have equal ones, or `None` for foreign objects."""
+        """Return the statement of the ledger's objects, or `None` for foreign objects.
+
+        All objects have equal statements.
+        """
         item = next(iter([*stored.statements, *stored.segments.values()]), None)
         if item is None:
             return None
-        head = self._objects.head(item.key) or self._objects.head(item.key)  # one response disproves no listing
+        head = self._objects.head(item.key) or self._objects.head(item.key)  # one response does not disprove a listing
         if head is None:
             raise denied_object_error(item.key, "HEAD")
         try:
@@ -400,7 +394,7 @@ def _ledger_id(pair: _LedgerPair) -> LedgerId:
 
 
 def _group_by_ledger(items: Iterable[ObjectInfo]) -> Iterator[_StoredLedger]:
-    """Group consecutive objects by ledger. Objects outside of ledgers' prefixes are foreign and skipped."""
+    """Group consecutive objects by ledger. Skip foreign objects outside the prefixes of ledgers."""
     stored: _StoredLedger | None = None
     for item in items:
         ledger_id = ledger_id_from_key(item.key)
@@ -420,7 +414,7 @@ def _group_by_ledger(items: Iterable[ObjectInfo]) -> Iterator[_StoredLedger]:
 
 
 def _join(rows: Iterator[LoadedLedger], stored_ledgers: Iterator[_StoredLedger]) -> Iterator[_LedgerPair]:
-    """Join two ascending sequences by ledger id. Either side of a pair may be absent."""
+    """Pair two ascending sequences by ledger id. Either side of a pair may be `None`."""
     row, stored = next(rows, None), next(stored_ledgers, None)
     while row or stored:
         takes_row = row is not None and (stored is None or row.ledger_id <= stored.ledger_id)

@@ -1,24 +1,24 @@
-"""Replica databases: the record log is applied manifest by manifest to a database that serves reads.
+"""Replica databases: the record log is applied to a database that serves reads.
 
-One step applies the versions since the applied manifest and records the newest manifest, in one transaction. Then it
-acknowledges the manifest in the source's bucket. After a crash in between, the next step acknowledges. Blocks that the
-applied manifest also named are not read again.
+One step applies the record versions since the applied manifest and records the newest manifest as applied. This is one
+transaction. Then the step acknowledges the manifest in the source bucket. After a crash between the two, the next step
+acknowledges. Blocks of the previously applied manifest are not read again.
 
-The record log lacks what raids have removed. A replica that missed removed tombstones would keep the records that they
-covered for ever. So a step is refused in these cases, and the replica must be seeded:
+The record log lacks tombstones that raids have removed. If a replica missed such a tombstone, it would keep the covered
+record for ever. So a step is refused in these cases, and the replica must be seeded:
 
 - A raid has revoked the replica.
-- It was silent for the eligible age.
+- The replica did not acknowledge for the eligible age.
 - The source was rebuilt under another epoch.
-- Its database is older than its acknowledgement.
+- The database is older than the acknowledgement of the replica.
 
-A seed registers the replica and applies a complete manifest to the emptied database. Each seed has a name of its own,
-which is stored with the applied manifest. So an acknowledgement of a dead seed, or of a database with the same URL on
-another machine, says nothing about this database.
+A seed registers the replica, empties the database and applies a complete manifest. Each seed has its own name. The
+database stores the name with the applied manifest. So an acknowledgement of a failed seed, or of a database with the
+same URL on another machine, is not mistaken for this database's.
 
-The order of reads makes this safe. The newest manifest is read before the replica's own acknowledgement: if a raid had
-removed a tombstone before, the replica would be revoked by then. A seed registers first. A followed replica bucket must
-be one that raids wait for, or its manifest may be older than removed tombstones.
+The order of reads makes this safe. The newest manifest is read before the replica's own acknowledgement. If a raid has
+removed a tombstone before, the acknowledgement shows that the replica is revoked. A seed registers first. A followed
+replica bucket must be one that raids wait for. Otherwise its manifest may be older than removed tombstones.
 
 Source: Aerospike's XDR. A tombstone that is removed before every replica has seen it lets deleted data return
 (scylladb#3560, scylladb#8970).
@@ -43,30 +43,30 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSIONS_IN_MEMORY: Final = 100_000
-"""Approximate number of versions in memory at once."""
+"""Approximate number of record versions in memory at once."""
 
 _SEED_PIN_US: Final = 24 * 3_600 * 1_000_000
 _ACKNOWLEDGE_INTERVAL_S: Final = 60.0
-"""Longest time between two acknowledgements of a replica without news; at most a tenth of the eligible age."""
+"""Longest time between two acknowledgements of a replica without new manifests. At most a tenth of the eligible age."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowSettings:
-    """Identity of a replica database and of the bucket that it follows."""
+    """Settings of a follower."""
 
-    replica: str  # prefix of its names: `bucket/random word`
-    bucket: str  # followed bucket: the source's or a replica bucket
+    replica: str  # prefix of the replica's names: `bucket/random word`
+    bucket: str  # followed bucket: the source bucket or a replica bucket
     follows_replica_bucket: bool
-    eligible_age_s: float  # silence after which it is STALE
+    eligible_age_s: float  # time without acknowledgement after which the replica is STALE
 
 
 class Follower:
-    """Steps of one replica database. Several processes may run them: an overtaken step starts again.
+    """Steps of one replica database. Several processes may run steps.
 
     Args:
         follow: Identity of the replica.
-        source: Record log where the replica acknowledges.
-        followed: Record log that it applies.
+        source: Record log in which the replica acknowledges.
+        followed: Record log that the replica applies.
         database: The replica database.
         store_now_us: Clock of the store.
     """
@@ -84,17 +84,17 @@ class Follower:
         self._database, self._now_us = database, store_now_us
 
     def step(self, *, seed: bool = False, proceed: Callable[[], None] = lambda: None) -> FollowedRecords:
-        """Apply what is new. Seed an empty database, or any database if `seed`.
+        """Apply new manifests. Seed the database if it is empty, or if `seed`.
 
-        Idempotency: without news only an acknowledgement is written, from time to time.
+        Idempotency: without a new manifest only an acknowledgement is written, at intervals.
 
         Args:
             seed: Whether to empty the database and apply a complete manifest.
-            proceed: Called often. An exception from it undoes the step.
+            proceed: Function that is called often. If it raises, the step is undone.
 
         Raises:
-            PreconditionFailed: The replica must be seeded, or the bucket shipped to. Nothing was changed.
-            CatalogMismatch: The database or the bucket is another catalog's.
+            PreconditionFailed: The replica must be seeded, or its bucket needs a shipment. Nothing was changed.
+            CatalogMismatch: The database or the bucket belongs to another catalog.
             MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was changed.
             CatalogBusy, OutcomeUnknown, StoreUnavailable: The step may be repeated.
         """
@@ -113,7 +113,7 @@ class Follower:
         return self._acknowledge(self._apply(newest, applied, applied.replica, proceed, base=applied), newest)
 
     def _seed(self, applied: AppliedManifest | None, proceed: Callable[[], None]) -> FollowedRecords:
-        """Apply a complete manifest, which is pinned meanwhile."""
+        """Pin a complete manifest and apply it."""
         now_us, name = self._now_us(), f"{self._follow.replica}-{uuid4().hex[:8]}"
         if self._followed.newest_manifest() is None:
             return FollowedRecords(replica=name)
@@ -138,9 +138,9 @@ class Follower:
         return self._acknowledge(result, newest)
 
     def _forget_seeds(self, *, except_for: Collection[str]) -> None:
-        """Forget dead seeds of this replica, for which raids would wait, and revoked names.
+        """Forget names of failed seeds, because raids would wait for them, and revoked names.
 
-        Registered names without an acknowledgement are included. A seed that still runs notices it at its end.
+        A registered name without an acknowledgement is forgotten too. A seed that still runs notices this at its end.
         """
         for replica in self._source.certain_replicas():
             is_dead = replica.is_revoked or not replica.manifest
@@ -159,7 +159,7 @@ class Follower:
         *,
         base: AppliedManifest | None,
     ) -> FollowedRecords:
-        """Apply the versions that are newer than `base`, or all versions to an emptied database."""
+        """Apply the record versions that are newer than `base`. Without `base`, empty the database and apply all."""
         base_manifest = self._followed.manifest(base.manifest) if base else None
         known_blocks = set(base_manifest.blocks) if base_manifest else set[Block]()
         blocks = [block for block in newest.blocks if block not in known_blocks]
@@ -231,7 +231,7 @@ class Follower:
             )
 
     def _require_acknowledgement(self, applied: AppliedManifest, newest: Manifest) -> ReplicaAcknowledgement:
-        """Return the replica's acknowledgement. Refuse a step that might miss removed tombstones."""
+        """Return the replica's acknowledgement. Refuse a step that may miss removed tombstones."""
         self._require_same_log(applied, newest)
         acknowledgement = self._find_acknowledgement(applied.replica)
         if acknowledgement is None or not self._has_name(applied.replica):
@@ -249,9 +249,10 @@ class Follower:
         return acknowledgement
 
     def _find_acknowledgement(self, replica_id: str) -> ReplicaAcknowledgement | None:
-        """Return the acknowledgement of a replica. A second listing decides before a refusal.
+        """Return the acknowledgement of a replica. Before a refusal, list a second time.
 
-        HEAD looks for a revocation: a listing that hides it would let the replica miss removed tombstones for ever.
+        HEAD checks for a revocation. If a listing hid the revocation, the replica would miss removed tombstones for
+        ever.
 
         Raises:
             StoreUnavailable: Neither listing shows a registered replica.
@@ -270,7 +271,7 @@ class Follower:
         return replace(acknowledgement, is_revoked=is_revoked)
 
     def _require_same_log(self, applied: AppliedManifest, newest: Manifest) -> None:
-        """Require the newest manifest to be the applied one or a successor of it."""
+        """Require the newest manifest to be the applied manifest or a successor."""
         self._require_same_catalog(applied, newest)
         if newest.epoch != applied.epoch:
             raise self._refusal(f"catalog epoch {applied.epoch}", f"{newest.epoch}: the source was rebuilt")

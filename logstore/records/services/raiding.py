@@ -1,14 +1,15 @@
-"""The tomb raid: tombstones that cover nothing any more leave the catalog.
+"""Raids: remove tombstones that cover nothing any more from the catalog.
 
-1. Tombstones that are old enough, are in a block, and have no unfinished deletion are marked as candidates.
-2. All blocks of the newest and of later manifests that may have versions of a candidate are scanned. A candidate stays
-   if a block has a version with content of its record, or if its own version is in no block, or in one that a replica
-   has not applied yet. A candidate of a ledger also stays if storage has an object of the ledger: two listings must
-   show none, and no key that its finished deletion names may be readable.
-3. The other candidates are removed if they are unchanged since step 1.
+1. Mark as candidates the tombstones that are old enough, are in a block, and have no unfinished deletion.
+2. Scan the blocks of the newest manifest, and of manifests stored meanwhile, that may have versions of a candidate.
+3. Keep a candidate if a block has a version of its record with content. Keep it if its own record version is in no
+   block, or in a block that a replica has not applied. Keep it if storage has an object of the ledger.
+4. Remove the other candidates if they have not changed since step 1.
 
-A crash leaves marks, which the next raid replaces. Without a definite answer tombstones stay: because of an unreadable
-block, a silent store, an unfinished rebuild, or a bucket of another catalog.
+Storage has no object of a ledger if two listings show none, and no key that a finished deletion names is readable.
+
+A crash leaves marks. The next raid replaces these marks. Tombstones stay if a block is unreadable, the store does not
+answer, a rebuild is unfinished, or the bucket belongs to another catalog.
 
 Source: Aerospike's tomb raider (cenotaphs; eligible age; no older version on disk); deleted rows that return after a
 tombstone is removed before every copy has seen it (scylladb#3560), or after a restore (scylla-manager#4258).
@@ -51,11 +52,11 @@ if TYPE_CHECKING:
 
 _CANDIDATES_PER_PAGE: Final = 10_000
 _TOMBSTONES_PER_WRITE: Final = 200  # SQLite has one writer at a time
-_REST_FACTOR: Final = 4.0  # a raid sleeps this many times as long as its last write took, for other writers
-_PIN_DURATION_US: Final = 7 * 86_400 * 1_000_000  # more than any raid takes
+_REST_FACTOR: Final = 4.0  # after a write a raid sleeps 4 times as long as the write took, so that others can write
+_PIN_DURATION_US: Final = 7 * 86_400 * 1_000_000  # longer than any raid
 
 _MAX_SINGLE_LISTINGS: Final = 8
-"""Number of candidates of one shard up to which each ledger is listed. For more, the whole shard is listed."""
+"""Number of candidates in a shard up to which each ledger is listed separately. Above, the whole shard is listed."""
 
 _NO_MANIFEST = -1
 _LOG: Final = logging.getLogger(__name__)
@@ -68,8 +69,8 @@ class RaidResult:
     candidates: int = 0
     kept: int = 0
     removed: int = 0
-    blocks: int = 0  # scanned
-    versions: int = 0  # of topics and ledgers in these blocks
+    blocks: int = 0  # blocks that were scanned
+    versions: int = 0  # record versions of topics and ledgers in these blocks
     held_by: tuple[LaggingReplica, ...] = ()
 
 
@@ -78,7 +79,7 @@ class _Candidates:
     """Candidates of one kind, ascending by id."""
 
     ids: "npt.NDArray[np.int64]"
-    needed: "npt.NDArray[np.bool_]"  # whether there is a reason to keep the tombstone
+    needed: "npt.NDArray[np.bool_]"  # whether the tombstone must stay
     newest_tombstone: "npt.NDArray[np.int64]"  # number of its manifest, or `_NO_MANIFEST`
 
     @property
@@ -86,16 +87,14 @@ class _Candidates:
         return self.ids[~self.needed]
 
     def count_later(self, manifest: int) -> int:
-        """Return the number of removable candidates whose tombstone is in a later manifest."""
+        """Return the number of removable candidates whose tombstone is in a manifest after `manifest`."""
         return int((~self.needed & (self.newest_tombstone > manifest)).sum())
 
     def may_overlap(self, block: Block) -> bool:
-        """Return whether the block may have a version of a candidate."""
         start, end = self.ids.searchsorted([block.first_id, block.last_id + 1])
         return bool(start < end)
 
     def scan(self, versions: "pa.Table") -> None:
-        """Update the candidates from versions of their kind."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         self.needed |= live_version_mask(self.ids, versions)
@@ -108,8 +107,6 @@ class _Candidates:
 
 @dataclass(slots=True)
 class _Scan:
-    """Progress of a raid."""
-
     candidates: dict[RecordKind, _Candidates]
     scanned_block_ids: set[str] = field(default_factory=set)
     result: RaidResult = field(default_factory=RaidResult)
@@ -118,9 +115,9 @@ class _Scan:
 class Raider:
     """Raids on the tombstones of one catalog.
 
-    The marks are the claim: a later raid replaces earlier marks, and a raid removes only tombstones with its own mark.
-    Each attempt has its own mark. Otherwise a late attempt would remove tombstones that the next attempt has marked but
-    not scanned yet.
+    A raid needs no lock. Later marks replace earlier ones, and a raid removes only tombstones with its own marks. Each
+    attempt has its own marks. Otherwise a late attempt could remove tombstones that the next attempt has marked but not
+    yet scanned.
 
     Args:
         records: Outbox of the catalog.
@@ -128,7 +125,7 @@ class Raider:
         log: Record log of the catalog.
         primary: Bucket of the primary copies.
         eligible_age_s: Age below which tombstones stay.
-        replica_age_s: Silence after which a replica is not waited for. `None`: `eligible_age_s`.
+        replica_age_s: Silence after which raids do not wait for a replica. `None`: `eligible_age_s`.
         sleep_s: Pause between blocks, for other users of the store.
         clock: Clock of the pauses.
     """
@@ -152,16 +149,16 @@ class Raider:
     def raid(
         self, run_id: str, *, attempt: int = 1, progress: Callable[[RaidResult], None] = lambda _: None
     ) -> RaidResult:
-        """Mark, scan and remove tombstones. A repetition starts again.
+        """Mark, scan and remove tombstones. A repeated call starts again.
 
         Args:
             run_id: Id of the raid.
             attempt: Number of the attempt of this raid, from 1.
-            progress: Receives the progress after each block and each page.
+            progress: Function that gets the progress after each block and each page.
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete.
-            PreconditionFailed: A rebuild reads the record log. Nothing was removed after it began.
+            PreconditionFailed: A rebuild reads the record log. Nothing was removed since the rebuild began.
             MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was removed.
             CatalogOutdated, CatalogMismatch: As `read_head`.
             StoreUnavailable, CatalogBusy: The raid may be repeated.
@@ -186,7 +183,7 @@ class Raider:
             self._log.unpin(run_id)
 
     def _mark(self, run_id: str, before_us: int, progress: Callable[[RaidResult], None]) -> int:
-        """Mark page by page, so that writers need not wait. Return the number of candidates."""
+        """Mark tombstones in small pages, because writers wait during a page. Return the number of candidates."""
         marked, last = self._mark_page(run_id, before_us, None)
         while last is not None:
             raise_if_stopped()
@@ -203,7 +200,7 @@ class Raider:
 
     @contextmanager
     def _resting(self) -> Iterator[None]:
-        """Sleep after a write transaction."""
+        """Sleep after the write transaction in the `with` block."""
         started_s = self._clock.monotonic_s()
         yield
         self._clock.sleep(_REST_FACTOR * (self._clock.monotonic_s() - started_s))
@@ -244,9 +241,9 @@ class Raider:
         return bool(unscanned)
 
     def _keep_stored_ledgers(self, scan: _Scan, progress: Callable[[RaidResult], None]) -> None:
-        """Keep tombstones of ledgers with an object. Without one, such a ledger would count as lost.
+        """Keep tombstones of ledgers with an object. Without the tombstone such a ledger would count as lost.
 
-        Objects that two listings do not show are looked for by their keys. The marker is checked before and after.
+        If two listings do not show an object, its known keys are read. The bucket's marker is checked before and after.
         """
         import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -266,7 +263,6 @@ class Raider:
         self._primary.confirm()
 
     def _listed_ledgers(self, shard: int, ids: Sequence[int]) -> set[int]:
-        """Return the ledgers of a shard with a listed object."""
         if len(ids) > _MAX_SINGLE_LISTINGS:
             raise_if_stopped()
             id_by_prefix = {ledger_prefix(LedgerId(ledger_id)): ledger_id for ledger_id in ids}
@@ -297,7 +293,8 @@ class Raider:
     def _keep_for_replicas(self, scan: _Scan) -> None:
         """Keep tombstones in manifests that a replica has not applied, and tombstones in no manifest.
 
-        STALE replicas are revoked. Then all replicas are read again, because one may have been registered meanwhile.
+        STALE replicas are revoked. Then all replicas are read again, because a replica may have been registered
+        meanwhile.
         """
         head = read_head(self._records, self._log)
         age_s, now_us = self._replica_age_s, head.state.now_us
@@ -328,7 +325,6 @@ class Raider:
             candidates.needed |= (candidates.newest_tombstone == _NO_MANIFEST) | is_unapplied
 
     def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[RaidResult], None]) -> RaidResult:
-        """Unmark needed candidates, and remove the others page by page."""
         for page in _needed_pages(scan.candidates):
             raise_if_stopped()
             with self._resting(), effect("records.raid_keep"):
@@ -354,7 +350,7 @@ class Raider:
 
 
 def name_marks(run_id: str, attempt: int) -> str:
-    """Return the name of the marks of an attempt of a raid."""
+    """Return the name of the marks of one attempt of a raid."""
     return run_id if attempt == 1 else f"{run_id}-{attempt}"
 
 
@@ -369,7 +365,7 @@ def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def _deleted_keys(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
-    """Return ledger and key of each object that a deletion had to remove.
+    """Return pairs of a ledger and a key: the objects that a deletion had to remove.
 
     Raises:
         CorruptData: The intent is damaged.
