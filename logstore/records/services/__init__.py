@@ -1,1 +1,1 @@
-"""Work on the record log, over the ports of catalog and objects."""
+"""Services of the record log, over the ports of catalog and objects."""

@@ -1,18 +1,18 @@
-"""Proof of absence at a rebuild: no ledger or segment counts as absent because of a listing alone.
+"""Proof of absence at a rebuild: a listing alone never proves that a ledger or segment is absent.
 
-HEAD asks for objects that a listing lacks, if their keys are known or can be derived:
+HEAD looks for unlisted objects whose keys are known or can be derived:
 
 1. `meta.json` and all registered segments of a ledger with a row.
 2. The segment that an upload names as the last registered one.
 3. The numbers after the last upload of a ledger that may have new segments.
-4. The first segment of the ids after those given out before the last flush. Rebuilds skip ids, so they may be far above
-   the highest known id. A writer draws a higher number only once number 0 is taken.
+4. The first segment of the ids after the ids given out before the last flush. Rebuilds skip ids, so these ids may be
+   far above the highest known id. A writer uses a higher segment number only if number 0 is taken.
 
-While the old catalog may still append, HEAD asks only for objects of item 1. Then an append after the listing proves
-nothing.
+While the old catalog may still append, HEAD looks only for the objects of item 1, because an append after the listing
+would prove nothing.
 
-Objects that HEAD does not find are looked for in a second listing, of the ledger alone. Any object found proves the
-first listing wrong, and nothing is decided by it.
+If HEAD finds no object, the ledger alone is listed once more. Any object found proves the first listing wrong. Nothing
+is decided by a wrong listing.
 
 Source: the proof of a deletion (`logstore.deletion.services.primary_copies`; apache/bookkeeper#870).
 """
@@ -36,14 +36,14 @@ from logstore.records.adoption import Upload
 from logstore.units import raise_if_stopped
 
 PROBED_NUMBERS: Final = STRIDE
-"""Probed segment numbers after the last upload of a ledger: all that a writer may draw after one lost race."""
+"""Number of probed segment numbers after the last upload of a ledger: all that a writer may use after one lost race."""
 
 PROBED_IDS_PER_SHARD: Final = 4
-"""Probed ledger ids of a shard after the last one listed: 1,024 consecutive ids of all shards together."""
+"""Number of probed ledger ids of a shard after the last listed id: 1,024 consecutive ids in all shards."""
 
 
 class UnlistedObjectError(Exception):
-    """An object exists that a listing of its prefix does not show. The first argument is its key."""
+    """Object that exists although a listing of its prefix does not show it. The first argument is its key."""
 
 
 def prove_absent(
@@ -56,19 +56,19 @@ def prove_absent(
     has_statement: bool,
     is_growing: bool = False,
 ) -> None:
-    """Check that a ledger lacks what a listing did not show of it.
+    """Check that the unlisted objects of a ledger do not exist.
 
     Args:
         objects: The primary bucket.
         ledger_id: The ledger.
-        owner: Owner of the ledger in the catalog.
-        numbers: Numbers of its registered segments.
+        owner: Ledger owner in the catalog.
+        numbers: Numbers of the registered segments.
         listed: Numbers of the listed segments.
         has_statement: Whether a `meta.json` was listed.
-        is_growing: Whether writers may still add segments. Then unregistered segments prove nothing.
+        is_growing: Whether writers may still add segments. If so, unregistered segments prove nothing.
 
     Raises:
-        UnlistedObjectError: An object of the ledger exists.
+        UnlistedObjectError: An unlisted object of the ledger exists.
         StoreUnavailable: The store did not answer.
     """
     require_no_objects(objects, () if has_statement else (meta_key(ledger_id, owner),))
@@ -100,7 +100,7 @@ def unlisted_uploads(
 
     Args:
         ledger_id: The ledger.
-        last_segment: Highest number in the catalog; -1: none.
+        last_segment: Highest segment number in the catalog; -1: none.
         listed: Numbers of the listed segments.
         uploads: Readable uploads above `last_segment`. Confirmations have no entries and much higher numbers.
     """
@@ -117,11 +117,11 @@ def probe_ids(objects: ObjectStore, shard: int, first: LedgerId, listed: Collect
     Args:
         objects: The primary bucket.
         shard: 0 to 255.
-        first: Lowest probed id. The catalog has none from there on.
+        first: Lowest probed id. The catalog has no ledger from there on.
         listed: Listed ids without a row.
 
     Raises:
-        UnlistedObjectError: There is such a ledger.
+        UnlistedObjectError: Such a ledger exists.
         StoreUnavailable: The store did not answer.
     """
     ledger_id, misses = LedgerId(first + (shard - first) % SHARDS), 0

@@ -1,10 +1,10 @@
-"""Manifest of a rebuilt catalog's epoch, which is published between load and adoption.
+"""Cold start: the manifest of a rebuilt catalog's epoch, which is published between load and adoption.
 
-Two rebuilds from one manifest use the same next number, and one of them wins. The other never becomes the catalog: its
-database stays ADOPTING, and nothing is destroyed from it.
+Two rebuilds from one manifest use the same next number, and one of them succeeds. The other never becomes the catalog.
+Its database stays ADOPTING, and nothing is deleted from storage because of it.
 
-The manifest ends the old epoch and has no row of the new one. Until the flush at the end of the adoption it repeats the
-loaded moment with that moment's epoch. A rebuild that begins in between adopts the same uploads.
+The manifest ends the old epoch and has no row of the new epoch. Until the flush at the end of adoption, it repeats the
+loaded moment with that moment's epoch. If another rebuild begins before that flush, it adopts the same uploads.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from logstore.records.services.record_log import Pin, RecordLog
 
 _PIN_DURATION_US: Final = 7 * 86_400 * 1_000_000
 _PIN_PURPOSE: Final = "rebuild"
-_STORE_TIME_STEP_S: Final = 1.0  # S3 has times of objects in whole seconds
+_STORE_TIME_STEP_S: Final = 1.0  # S3 stores times of objects in whole seconds
 
 
 class ColdStart:
@@ -34,8 +34,8 @@ class ColdStart:
         """Return the newest manifest.
 
         Raises:
-            PreconditionFailed: The bucket has no manifest: nothing was ever flushed.
-            Unsupported: The format is newer.
+            PreconditionFailed: The bucket has no manifest, because no flush has ever ended.
+            Unsupported: A newer build wrote the manifest.
             CorruptData: The manifest is unreadable.
             StoreUnavailable: The listing lacks a newer manifest that HEAD finds.
         """
@@ -52,15 +52,12 @@ class ColdStart:
         return self.manifest(manifest)
 
     def pinned_rebuilds(self) -> list[RebuildId]:
-        """Return the rebuilds with a pin."""
         return [RebuildId.parse(pin.pin_id) for pin in self.pins()]
 
     def pins(self) -> list[Pin]:
-        """Return the pins of rebuilds."""
         return [pin for pin in self._log.pins() if pin.purpose == _PIN_PURPOSE]
 
     def end_pin(self, pin: Pin) -> None:
-        """Remove one pin. A renewed pin is another one and stays."""
         self._log.end_pin(pin)
 
     def manifest(self, number: int) -> Manifest:
@@ -75,14 +72,14 @@ class ColdStart:
         return manifest
 
     def is_followed(self, number: int) -> bool:
-        """Return whether the next manifest exists. Until then the old catalog is valid and its workers may go on."""
+        """Return whether the next manifest exists. Until then the old catalog is valid, and its workers may run."""
         return self._log.manifest(number + 1) is not None
 
     def find_epoch_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
         """Return a lower bound of the age of the manifest after `base`, by the store's clock alone.
 
-        The pin is renewed, because the time of a new object is the store's time. A result of 0 or less means that the
-        store has no times, or that the manifest is new.
+        The pin is renewed, because the time of a new object is the store's current time. If the result is 0 or less,
+        the store has no times, or the manifest is new.
         """
         renewed_us = self._log.stored_at_us(
             self._log.pin(rebuild, base.number, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
@@ -96,7 +93,7 @@ class ColdStart:
         """Return the epoch of the rows in a manifest. Uploads of that epoch may be in no block.
 
         Earlier builds stored the manifest of a new epoch as a moment of its own, with the blocks and the time of the
-        previous manifest. That one has the epoch of the rows unless a sweep has removed it.
+        previous manifest. The previous manifest has the epoch of the rows, unless a sweep has removed it.
         """
         return self._find_moment(base).rows_epoch
 
@@ -104,7 +101,7 @@ class ColdStart:
         """Return the starts of the id ranges in which ledgers may be younger than the manifest's moment, ascending.
 
         A rebuild skips ids up to the ceilings, so there may be two ranges. Manifests of earlier builds lack the next
-        ids. Their ceilings were set `ID_HEADROOM` above them, by a rebuild before its first ledger or by a flush.
+        ids. For these, the next ids are `ID_HEADROOM` below the ceilings.
         """
         if base.next_ids:
             return (LedgerId(base.next_ids.ledger),)
@@ -112,7 +109,10 @@ class ColdStart:
         return LedgerId(0), LedgerId(max(self._find_moment(moment or base).ceilings.ledger - ID_HEADROOM, 0))
 
     def _find_moment(self, manifest: Manifest) -> Manifest:
-        """Return the earliest existing manifest whose moment a manifest of an earlier build repeats."""
+        """Return the earliest existing manifest with the same moment.
+
+        Manifests of earlier builds repeat a moment unmarked.
+        """
         while manifest.moment_epoch is None:
             previous = self._log.manifest(manifest.number - 1)
             if previous is None or previous.flushed_us != manifest.flushed_us:
@@ -121,18 +121,13 @@ class ColdStart:
         return manifest
 
     def unpin(self, rebuild: str) -> None:
-        """Remove the pins of a rebuild."""
         self._log.unpin(rebuild)
 
     def require_own_successor(self, records: Records, number: int) -> None:
-        """Refuse a loaded database that can no longer become the catalog.
-
-        Args:
-            records: Records of the loaded database.
-            number: Number of its manifest.
+        """Refuse a loaded database that can no longer become the catalog. `number` is the number of its manifest.
 
         Raises:
-            PreconditionFailed: The next manifest is another rebuild's or the old catalog's.
+            PreconditionFailed: The next manifest belongs to another rebuild or to the old catalog.
         """
         state = records.state()
         if state.manifest > number:
@@ -144,15 +139,15 @@ class ColdStart:
             raise _overtaken_error(number + 1, successor)
 
     def publish(self, records: Records, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
-        """Store the manifest of the new epoch after `base`, settle it, and return its number. Idempotent.
+        """Store and settle the manifest of the new epoch after `base`. Return its number. Idempotent.
 
         Args:
             records: Records of the rebuilt catalog.
             base: Manifest of the loaded rows.
-            unreadable: Keys of blocks that were left out. The new manifest does not name them.
+            unreadable: Keys of skipped blocks. The new manifest does not name these blocks.
 
         Raises:
-            PreconditionFailed: Another rebuild has won, or the old catalog still writes.
+            PreconditionFailed: Another rebuild stored the manifest, or the old catalog still writes.
         """
         state = records.state()
         if state.manifest > base.number:
@@ -185,7 +180,7 @@ class ColdStart:
             epoch=state.epoch,
             stamp=stamp,
             ceilings=ceilings,
-            shows=base.moment_number,  # staged blocks are lost with the database
+            shows=base.moment_number,  # the blocks staged in the lost database are lost
             moment_epoch=self.rows_epoch(base),
             blocks=tuple(block for block in base.blocks if block.key not in unreadable),
         )

@@ -1,9 +1,8 @@
-"""Defragmentation of the record log: mostly superseded blocks are rewritten, and small ones are joined.
+"""Defragmentation of the record log: blocks of mostly superseded record versions are rewritten, small blocks merged.
 
-Each kind takes two passes over ranges of ids. The first counts the needed versions of each block. The second writes the
-needed versions of the chosen blocks. New blocks are published like those of a flush. Both may run at once: the later
-one continues from the earlier one's manifest. A crash leaves unnamed blocks, and a repetition finds less to
-do.
+Each kind takes two passes over ranges of ids. The first pass counts the needed record versions of each block. The
+second pass writes the needed record versions of the chosen blocks to new blocks. The new blocks are published like
+blocks of a flush. A flush may run at the same time. A crash leaves unnamed blocks, and a repeated run has less to do.
 
 Source: Aerospike's defragmentation; ADR 15.
 """
@@ -44,36 +43,33 @@ if TYPE_CHECKING:
     Mask = npt.NDArray[np.bool_]
 
 _MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
-"""Time by which blocks may be older than the newest manifest. A sweep removes unnamed blocks that are a day older."""
+"""Largest age of new blocks before the newest manifest. A sweep removes unnamed blocks that are a day older."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentResult:
     """Result of a defragmentation."""
 
-    manifest: int = 0  # newest number; 0: none
+    manifest: int = 0  # newest manifest number; 0: none
     rewritten: int = 0  # old blocks
     written: int = 0  # new blocks
-    dropped: int = 0  # versions that are no longer needed
-    bytes_before: int = 0  # of the old blocks
-    bytes_after: int = 0  # of the new blocks
+    dropped: int = 0  # record versions that are no longer needed
+    bytes_before: int = 0  # size of the old blocks
+    bytes_after: int = 0  # size of the new blocks
 
 
 class Defragmenter:
-    """Defragmentation of one record log. About `range_versions` versions are in memory, with only their keys."""
+    """Defragmentation of one record log. Keys of about `range_versions` record versions are in memory at once."""
 
     def __init__(self, records: Records, log: RecordLog, *, range_versions: int = VERSIONS_PER_RANGE) -> None:
         self._records, self._log, self._range_versions = records, log, range_versions
 
     def defragment(self, *, progress: Callable[[DefragmentResult], None] = lambda _: None) -> DefragmentResult:
-        """Defragment each kind once.
-
-        Args:
-            progress: Receives the totals so far after each range of ids and each kind.
+        """Defragment each kind once. `progress` gets the totals so far after each range of ids and each kind.
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete.
-            MissingData, CorruptData, Unsupported: A block is unreadable. Nothing of its kind was changed.
+            MissingData, CorruptData, Unsupported: A block is unreadable. No block of its kind was changed.
             CatalogOutdated, CatalogMismatch: As `read_head`.
             StoreUnavailable, OutcomeUnknown, CatalogBusy: The defragmentation may be repeated.
         """
@@ -100,7 +96,7 @@ class Defragmenter:
     def _publish_rewrite(
         self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentResult
     ) -> DefragmentResult:
-        """Publish the new blocks in place of the old ones, unless another writer did or the new ones are too old."""
+        """Replace the old blocks by the new ones. Do nothing if the old blocks are gone or the new ones are too old."""
         for _ in range(MAX_PUBLISH_ATTEMPTS):
             manifest = head.manifest
             if manifest is None or not set(old) <= set(manifest.blocks) or not self._are_recent(head, new):
@@ -138,12 +134,10 @@ class Defragmenter:
 
 
 class _RangeKeys(NamedTuple):
-    """Keys of all versions with ids in one range, block after block."""
-
     table: "pa.Table"
     blocks: list[Block]
-    block_numbers: list[int]  # of these blocks among all of the kind
-    row_offsets: list[int]  # first row of each block, and the number of all rows
+    block_numbers: list[int]  # positions of these blocks among all blocks of the kind
+    row_offsets: list[int]  # first row of each block, then the number of all rows
 
     def survey(self) -> RangeSurvey:
         import numpy as np  # noqa: PLC0415 - start-up time
@@ -152,8 +146,6 @@ class _RangeKeys(NamedTuple):
 
 
 class _KindPass:
-    """Passes over the blocks of one kind in one manifest."""
-
     def __init__(
         self,
         records: Records,
@@ -170,7 +162,6 @@ class _KindPass:
         self._id_ranges = split_id_ranges(self._blocks, versions=range_versions)
 
     def select_blocks(self) -> list[Block]:
-        """Return the blocks to rewrite."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         needed_rows = np.zeros(len(self._blocks), dtype=np.intp)
@@ -182,7 +173,7 @@ class _KindPass:
         return select_blocks_to_rewrite([BlockUsage(block, versions) for block, versions in usages])
 
     def rewrite(self, old_blocks: Sequence[Block]) -> list[Block]:
-        """Store the needed versions of the old blocks in new blocks."""
+        """Store the needed record versions of the old blocks in new blocks."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         is_rewritten = np.zeros(len(self._blocks), dtype=bool)
@@ -213,7 +204,7 @@ class _KindPass:
         return _RangeKeys(pa.concat_tables(tables), blocks, numbers, row_offsets)
 
     def _existence_mask(self, keys: _RangeKeys, survey: RangeSurvey) -> "Mask":
-        """Return for each of the newest versions whether the catalog has its record."""
+        """Return for each newest record version whether the catalog has the record."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         newest_keys = keys.table.select(["id", "sub"]).take(pa.array(survey.newest_rows))
@@ -221,7 +212,6 @@ class _KindPass:
         return mask
 
     def _read_needed(self, ids: tuple[int, int], keys: _RangeKeys, is_needed: "Mask") -> "Iterator[pa.Table]":
-        """Yield the needed versions of each block in the range, with all columns."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         for block, (start, end) in zip(keys.blocks, pairwise(keys.row_offsets), strict=True):

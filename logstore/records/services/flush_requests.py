@@ -1,8 +1,8 @@
 """Flush requests of deletions: objects may be deleted only after the record log has the tombstone or intent.
 
-Otherwise a catalog that is rebuilt from the log would list a ledger without some or all of its objects. Concurrent
-threads share a flush: each needs the first one that begins after its request. They share its failure, too. Otherwise,
-while the record log is away, a thread would wait for all failing flushes before its own.
+Otherwise a catalog rebuilt from the record log would list a ledger that lacks objects. Concurrent threads share a
+flush. Each thread needs the first flush that begins after its request. Threads also share a failure. Otherwise, while
+the record log is unavailable, a thread would wait for all failing flushes before its own.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class ChangeFlusher(Protocol):
     """Writer of all changes of a catalog to its record log."""
 
     def flush(self) -> object:
-        """Write everything that was committed before the call."""
+        """Write all changes that were committed before the call."""
 
 
 class FlushRequests:
@@ -26,15 +26,15 @@ class FlushRequests:
     def __init__(self, records: Records, flusher: ChangeFlusher) -> None:
         self._records, self._flusher = records, flusher
         self._changed = Condition()
-        self._started = self._ended = self._last_success = 0  # numbers of the last such flushes, from 1
+        self._started = self._ended = self._last_success = 0  # flush numbers, from 1
         self._is_running = False
-        self._failure: SextonError | None = None  # of the last flush that ended
+        self._failure: SextonError | None = None  # error of the last flush that ended
 
     def flush_deletions(self, ledger_ids: Sequence[int]) -> dict[int, SextonError]:
         """Flush the deletions of these ledgers. Return a retryable error for each ledger that is not flushed.
 
-        No ledger is at fault, so each error is a `StoreUnavailable`. If the catalog does not answer, every ledger gets
-        one.
+        Each error is a `StoreUnavailable`, because no ledger is at fault. If the catalog does not answer, every ledger
+        gets one.
         """
         unflushed = frozenset(ledger_ids)
         try:
@@ -51,7 +51,7 @@ class FlushRequests:
         """Wait until the record log has the tombstones and intents of these ledgers. Idempotent.
 
         Raises:
-            CatalogBusy: A flush left some of them because of other writers. The call may be repeated.
+            CatalogBusy: Some are not flushed, because of other writers. The call may be repeated.
             RetryableError, TerminalError: As the flush.
         """
         if not self._records.unflushed_ledgers(ledger_ids):

@@ -1,20 +1,20 @@
-"""Flushes: the catalog's changes since the last flush become blocks and a manifest of the record log.
+"""Flushes: write the catalog's changes since the last flush into blocks and a manifest of the record log.
 
-The log shows moments of the catalog. So no cursor or index bucket in it names an entry that the log lacks, and no
-transaction is there in half.
+The record log shows moments of the catalog. So all entries that its cursors and index buckets name are in it, and
+transactions are complete.
 
-A small flush reads all changes at one moment, and its manifest names their blocks. A large flush works page by page:
+A small flush reads all changes at one moment. Its manifest names their blocks. A large flush works in pages:
 
-1. Each page is read at its own moment. Its manifest names no new block, its number orders the versions, and its blocks
-   are staged.
-2. The last page has all that changed since the earlier pages were read: such changes are in the outbox again.
+1. Each page is read at its own moment. Its blocks are staged. Its manifest names no new block, but its number orders
+   the record versions.
+2. The last page has all changes since the earlier pages were read, because such changes are in the outbox again.
 3. The last manifest names the blocks of all pages and shows the moment of the last page.
 
-So a crash loses one page. A rebuild in between gets the catalog of the previous flush. Memory, and the time of a read
-transaction, do not grow with the outbox.
+So a crash loses one page. A rebuild during a flush gets the catalog of the previous flush. Memory and the time of a
+read transaction do not grow with the outbox.
 
-A crash anywhere is harmless. The outbox loses exactly the rows that were read, once the manifest is stored. A change
-that is flushed twice becomes a newer version with equal content.
+A crash at any point is harmless. After the manifest is stored, the outbox loses exactly the rows that were read. A
+change that is flushed twice becomes a newer record version with equal content.
 
 Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 CHANGES_PER_PAGE: Final = 500_000
 """Changes read at one moment. The last page may have up to twice as many."""
 
-_MAX_CHANGES_EXAMINED: Final = 1_000  # by `find_unrecordable`
+_MAX_CHANGES_EXAMINED: Final = 1_000  # bound for `find_unrecordable`
 _US: Final = 1_000_000
 _OVERTAKEN_MESSAGE: Final = (
     f"record log: others published {MAX_PUBLISH_ATTEMPTS} manifests, each just before this flush"
@@ -55,18 +55,17 @@ _OVERTAKEN_MESSAGE: Final = (
 class FlushResult:
     """Result of a flush."""
 
-    manifest: int  # newest number
-    records: int = 0  # versions written, including tombstones
+    manifest: int  # newest manifest number
+    records: int = 0  # written record versions, including tombstones
     tombstones: int = 0
-    blocks: int = 0  # written
-    bytes: int = 0  # of these blocks
-    changes: int = 0  # removed from the outbox
-    left: int = 0  # new changes in the outbox, and cursors that are not due
+    blocks: int = 0  # written blocks
+    bytes: int = 0  # size of these blocks
+    changes: int = 0  # outbox rows removed
+    left: int = 0  # outbox rows at the end: new changes, and changes of cursors that are not due
     named: int = 0  # blocks in the newest manifest
-    refused: tuple[UnrecordableRecord, ...] = ()  # their changes stay in the outbox
+    refused: tuple[UnrecordableRecord, ...] = ()  # records that no block can hold; their changes stay in the outbox
 
     def plus(self, later: "FlushResult") -> "FlushResult":
-        """Return the sum of this page and a later one."""
         sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED_FIELDS}
         return replace(later, **sums)
 
@@ -75,13 +74,15 @@ _SUMMED_FIELDS: Final = ("records", "tombstones", "blocks", "bytes", "changes")
 
 
 class Flusher:
-    """Flushes of one catalog. Threads and processes may flush at once: one of them wins each number.
+    """Flushes of one catalog.
+
+    Threads and processes may flush concurrently: for each manifest number exactly one succeeds.
 
     Args:
         records: Outbox of the catalog.
         log: Record log of the catalog.
-        clock_bound_s: Greatest allowed difference between the catalog's clock and the store's.
-        cursor_interval_s: Time for which a change of a cursor waits for later changes of the same cursor.
+        clock_bound_s: Largest allowed difference between the catalog's clock and the store's.
+        cursor_interval_s: Time for which a change of a cursor waits for later changes of the cursor.
         page: Changes read at one moment, at least 1.
     """
 
@@ -105,16 +106,16 @@ class Flusher:
         progress: Callable[[int], None] = lambda _: None,
         ends_adoption: bool = False,
     ) -> FlushResult:
-        """Write the outbox to the record log, and raise ceilings with less than half of their headroom.
+        """Write the outbox to the record log. Raise ceilings that have less than half of their headroom left.
 
-        Idempotency: without changes nothing is written. After a crash a repetition writes the rest, and the interrupted
-        page again. Changes that come meanwhile are in the last page, so that the flush ends.
+        Idempotency: without changes nothing is written. After a crash, a repeated call writes the interrupted page
+        again, and the rest. Changes committed meanwhile are in the last page, so the flush always ends.
 
         Args:
             cursors: Whether to write changes of cursors that are not due.
-            progress: Receives the number of versions written so far, after each batch.
-            ends_adoption: Whether every topic of a rebuilt catalog is settled. An earlier flush would make half of an
-                adoption a moment of the catalog, and a later rebuild would not adopt the other half.
+            progress: Function that gets the number of record versions written so far, after each batch.
+            ends_adoption: Whether every topic of a rebuilt catalog is settled. An earlier flush would show half an
+                adoption as a moment of the catalog, and a later rebuild would not adopt the other half.
 
         Raises:
             CatalogAdopting: The catalog is rebuilt and incomplete, or a replica.
@@ -149,19 +150,19 @@ class Flusher:
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
     def rewrite(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
-        """Write every record and tombstone into a manifest that names nothing else.
+        """Write every record and tombstone into a new manifest. The manifest names no other blocks.
 
-        This repairs a record log with a damaged or lost manifest or block if the catalog is complete. Older manifests
-        are not read. If another flush wins the manifest's number, this starts again.
+        If the catalog is complete, this repairs a record log with a damaged or lost manifest or block. Older manifests
+        are not read. If another writer takes the manifest number, this starts again.
 
-        Idempotency: after a crash some records are flushed once more than needed. A repetition writes all again.
+        Idempotency: a repeated call writes all records again. After a crash some records are flushed twice.
 
         Args:
             progress: As for `flush`.
 
         Raises:
-            CatalogAdopting: The catalog is rebuilt and incomplete: it lacks records of the log.
-            CatalogOutdated: There is a manifest that the catalog does not know: the catalog lacks records.
+            CatalogAdopting: The catalog is rebuilt and incomplete: it lacks records of the record log.
+            CatalogOutdated: The catalog does not know the newest manifest: the catalog lacks records.
             CorruptData, Unsupported: That manifest is unreadable.
             PreconditionFailed, StoreUnavailable, OutcomeUnknown, CatalogBusy: As `flush`.
         """
@@ -170,7 +171,7 @@ class Flusher:
             state = self._records.state()
             require_adopted(state)
             if self._log.manifest_numbers(after=state.manifest):
-                read_head(self._records, self._log)  # settles a manifest of this catalog
+                read_head(self._records, self._log)  # settles the manifest if it is this catalog's
                 continue
             self._records.requeue_all_records()
             head = RecordLogHead(state=state, manifest=_manifest_without_blocks(state))
@@ -180,7 +181,7 @@ class Flusher:
         raise CatalogBusy(_OVERTAKEN_MESSAGE)
 
     def _are_cursors_due(self, state: RecordLogState) -> bool:
-        """Return whether changes of cursors are written. Staged pages may need the cursors of their moment."""
+        """Return whether to write changes of cursors. Staged pages may need the cursors."""
         if state.staged_blocks:
             return True
         oldest_us = state.oldest_cursor_change_us
@@ -234,7 +235,7 @@ class Flusher:
         return replace(_flush_result(manifest, blocks, len(outbox_rows)), refused=unrecordable) if manifest else None
 
     def _write_blocks(self, changes: Changes, number: int, progress: Callable[[int], None]) -> list[Block]:
-        """Store all changes in blocks, as versions with the number of the manifest that will name them."""
+        """Store all changes in blocks, as record versions with the number of the manifest that will name the blocks."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         blocks: list[Block] = []
@@ -252,9 +253,9 @@ class Flusher:
         return [*blocks, *(writer.close() if writer else [])]
 
     def _require_clock(self, blocks: list[Block], at_us: int) -> None:
-        """Compare the catalog's clock with the store's time of a block that was just stored.
+        """Compare the catalog's clock with the store's time of a new block.
 
-        By the catalog's clock the block was stored between `at_us` and now.
+        The block was stored between `at_us` and now.
         """
         stored_us = self._log.stored_at_us(blocks[0].key) if blocks else None
         if stored_us is None:
@@ -283,9 +284,9 @@ def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> Flus
 
 
 def find_unrecordable(records: Records) -> Sequence[UnrecordableRecord]:
-    """Return records that flushes leave out, among the oldest changes. Nothing is changed.
+    """Return records that flushes leave out, among the oldest changes. This changes nothing.
 
-    Left-out records become the oldest changes soon.
+    Left-out records soon become the oldest changes.
     """
     with records.read_changes(cursors=True, page=_MAX_CHANGES_EXAMINED) as changes:
         for _ in changes.batches():
@@ -308,7 +309,7 @@ def _manifest_without_blocks(state: RecordLogState) -> Manifest | None:
 
 
 def raise_ceilings(ceilings: Ceilings, next_ids: Ceilings) -> Ceilings:
-    """Return ceilings with at least half of `ID_HEADROOM`. Lower ones are set `ID_HEADROOM` above the next id."""
+    """Raise ceilings that have less than half of `ID_HEADROOM` left to `ID_HEADROOM` above the next id."""
 
     def raise_ceiling(ceiling: int, next_id: int) -> int:
         return ceiling if ceiling - next_id >= ID_HEADROOM // 2 else next_id + ID_HEADROOM

@@ -1,20 +1,21 @@
-"""Publication of blocks: blocks are stored first, then a manifest that names them.
+"""Publication: blocks are stored first, then a manifest that names them.
 
-The number of the manifest is the lock:
+The manifest number is the lock:
 
-1. A writer reads the newest manifest, and after that the catalog.
-2. It stores blocks and commits a random stamp to the catalog.
-3. It stores the manifest of the next number. One of several writers wins. The others start again.
+1. A writer reads the newest manifest, and then the catalog.
+2. The writer stores blocks and commits a random stamp to the catalog.
+3. The writer stores the manifest with the next number. If several writers do so, one succeeds and the others start
+   again.
 
-So manifests show moments of the catalog in order, and the number of a manifest is the version of everything that its
-flush writes. It orders versions even if two transactions changed parts of a record at once without seeing each other.
+So manifests show moments of the catalog in order. The manifest number is also the version of all records that its flush
+writes. It orders record versions even if two concurrent transactions changed parts of the same record.
 
-A crash before the manifest is stored leaves a stamp and unnamed blocks. Both are harmless, and old blocks are swept. A
-crash afterwards leaves a pending stamp, which `read_head` settles. A late request wins or loses the number like any
+A crash before step 3 leaves a stamp and unnamed blocks. Both are harmless, and a sweep removes old blocks. A crash
+after step 3 leaves a pending stamp, and `read_head` settles it. A late request takes the number or fails, like any
 other.
 
-A database that was restored from a backup would give out positions and ids again. So `require_current` refuses a
-database that does not know the newest manifest before a process uses the primary bucket.
+A database that was restored from a backup would give out positions and ids a second time. So `require_current` refuses
+a database that does not know the newest manifest. It is called before a process uses the primary bucket.
 
 Source: Apache Iceberg (compare-and-set of the metadata pointer); ADR 15.
 """
@@ -60,10 +61,10 @@ _MAX_BUFFERED_BYTES: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLogHead:
-    """Catalog state and newest manifest of the record log, which know each other."""
+    """Newest manifest of the record log, with a catalog state that knows its stamp."""
 
     state: RecordLogState
-    manifest: Manifest | None  # `None`: nothing was ever flushed
+    manifest: Manifest | None  # `None`: no flush has ever ended
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -81,26 +82,25 @@ class RecordLogHead:
 
     @property
     def rows_epoch(self) -> int:
-        """Catalog epoch of the moment."""
         return self.manifest.rows_epoch if self.manifest else self.state.epoch
 
     @property
     def next_ids(self) -> Ceilings | None:
-        """Next ids at the moment. `None` if an earlier build wrote the manifest."""
+        """Next ids at the moment. `None`: an earlier build wrote the manifest."""
         return self.manifest.next_ids if self.manifest else Ceilings(ledger=0, topic=0, transaction=0)
 
 
 def read_head(records: Records, log: RecordLog) -> RecordLogHead:
     """Read the catalog's state and the newest manifest. Settle a manifest whose writer died. Idempotent.
 
-    That settlement leaves the outbox unchanged and stages no blocks: the changes are flushed again, as newer versions
-    with equal content.
+    To settle such a manifest does not change the outbox. Its changes are flushed again, as newer record versions with
+    equal content.
 
     Raises:
-        CatalogMismatch: The bucket lacks the manifest that the catalog knows, or has one of another catalog.
+        CatalogMismatch: The bucket lacks the manifest that the catalog knows, or has a manifest of another catalog.
         CatalogOutdated: The catalog does not know the stamp of the newest manifest.
         CatalogBusy: Other writers published during every attempt.
-        CorruptData, Unsupported: The manifest is unreadable, or its format is newer.
+        CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
     """
     for _ in range(MAX_PUBLISH_ATTEMPTS):
         state = records.state()
@@ -135,11 +135,12 @@ def require_known(state: KnownManifest, newest: Manifest | None) -> None:
     """Refuse a catalog that does not know the newest manifest.
 
     Args:
-        state: State of the catalog, read after the manifest. A live writer has committed its stamp before.
-        newest: Newest manifest, if there is one.
+        state: State of the catalog, read after the manifest. So the stamps of live writers are included.
+        newest: Newest manifest. `None`: the bucket has none.
 
     Raises:
-        CatalogMismatch: The manifest is another catalog's, or the catalog knows one and there is none.
+        CatalogMismatch: The manifest belongs to another catalog, or the catalog knows a manifest and the bucket has
+            none.
         CatalogOutdated: The catalog does not know the stamp of the manifest.
     """
     if newest is None:
@@ -162,10 +163,10 @@ def require_known(state: KnownManifest, newest: Manifest | None) -> None:
 
 
 def require_adopted(state: RecordLogState) -> None:
-    """Refuse a rebuilt catalog that is incomplete.
+    """Refuse a rebuilt catalog during adoption, and a replica.
 
     Raises:
-        CatalogAdopting: The catalog is incomplete, or a replica.
+        CatalogAdopting: The catalog is one of these.
     """
     if state.is_adopting:
         raise CatalogAdopting(
@@ -186,19 +187,19 @@ def publish(
     staged_blocks: Sequence[Block] = (),
     ends_flush: bool = False,
 ) -> Manifest | None:
-    """Store the manifest that follows the newest one, and settle it. Return `None` if its number is taken.
+    """Store the manifest after the newest one, and settle it. Return `None` if its number is taken.
 
     Args:
         records: Catalog side of the record log.
         log: The record log.
         head: Result of `read_head` before the blocks were stored.
-        blocks: All blocks that count from now on. During a flush they show the previous moment.
-        ceilings: Ceilings of ids. They take effect in the catalog once the manifest is stored.
-        flushed_us: Moment of the catalog that the blocks show.
+        blocks: All blocks that count from now on. In a page of a flush: the blocks of the previous moment.
+        ceilings: New ceilings of ids. The catalog uses them once the manifest is stored.
+        flushed_us: Time of the moment that the blocks show.
         next_ids: Next ids at that moment, or read before it.
         outbox_rows: Outbox rows that the blocks or the page cover.
         staged_blocks: Blocks of a page.
-        ends_flush: Whether nothing stays staged: staged blocks are among `blocks`, or not needed.
+        ends_flush: Whether no block stays staged: all staged blocks are among `blocks`, or not needed.
     """
     manifest = Manifest(
         number=head.number + 1,
@@ -238,7 +239,7 @@ def _settle(
 
 
 class BlockWriter:
-    """Writer of blocks of one kind. It buffers versions that do not fill a block yet."""
+    """Writer of blocks of one kind. It buffers record versions that do not fill a block yet."""
 
     def __init__(self, log: RecordLog, kind: RecordKind) -> None:
         self._log, self._kind = log, kind
@@ -246,14 +247,14 @@ class BlockWriter:
         self.blocks: list[Block] = []  # stored blocks, ascending by ids
 
     def add(self, versions: "pa.Table") -> None:
-        """Add versions, ascending by id and sub, above all earlier ones."""
+        """Add record versions, ascending by id and sub, and above all earlier ones."""
         self._tables.append(versions)
         rows = sum(table.num_rows for table in self._tables)
         if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
             self._write(rows - rows % MAX_VERSIONS_PER_BLOCK or rows)
 
     def close(self) -> list[Block]:
-        """Store the buffered versions and return all blocks."""
+        """Store the buffered record versions and return all blocks."""
         rows = sum(table.num_rows for table in self._tables)
         if rows:
             self._write(rows)
@@ -270,10 +271,9 @@ class BlockWriter:
 def require_current(records: Records, objects: OwnedStore) -> None:
     """Refuse a database that does not know the newest manifest.
 
-    If the known manifest is the newest, this costs one LIST and one GET of the next number, which LIST may hide. If the
-    listing lacks the known manifest, a newer one is looked for by its key. A listing without any manifest proves
-    nothing, because a live log always has the known or a newer one. A replica database may be behind: every other write
-    to it is refused anyway.
+    If the catalog knows the newest manifest, this costs one LIST, and one GET of the next number, which LIST may hide.
+    If the listing lacks the known manifest, HEAD looks for newer ones. A listing without any manifest proves nothing. A
+    replica database may be behind, because it refuses all other writes anyway.
 
     Args:
         records: The catalog.
@@ -281,8 +281,8 @@ def require_current(records: Records, objects: OwnedStore) -> None:
 
     Raises:
         CatalogOutdated: The catalog does not know the stamp of the newest manifest.
-        CatalogMismatch: The newest manifest is another catalog's.
-        CorruptData, Unsupported: The manifest is unreadable, or its format is newer.
+        CatalogMismatch: The newest manifest belongs to another catalog.
+        CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
         StoreUnavailable: The store did not answer, or a listing hides manifests that exist.
         ServiceRefused: The store refuses access.
     """

@@ -1,18 +1,19 @@
 """The record log in its bucket: manifests, blocks, pins, and acknowledgements of replicas.
 
-Objects are never overwritten. A manifest is stored only if its number is free. A renewed pin or a newer
-acknowledgement is a new object, and the old one is deleted afterwards. After a crash in between both exist: the longer
-pin and the lower acknowledgement count.
+Objects are never overwritten. A manifest is stored only if its number is free. A renewed pin or a newer acknowledgement
+is a new object, and the old object is deleted afterwards. After a crash between the two, the longer pin and the lower
+acknowledgement count.
 
 A raid revokes a replica before it stops waiting for it. No acknowledgement removes the revocation. So a replica that
-lacks a removed tombstone finds out by itself, whatever clocks say, and whenever it comes back.
+lacks a removed tombstone always notices this, even if it returns late or clocks are wrong.
 
-A listing may hide objects. So keys of rebuilds' pins and names of replicas are also in registers, which need no
-listing. An entry is added after its object and ended before the object is deleted. A registered pin counts even if it
-is not listed. A registered replica that is not listed counts as having applied nothing.
+A listing may hide objects. So keys of rebuilds' pins and names of replicas are also in registers. Registers are read
+without a listing. A register entry is added after the object, and ended before the object is deleted. A registered pin
+counts even if no listing shows it. A registered replica that no listing shows counts as a replica that has applied
+nothing.
 
-Hidden manifests are looked for by their numbers. If all manifests are hidden, a mark shows that the log has begun:
-sweeps remove the first manifests, so no number bounds where the others are.
+HEAD requests look for hidden manifests by their numbers. If a listing hides all manifests, a mark (`BEGUN_KEY`) shows
+that there are some. Their numbers cannot be guessed, because sweeps remove the first manifests.
 """
 
 import re
@@ -43,68 +44,65 @@ REGISTER_PREFIX: Final = "records/registers/"
 _PIN_NAMES: Final = f"{REGISTER_PREFIX}pins/"
 _REPLICA_NAMES: Final = f"{REGISTER_PREFIX}replicas/"
 _REGISTERED_PURPOSES: Final = frozenset({"rebuild"})
-"""Purposes of pins that are registered, because data is lost without the pin. Other jobs fail and start again."""
+"""Purposes of pins that are registered, because data is lost without the pin. Jobs with other purposes start again."""
 _PIN: Final = re.compile(rf"{PIN_PREFIX}([^/]+)/([^/]+)/(\d{{12}})-(\d{{17,}})")
 _REPLICA: Final = re.compile(rf"{REPLICA_PREFIX}([^/]+)/(\d{{12}})-(\d{{12}})-(\d{{17,}})")
 _REVOKED: Final = "revoked"
 
 NEVER_STALE_US: Final = 2**62
-"""Time of the acknowledgement of a registered replica that is not listed, because no time is known."""
+"""Time of the acknowledgement of a registered replica that no listing shows. No real time is known."""
 
 MIN_KEPT_MANIFESTS: Final = 100
-"""Number of newest manifests that a sweep never removes."""
+"""Number of newest manifests that no sweep removes."""
 
 _MAX_NEWER_MANIFESTS: Final = MIN_KEPT_MANIFESTS // 2
-"""A new pin counts only if fewer manifests are newer. Otherwise a sweep may have missed it."""
+"""Number of newer manifests up to which a new pin counts. With more, a sweep may have missed the pin."""
 
 _PROBED_NUMBERS: Final = 10_000
-"""Numbers after a manifest at which hidden newer ones are looked for: half a day of flushes every 5 s."""
+"""Range of numbers after a manifest in which hidden newer manifests are looked for: half a day of flushes every 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
     """Protection of a manifest and its blocks from sweeps while a job reads them."""
 
-    pin_id: str  # id of the workflow that reads it
+    pin_id: str  # id of the workflow that reads the manifest
     purpose: str  # one word, such as `raid` or `rebuild`
     manifest: int
-    until_us: int  # by the catalog's clock
+    until_us: int  # end of the pin, by the catalog's clock
 
 
 class RecordLog:
-    """The bucket of one catalog's records. Threads share one."""
+    """Record log of one catalog in its bucket. Thread-safe."""
 
     def __init__(self, objects: OwnedStore) -> None:
         self._objects = objects
         self._pin_names, self._replica_names = Registry(objects, _PIN_NAMES), Registry(objects, _REPLICA_NAMES)
-        self._is_marked = False  # whether this process knows that the mark of a log with manifests exists
+        self._is_marked = False  # whether this process knows that the object `BEGUN_KEY` exists
         self._entered = set[str]()  # replicas that this process knows to be registered
-        self._last: Manifest | None = None  # cache of the manifest that was read last; manifests never change
+        self._last: Manifest | None = None  # cache of the last manifest read; manifests never change
 
     def require(self) -> None:
-        """Check that the bucket is the catalog's. Raise `CatalogMismatch` if not."""
         self._objects.require()
 
     def confirm(self) -> None:
-        """Check without a cache that the bucket is the catalog's. Raise `CatalogMismatch` if not."""
         self._objects.confirm()
 
     def manifest_numbers(self, *, after: int = 0) -> list[int]:
-        """Return the numbers of the listed manifests above `after`, ascending."""
         start = manifest_key(after) if after else ""
         numbers = (parse_manifest_number(item.key) for item in self._objects.list(MANIFEST_PREFIX, start_after=start))
         return [number for number in numbers if number is not None]
 
     def newest_manifest(self, after: int = 0) -> Manifest | None:
-        """Return the newest manifest, or `None` if the log has none.
+        """Return the newest manifest, or `None` if the record log has none.
 
         Args:
-            after: Known number. Manifests below it are not listed. The known manifest itself counts.
+            after: Known number. Manifests with lower numbers are not listed.
 
         Raises:
-            CorruptData, Unsupported: The manifest is unreadable, or its format is newer.
-            StoreUnavailable: The store did not answer, the manifest was removed meanwhile, or the listing hides a
-                manifest that HEAD finds, or hides all manifests of a log that has begun.
+            CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
+            StoreUnavailable: The store did not answer. Or the manifest was removed meanwhile. Or the listing hides a
+                manifest that HEAD finds, or hides all manifests.
         """
         number = self.newest_number(after)
         if number is None:
@@ -129,10 +127,10 @@ class RecordLog:
         return numbers[-1] if numbers else None
 
     def certain_newest_manifest(self, after: int = 0) -> Manifest | None:
-        """Return the newest manifest, or `None`, after HEAD requests for newer ones.
+        """Return the newest manifest, or `None`. HEAD requests make sure that no newer manifest is hidden.
 
-        This costs about 100 requests, or one if the known manifest is the last one listed: a sweep removes manifests in
-        order. A manifest that is stored meanwhile is in a second listing.
+        This costs about 100 requests. If the listing shows the known manifest and none after it, one request is enough,
+        because sweeps remove manifests in order. Before a refusal, manifests are listed a second time.
 
         Raises:
             StoreUnavailable: Two listings lack a newer manifest, or as `newest_manifest`.
@@ -152,8 +150,8 @@ class RecordLog:
     def _find_later(self, number: int, *, probed: int = _PROBED_NUMBERS) -> int | None:
         """Return the number of a later manifest that HEAD finds, or `None`.
 
-        A sweep never removes the newest `MIN_KEPT_MANIFESTS` manifests. So a hidden series has its first number or, if
-        sweeps have removed its beginning, one of every `MIN_KEPT_MANIFESTS` numbers.
+        A sweep never removes the newest `MIN_KEPT_MANIFESTS` manifests. So one of every `MIN_KEPT_MANIFESTS` numbers
+        exists, or the first number after `number`.
         """
         distances: list[int] = [1, *range(MIN_KEPT_MANIFESTS, probed + 1, MIN_KEPT_MANIFESTS)]
         for distance in distances:
@@ -190,14 +188,14 @@ class RecordLog:
         """Store a manifest if its number is free.
 
         Raises:
-            AlreadyExists: The number is taken. The stamp shows by whom: an earlier attempt may have other fields.
+            AlreadyExists: The number is taken. The stamp shows whether an earlier attempt or another writer took it.
         """
         with effect("records.put_manifest"):
             put_record_object(self._objects, manifest.key, manifest.to_json())
         self._mark_begun()
 
     def _mark_begun(self) -> None:
-        """Mark the log after every manifest, because the writer of the first may have died or be an older build."""
+        """Store the mark after every manifest, because the writer of the first may have died, or be an older build."""
         if self._is_marked:
             return
         if self._objects.head(BEGUN_KEY) is None:
@@ -206,9 +204,9 @@ class RecordLog:
         self._is_marked = True
 
     def put_blocks(self, kind: RecordKind, versions: "pa.Table") -> Iterator[Block]:
-        """Store versions, ascending by id and sub, in blocks with random names that no manifest names yet.
+        """Store record versions, ascending by id and sub, in blocks with random names. No manifest names them yet.
 
-        Sweeps remove the blocks of a process that dies.
+        If the process dies, a sweep removes the blocks.
         """
         for block_versions, file in encode_blocks(kind, versions):
             raise_if_stopped()
@@ -220,11 +218,11 @@ class RecordLog:
     def read_block(
         self, block: Block, columns: Sequence[str] | None = None, ids: tuple[int, int] | None = None
     ) -> "pa.Table":
-        """Return the versions of a block, as `logstore.records.blocks.decode_block`.
+        """Return the record versions of a block, as `logstore.records.blocks.decode_block`.
 
         Raises:
             MissingData: The bucket does not have the block.
-            CorruptData, Unsupported: The block is not as the manifest says, or its format is newer.
+            CorruptData, Unsupported: The block differs from the manifest's entry, or a newer build wrote it.
         """
 
         def read() -> "pa.Table":
@@ -236,7 +234,7 @@ class RecordLog:
         return read_twice(read)
 
     def stored_at_us(self, key: str) -> int | None:
-        """Return when an object was stored, by the store's clock, or `None` if there is no object or no time."""
+        """Return when an object was stored, by the store's clock, or `None` if the object or its time is unknown."""
         head = self._objects.head(key)
         return head[0].modified_us if head else None
 
@@ -261,8 +259,8 @@ class RecordLog:
     def pin_newest(self, pin_id: str, until_us: int, purpose: str, *, after: int = 0) -> Manifest | None:
         """Pin and return the newest manifest that shows a moment of its own, or `None`.
 
-        `after` is as in `newest_manifest`. A sweep that listed the pins before would miss the pin. So the pin counts
-        only if the manifest is still among the newest, or still the shown moment. Sweeps keep both.
+        `after` is as in `newest_manifest`. A sweep may have listed the pins before this pin was stored. Sweeps keep the
+        newest manifests and the shown manifest. So the pin counts only if its manifest is still one of these.
         """
         while (newest := self.newest_complete_manifest(after)) is not None:
             raise_if_stopped()
@@ -277,11 +275,10 @@ class RecordLog:
         return manifest is not None and manifest.moment_number == moment
 
     def unpin(self, pin_id: str) -> None:
-        """Remove all pins of an id. Idempotent."""
         self._end_pins(lambda pin: pin.pin_id == pin_id)
 
     def end_pin(self, pin: Pin) -> None:
-        """Remove one pin. A renewed pin is another one and stays."""
+        """Remove one pin. A renewed pin is a different pin and stays."""
         self._end_pins(pin.__eq__)
 
     def _end_pins(self, should_end: Callable[[Pin], bool]) -> None:
@@ -291,7 +288,7 @@ class RecordLog:
             self._delete(keys)
 
     def pins(self, *, now_us: int = 0) -> list[Pin]:
-        """Return the pins that last beyond `now_us`, one for each id and manifest."""
+        """Return the pins that end after `now_us`, one for each id and manifest."""
         return [pin for pin in self._pins().values() if pin.until_us > now_us]
 
     def _pins(self) -> dict[str, Pin]:
@@ -305,16 +302,11 @@ class RecordLog:
         }
 
     def acknowledge(self, replica_id: str, manifest: int, epoch: int, at_us: int) -> None:
-        """Store that a replica has applied this manifest and all before.
+        """Store that a replica has applied this manifest and all earlier ones.
 
-        From now on raids wait for the replica until it was silent for the eligible age. A revocation stays. A replica
-        that is forgotten meanwhile stays forgotten.
-
-        Args:
-            replica_id: Name of the replica.
-            manifest: Number of the manifest.
-            epoch: Epoch of the manifest.
-            at_us: Now, by any clock, which makes the acknowledgement unique.
+        From now on raids wait for the replica until it has been silent for the eligible age. A revocation stays. If the
+        replica is forgotten meanwhile, it stays forgotten. `at_us` is the current time by any clock. It makes the
+        acknowledgement unique.
         """
         folder = f"{REPLICA_PREFIX}{_quote_name(replica_id)}/"
         key = f"{folder}{manifest:012d}-{epoch:012d}-{at_us:017d}"
@@ -329,15 +321,16 @@ class RecordLog:
         self._delete_others(folder, key)
 
     def _is_forgotten(self, folder: str, key: str) -> bool:
-        """Return whether a stored acknowledgement is gone and no newer one exists."""
+        """Return whether a stored acknowledgement is gone and no newer acknowledgement exists."""
         if any(self._objects.head(key) is not None for _ in range(2)):
             return False
         return not any(_REPLICA.fullmatch(item.key) for item in self._objects.list(folder))
 
     def register(self, replica_id: str, at_us: int) -> None:
-        """Register a replica before its seed, as one that has applied nothing and is not revoked. Idempotent.
+        """Register a replica before its seed, as a replica that has applied nothing and is not revoked. Idempotent.
 
-        A seed must read the record log afterwards. A tombstone that is gone by then covers nothing in it.
+        A seed must read the record log only afterwards. Tombstones that raids removed earlier cover nothing in that
+        record log.
         """
         self._entered.discard(replica_id)  # another process may have forgotten it since
         self.acknowledge(replica_id, 0, 0, at_us)
@@ -345,9 +338,9 @@ class RecordLog:
             self._delete([self._revocation(replica_id)])
 
     def revoke(self, replica_id: str) -> None:
-        """Revoke a replica: raids do not wait for it, and it must be seeded again.
+        """Revoke a replica: raids do not wait for it any more, and it must be seeded again.
 
-        The caller must list the replicas again afterwards, because the replica may be registered anew meanwhile.
+        List the replicas again afterwards, because the replica may have been registered again meanwhile.
         """
         with effect("records.revoke"), suppress(AlreadyExists):
             put_record_object(self._objects, self._revocation(replica_id), NO_CONTENT)
@@ -356,7 +349,7 @@ class RecordLog:
         return f"{REPLICA_PREFIX}{_quote_name(replica_id)}/{_REVOKED}"
 
     def forget_replica(self, replica_id: str) -> None:
-        """Remove a replica. Its revocation is deleted last, so that no acknowledgement outlives it."""
+        """Remove a replica. Its revocation is deleted last, after all acknowledgements."""
         revocation = self._revocation(replica_id)
         self._replica_names.end(lambda name: name == replica_id)
         self._entered.discard(replica_id)
@@ -367,7 +360,7 @@ class RecordLog:
     def replicas(self) -> list[ReplicaAcknowledgement]:
         """Return the acknowledgement of each replica, ascending by id.
 
-        If a replica has several, the lowest manifest and the latest time count.
+        If a replica has several acknowledgements, the lowest manifest and the latest time count.
         """
         acknowledgements: dict[str, ReplicaAcknowledgement] = {}
         revoked = set[str]()
@@ -389,10 +382,10 @@ class RecordLog:
         return [replace(acknowledgements[name], is_revoked=name in revoked) for name in sorted(acknowledgements)]
 
     def certain_replicas(self) -> list[ReplicaAcknowledgement]:
-        """Return the acknowledgements, including those of registered replicas that no listing shows.
+        """Return the acknowledgements, including registered replicas that no listing shows.
 
-        Such a replica counts as having applied nothing, and as never stale: no raid may revoke it because of that
-        listing. A HEAD request finds an earlier revocation.
+        A replica that no listing shows counts as a replica that has applied nothing and is never stale. So no raid
+        revokes it. HEAD finds an earlier revocation.
         """
         registered = self._replica_names.active_names()
         listed = self.replicas()
@@ -410,11 +403,11 @@ class RecordLog:
         return replica_id in self._replica_names.active_names()
 
     def is_revoked(self, replica_id: str) -> bool:
-        """Return whether a raid has revoked a replica, without a listing."""
+        """Return whether a replica is revoked, without a listing."""
         return self._objects.head(self._revocation(replica_id)) is not None
 
     def _delete_others(self, folder: str, key: str) -> None:
-        """Delete the other objects of the folder, except for the revocation."""
+        """Delete all other objects of the folder but the revocation."""
         keys = [item.key for item in self._objects.list(folder) if item.key not in {key, f"{folder}{_REVOKED}"}]
         self._delete(keys)
 
@@ -432,7 +425,7 @@ def _hidden_manifest_error(number: int) -> StoreUnavailable:
 
 
 def _quote_name(name: str) -> str:
-    """Return a name as one part of a key, without characters that some stores change."""
+    """Return a name as one part of a key. Characters that some stores change are escaped."""
     if not name:
         raise InvalidInput("name", expected="1 character or more", found=name)
     return quote(name, safe="").replace(".", "%2E")

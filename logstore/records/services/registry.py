@@ -1,11 +1,11 @@
 """Register of names that is read without a listing, because listings may hide objects.
 
-Entries are objects numbered without a gap: `{folder}{n:06d}` has a name, and `{folder}{n:06d}-ended` ends it. A reader
-asks for one number after the other until there is none. Entries are never overwritten or removed, and a repeated name
-gets a new number. So entries must be rare.
+Entries are objects numbered without a gap: `{folder}{n:06d}` has a name, and `{folder}{n:06d}-ended` ends the entry. A
+reader requests one number after the other until an object is missing. Entries are never overwritten or removed. A name
+that is entered again gets a new number. So entries must be rare.
 
-Every call may be repeated. Two writers may enter a name twice, and both entries end together. An entry has the digest
-of its name, which reveals a truncated response.
+Every call may be repeated. If two writers enter the same name twice, both entries end together. An entry has the digest
+of its name. The digest reveals a truncated response.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,21 +23,21 @@ NO_CONTENT: Final = b"{}"
 
 
 def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
-    """Store an object with the digest of its content if its key is free, and read it back.
+    """Store an object and its digest if the key is free, and read it back.
 
     Raises:
-        AlreadyExists: The key is taken by another object.
-        UploadUnproven: The store accepted the PUT and does not show the object.
+        AlreadyExists: Another object has the key.
+        UploadUnproven: The store accepted the PUT but does not show the object.
     """
     put_and_require(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST_FIELD: sha256_hex(body)})
 
 
 class Registry:
-    """Names in one folder, which ends with a slash. Thread-safe."""
+    """Names in one folder. The folder's name ends with a slash. Thread-safe."""
 
     def __init__(self, objects: ObjectStore, folder: str) -> None:
         self._objects, self._folder = objects, folder
-        self._first_active = 0  # all entries below this number have ended
+        self._first_active = 0  # all entries with lower numbers have ended
 
     def enter(self, name: str) -> None:
         """Add a name unless it is active.
@@ -66,7 +66,7 @@ class Registry:
     def end(self, should_end: Callable[[str], bool]) -> None:
         """End the entries of matching names. Raise as `enter`.
 
-        If there is none, the register is read again, because a response may miss an entry.
+        If no entry matches, the register is read again, because a response may lack an entry.
         """
         for _ in range(2):
             numbers = [number for number, name in self._active_entries() if should_end(name)]

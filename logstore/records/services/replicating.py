@@ -1,13 +1,15 @@
-"""Replica buckets: shipments of blocks and manifests to buckets from which the catalog can be rebuilt.
+"""Replica buckets: shipments of blocks and manifests. The catalog can be rebuilt from a replica bucket.
 
-A shipment brings a complete manifest: first the missing blocks, which are read back and compared, then the manifest. So
-the replica also lacks what plain deletions removed, and gets durable deletions as tombstones. The shipment is
-acknowledged in the source's bucket, and raids wait for the replica until it was silent for the eligible age. The next
-shipment seeds a STALE replica: it registers the replica before it chooses the manifest.
+A shipment copies missing blocks, reads them back and compares them. Then it stores a complete manifest. So a replica
+bucket also lacks what plain deletions removed, and has the tombstones of durable deletions.
 
-Replica databases acknowledge there as well (`following`). Their names have a slash, unlike bucket names.
+A shipment is acknowledged in the source bucket. Raids wait for a replica until it has been silent for the eligible age.
+After that it is STALE, and the next shipment seeds it: the shipment registers the replica before it chooses the
+manifest.
 
-A promoted replica continues under a catalog epoch of its own and gets no shipment any more.
+Replica databases acknowledge in the source bucket too (`following`). Their names contain a slash, bucket names do not.
+
+A promoted replica continues with its own catalog epoch and gets no more shipments.
 
 Source: Aerospike's XDR with `replicate_deletes`.
 """
@@ -33,10 +35,10 @@ _PIN_DURATION_S: Final = 24 * 3_600
 class ReplicaStatus:
     """Progress of a replica."""
 
-    replica: str  # bucket; of a database `bucket/words`
-    state: ReplicaState | None  # `None`: nothing was ever shipped to it
-    manifest: int  # acknowledged number; 0: none
-    newest: int  # newest number of the record log
+    replica: str  # `bucket`, or `bucket/words` for a database
+    state: ReplicaState | None  # `None`: nothing was ever shipped to the replica
+    manifest: int  # acknowledged manifest number; 0: none
+    newest: int  # newest manifest number of the record log
     lag_s: float | None  # age of the oldest missing flush; `None`: its manifest was swept
     at_us: int | None  # last acknowledgement, by the store's clock
 
@@ -48,7 +50,7 @@ class Replication:
         source: Bucket of the record log.
         replicas: Replica buckets by name.
         store_now_us: Clock of the stores.
-        eligible_age_s: Silence after which a replica is STALE.
+        eligible_age_s: Time without acknowledgement after which a replica is STALE.
     """
 
     def __init__(
@@ -65,11 +67,11 @@ class Replication:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the replica buckets in the settings."""
+        """Names of the configured replica buckets."""
         return tuple(self._replicas)
 
     def replica_statuses(self) -> list[ReplicaStatus]:
-        """Return every configured, registered or acknowledging replica, ascending by name."""
+        """Return the status of every configured, registered or acknowledging replica, ascending by name."""
         newest, now_us = self._source.newest_complete_manifest(), self._now_us()
         acknowledgement_by_name = {replica.replica_id: replica for replica in self._source.certain_replicas()}
         number = newest.number if newest else 0
@@ -96,12 +98,14 @@ class Replication:
         return None if manifest is None else max(0, newest.flushed_us - manifest.flushed_us) / 1_000_000
 
     def ship(self, replica: str) -> ShippedBlocks:
-        """Bring a replica bucket to the newest manifest and acknowledge it. A repetition copies what is still missing.
+        """Copy the newest manifest and missing blocks to a replica bucket, and acknowledge.
+
+        A repeated call copies the rest.
 
         Raises:
             InvalidInput: No replica has this name.
-            PreconditionFailed: The replica was promoted, or is another record log's.
-            CatalogMismatch: The bucket is another catalog's.
+            PreconditionFailed: The replica was promoted, or belongs to another record log.
+            CatalogMismatch: The bucket belongs to another catalog.
             MissingData, CorruptData: A block of the record log cannot be copied.
             StoreUnavailable: The store did not answer.
         """
@@ -116,7 +120,7 @@ class Replication:
         if newest is None:
             return ShippedBlocks(replica=replica)
         _refuse_promoted(replica, target_newest, newest)
-        # Also registers a replica that is new, or that no listing shows.
+        # This also registers a replica that is new, or that no listing shows.
         if all(map(self._is_stale, acknowledgements)) or self._source.is_revoked(replica):
             self._source.register(replica, self._now_us())
         pin_id, until_us = f"replicate-{replica}", self._now_us() + _PIN_DURATION_S * 1_000_000
@@ -162,7 +166,7 @@ class Replication:
         )
 
     def _copy(self, block: Block, store: OwnedStore, target: RecordLog) -> None:
-        """Copy one block and read it back. A block of an earlier attempt is only read."""
+        """Copy one block and read it back. If an earlier attempt copied the block, only read it."""
         stored = self._objects.get(block.key)
         if stored is None:
             raise MissingData(f"{block.key}: the newest manifest names it, and the record log has no such object")
@@ -178,7 +182,7 @@ class Replication:
 
 
 def _refuse_promoted(replica: str, target_newest: Manifest | None, own: Manifest) -> None:
-    """Refuse a replica whose newest manifest was not shipped from this record log."""
+    """Refuse a replica whose newest manifest does not come from this record log."""
     if target_newest is None:
         return
     if target_newest.catalog_id != own.catalog_id:

@@ -1,11 +1,11 @@
-"""Sweeps of the records bucket: old manifests are removed, and then blocks that no manifest names.
+"""Sweeps of the records bucket: remove old manifests, then blocks that no manifest names.
 
-A writer may be about to name a block that no manifest names. Such a writer stored the block after the newest manifest
-that it has read, or at most an hour before. It fails if there is a newer manifest. So an unnamed block that is a day
-older than the newest manifest, by the store's clock, belongs to no writer, however long it was paused. Staged blocks of
-an unfinished flush stay. The catalog is asked for them before manifests are read.
+A writer may be about to name an unnamed block. It stored the block after the newest manifest that it has read, or at
+most an hour before. If there is a newer manifest by now, the writer fails. So if an unnamed block is a day older than
+the newest manifest, no writer can name it. Ages are compared by the store's clock. Staged blocks of an unfinished flush
+stay. They are read from the catalog before the manifests.
 
-Manifests go first, then the blocks that only they named. A sweep may be repeated after a crash.
+Manifests are removed before the blocks that only they named. After a crash a sweep may be repeated.
 
 Source: Apache Iceberg (expire snapshots, remove orphan files). Ages are compared within one store, because files
 younger than their longest writer were deleted (iceberg#4194), and because one decision by two clocks left half-deleted
@@ -24,22 +24,20 @@ from logstore.records.services.record_log import MIN_KEPT_MANIFESTS, RecordLog
 from logstore.units import raise_if_stopped
 
 MIN_MANIFEST_AGE_US: Final = 3_600 * 1_000_000
-"""Age below which manifests stay."""
-
 MIN_UNNAMED_BLOCK_AGE_US: Final = 86_400 * 1_000_000
-"""Time by which an unnamed block must be older than the newest manifest."""
+"""Age of an unnamed block, before the newest manifest, from which it is removed."""
 
 _PIN_GRACE_US: Final = 600 * 1_000_000
-"""Time for which pins count after their end, because clocks differ."""
+"""Time for which a pin counts after its end, because clocks differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptObjects:
-    """Counts of removed objects."""
+    """Removed objects."""
 
     manifests: int = 0
     blocks: int = 0
-    bytes: int = 0  # of these blocks
+    bytes: int = 0  # size of these blocks
 
 
 class Sweeper:
@@ -54,12 +52,12 @@ class Sweeper:
         """Remove old manifests and old unnamed blocks.
 
         Args:
-            now_us: Time by the catalog's clock, for the end of pins.
+            now_us: Current time by the catalog's clock. Pins that have ended do not count.
             staged_blocks: Staged blocks, read from the catalog before this call.
-            progress: Called after each manifest that was read.
+            progress: Function that is called after each manifest read.
 
         Raises:
-            CatalogMismatch: The bucket is another catalog's.
+            CatalogMismatch: The bucket belongs to another catalog.
             CorruptData, Unsupported: A manifest is unreadable. No block was removed.
             StoreUnavailable: The sweep may be repeated.
         """
@@ -96,7 +94,7 @@ class Sweeper:
     def _old_unnamed_blocks(
         self, newest_us: int, numbers: Iterable[int], progress: Callable[[], None]
     ) -> list[ObjectInfo]:
-        """Return old blocks that none of the manifests names. The newest is read first: it names most of them."""
+        """Return old blocks that no manifest names. Read the newest manifest first: it names most blocks."""
         unnamed = {
             item.key: item
             for item in self._objects.list(BLOCK_PREFIX)
@@ -120,5 +118,5 @@ class Sweeper:
 
 
 def _is_older(item: ObjectInfo, newest_us: int, age_us: int) -> bool:
-    """Return whether an object is this much older than the newest manifest. Unknown ages are not."""
+    """Return whether an object is this much older than the newest manifest. `False` if its age is unknown."""
     return item.modified_us is not None and item.modified_us < newest_us - age_us

@@ -1,6 +1,7 @@
-"""Reader of uploads: the facts of a registration in a segment's object, from metadata and a few columns.
+"""Reader of uploads. It derives from a segment's object what its registration would have recorded.
 
-Only transaction markers are read with their payloads, which have the acknowledged positions.
+It reads the object's metadata and a few columns. Message payloads are read only for transaction markers, because their
+payloads have the acknowledged positions.
 """
 
 import base64
@@ -45,7 +46,7 @@ _MARKER_COLUMNS: Final = ("payload", "properties")
 
 
 def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: ObjectInfo) -> Upload | None:
-    """Return the facts of an upload, or `None` if the object has no valid statement.
+    """Return the properties of an upload, or `None` if the object has no valid statement.
 
     Args:
         objects: The primary bucket.
@@ -55,7 +56,7 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: Ob
 
     Raises:
         CorruptData: The object differs from its metadata, or is no segment.
-        StoreUnavailable: The store did not answer, or twice did not find what it had listed.
+        StoreUnavailable: The store did not answer, or twice did not find the listed object.
     """
     try:
         return read_twice(lambda: _read_upload(objects, ledger_id, number, item))
@@ -68,7 +69,7 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: Ob
 
 
 def denied_object_error(key: str, method: str) -> StoreUnavailable:
-    """Return the error of a listed object that another request does not find. A retry lists again."""
+    """Return the error for a listed object that another request does not find. A retry lists again."""
     return StoreUnavailable(f"{key}: LIST shows it, {method} does not find it; try again")
 
 
@@ -105,7 +106,7 @@ def _read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: O
 
 
 def _fetch(objects: ObjectStore, ledger_id: LedgerId, item: ObjectInfo) -> tuple[Mapping[str, str], bytes | None]:
-    """Return the metadata, and the content of a small object, for which one request is cheaper than two."""
+    """Return the metadata and, to save a request, the content of a small object."""
     if item.size_bytes <= MAX_WHOLE_READ_BYTES:
         stored = objects.get(item.key)
         if stored is None:
@@ -118,8 +119,6 @@ def _fetch(objects: ObjectStore, ledger_id: LedgerId, item: ObjectInfo) -> tuple
 
 
 class _SegmentColumns:
-    """Columns of one segment, with as few bytes fetched as possible."""
-
     def __init__(
         self, objects: ObjectStore, key: str, row: Segment, metadata: Mapping[str, str], body: bytes | None
     ) -> None:
@@ -164,7 +163,6 @@ def _transaction_ids(table: "pa.Table") -> list[TransactionId | None]:
 
 
 def _producer_sequences(table: "pa.Table") -> tuple[UploadedSequences, ...]:
-    """Return the sequence ids by producer and transaction, as the writer had registered them."""
     numbered = table.filter(pc.is_valid(table.column("sequence_id")))
     ids_by_writer: dict[tuple[str, TransactionId | None], list[int]] = {}
     columns = (
@@ -179,7 +177,7 @@ def _producer_sequences(table: "pa.Table") -> tuple[UploadedSequences, ...]:
 
 
 def _transaction_spans(table: "pa.Table") -> Iterator[TransactionSpan]:
-    """Yield runs of messages of one transaction. Markers are no messages."""
+    """Yield consecutive messages of one transaction as spans. Transaction markers are no messages."""
     verbs = table.column("marker").to_pylist()
     txns = [None if verb else txn for txn, verb in zip(_transaction_ids(table), verbs, strict=True)]
     offset = 0
