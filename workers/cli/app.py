@@ -1,7 +1,6 @@
-"""Root of the command line: the module of each command, and the preparation of the process.
+"""Root of the command line. It imports the module of the command that runs, and prepares the process.
 
-Only the module of the command that runs is imported. `--help` and `--version` import none, so `COMMANDS` repeats the
-one-line descriptions of the modules.
+`--help` and `--version` import no module of a command, so `COMMANDS` repeats the one-line descriptions.
 """
 
 import codecs
@@ -24,11 +23,11 @@ from workers.cli.command import HomeFlag, JsonFlag, ReportingGroup, WideFlag, ge
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """Command of the root, and the module in `workers.cli` that has it."""
+    """Command of the root, and its module in `workers.cli`."""
 
     about: str  # one line
     module: str
-    group: str = ""  # group in that module which has the command; "": the command is a group of its own name
+    group: str = ""  # group of the command in that module; "": the command is itself a group
     other_modules: Sequence[str] = ()  # modules that add commands to the group
 
 
@@ -77,7 +76,7 @@ COMMANDS = {
 
 
 class RootGroup(ReportingGroup):
-    """Root group that imports a command's module when the command is named."""
+    """Root group that imports a command's module only when the command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context
         del ctx
@@ -95,7 +94,7 @@ class RootGroup(ReportingGroup):
 
 @cache
 def load_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export the class of a command
-    """Import the modules of a command in `COMMANDS`, and return it as the parser knows it."""
+    """Import the modules of a command in `COMMANDS`, and return the parser's command."""
     entry = COMMANDS[name]
     for module in entry.other_modules:
         import_module(f"workers.cli.{module}")
@@ -104,7 +103,7 @@ def load_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export the 
 
 
 def load_group(module: str, group: str) -> Any:  # noqa: ANN401
-    """Import a module, and return its group as the parser knows it."""
+    """Import a module, and return the parser's group."""
     return get_command(getattr(import_module(f"workers.cli.{module}"), group))
 
 
@@ -130,7 +129,7 @@ app = typer.Typer(
     cls=RootGroup,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,  # Rich alone would take as long as all the rest of `--help`
+    rich_markup_mode=None,  # the import of Rich would double the time of `--help`
     pretty_exceptions_enable=False,
 )
 
@@ -152,23 +151,23 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    del version  # its callback has printed it
+    del version  # the option's callback has printed the version
     get_global_options(ctx).add(as_json=json, home=home, wide=wide)
 
 
-_GC_THRESHOLD = 50_000  # allocations between garbage collections; Python's own threshold adds an eighth to all imports
+_GC_THRESHOLD = 50_000  # allocations between collections; with Python's default, imports take an eighth longer
 
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     _open_closed_streams()
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and os.environ.get("PYTHONUTF8") != "1":
-        # Names and paths hold any letter: begin again in UTF-8.
+        # Names and paths may have any letter, so restart in UTF-8.
         argv = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, argv, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - this program
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    # Temporal's core writes its log to descriptor 1 itself. The log goes to stderr, and answers to a copy of stdout.
+    # Temporal's core logs to descriptor 1. So descriptor 1 becomes stderr, and answers go to a copy of stdout.
     sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
     os.dup2(2, 1)
     gc.set_threshold(_GC_THRESHOLD)
@@ -179,7 +178,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams so that each use is an error: output is not lost, and stdin is not empty."""
+    """Open closed standard streams, so that a use of them is an error instead of lost output or an empty input."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -193,8 +192,8 @@ def _open_closed_streams() -> None:
 def _end_process(code: int) -> NoReturn:
     """Flush output and end the process without finalizing the interpreter.
 
-    Temporal's threads release Python objects a moment after they answered. An interpreter that finalizes meanwhile
-    aborts ("PyGILState_Release", exit 134). Finalizing would also write again what could not be written.
+    Temporal's threads release Python objects a moment after their last answer. A finalization at that moment aborts the
+    process ("PyGILState_Release", exit code 134). It would also write failed output again.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

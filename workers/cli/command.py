@@ -1,4 +1,4 @@
-"""Registration of functions as commands: options in any place, one answer, one exit code."""
+"""Registration of functions as commands, with options in any place, one answer and one exit code."""
 
 import inspect
 import re
@@ -25,13 +25,13 @@ HomeFlag = Annotated[
 WideFlag = Annotated[bool, typer.Option("--wide", help="Show all of a table, however wide it gets.")]
 
 _EXAMPLE_TOPIC = "persistent://public/default/orders"
-_EXAMPLE_COLUMNS = 78  # of a terminal's 80 the help leaves the first and the last one free
+_EXAMPLE_COLUMNS = 78  # the help has a margin of one column on each side of 80
 _SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 
 
 @dataclass(slots=True)
 class GlobalOptions:
-    """Options that any level of the command line may add to."""
+    """Options that the user may give at any level of the command line."""
 
     services: Services = field(default_factory=Services)
     as_json: bool = False
@@ -39,14 +39,14 @@ class GlobalOptions:
     wide: bool = False
 
     def add(self, *, as_json: bool, home: str | None, wide: bool) -> None:
-        """Add the options of a deeper level. The innermost `--home` wins."""
+        """Add the options of a deeper level. The innermost `--home` counts."""
         self.as_json = self.as_json or as_json
         self.wide = self.wide or wide
         self.home = home if home is not None else self.home
 
 
 class ReportingGroup(PlainGroup):
-    """Group that turns every error into an exit code and, with `--json`, into a document."""
+    """Group that turns every error into an exit code, and with `--json` into a JSON document."""
 
     def main(
         self,
@@ -57,13 +57,13 @@ class ReportingGroup(PlainGroup):
         windows_expand_args: bool = True,
         **extra: Any,  # noqa: ANN401
     ) -> Any:  # noqa: ANN401
-        del standalone_mode  # Typer's own reporting is replaced
+        del standalone_mode  # this class replaces Typer's error reports
         words = list(sys.argv[1:] if args is None else args)
         try:
             if args is None:
                 _check_encoding(words)
             code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
-            if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):  # the parser's, not a command's answer
+            if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):  # from the parser, not from a command
                 code = _report(Interrupted(), words)
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes an exit code here
             code = _report(error, words)
@@ -82,11 +82,11 @@ def _report(error: Exception, words: Sequence[str]) -> ExitCode:
     failure = classify_error(error)
     if not failure.is_expected:
         sys.stderr.write("".join(traceback.format_exception(error)))
-    # The parser may have failed before it came to the flag.
+    # The parser may have failed before it read the flag.
     if "--json" in (words[: words.index("--")] if "--" in words else words):
         emit(Answer(document=failure.to_document()), as_json=True, stdout=sys.stdout)
     note(failure.message, heading="error: ")
-    note_trace(None if failure.code is ExitCode.USAGE else failure.trace_id)  # spans say nothing of bad usage
+    note_trace(None if failure.code is ExitCode.USAGE else failure.trace_id)  # bad usage has no spans
     if failure.code is ExitCode.UNREACHABLE:
         sys.stderr.write("Try 'sexton status': it asks every service.\n")
     if isinstance(error, UsageError) and error.ctx is not None:
@@ -95,19 +95,19 @@ def _report(error: Exception, words: Sequence[str]) -> ExitCode:
 
 
 class CommandGroup(typer.Typer):
-    """Group of commands. `path` are the words before the names of its commands."""
+    """Group of commands. `path` is the text before the names of its commands."""
 
     path = ""
 
 
 def group(name: str, about: str, *, path: str | None = None) -> CommandGroup:
-    """Return an empty group of commands. `path` is typed before their names, by default the group's name."""
+    """Return an empty group of commands. `path` is the text before their names, by default the group's name."""
     commands = CommandGroup(
         name=name,
         cls=PlainGroup,
         help=about,
         no_args_is_help=True,
-        add_completion=False,  # the root has it
+        add_completion=False,  # only the root has completion
         rich_markup_mode="rich",
         callback=_add_options,
     )
@@ -120,7 +120,7 @@ def _add_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag =
 
 
 def get_global_options(ctx: typer.Context) -> GlobalOptions:
-    """Return the options of this run. Tests pass the `Services` to use as the root context's object."""
+    """Return the options of this run. Tests pass their `Services` as the root context's object."""
     root = ctx.find_root()
     if not isinstance(root.obj, GlobalOptions):
         root.obj = GlobalOptions(root.obj) if isinstance(root.obj, Services) else GlobalOptions()
@@ -129,12 +129,9 @@ def get_global_options(ctx: typer.Context) -> GlobalOptions:
 
 
 def command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
-    """Register a function of a `CommandContext` as a command. Its docstring is the help text.
+    """Register a function of a `CommandContext` as a command. The function's docstring is the help text.
 
-    Args:
-        app: Group of the command.
-        name: Name as typed.
-        examples: Words after the command's name, or whole lines. TOPIC stands for a topic's name.
+    `examples` are words after the command's name, or whole lines. TOPIC stands for a topic's name.
     """
 
     def register(body: Body) -> Body:
@@ -151,16 +148,16 @@ def _make_runner(body: Callable[..., Answer]) -> Callable[..., None]:
         options = get_global_options(ctx)
         options.add(as_json=json, home=home, wide=wide)
         form = {"as_json": options.as_json, "wide": options.wide}
-        name = f"sexton{_find_path(ctx)}"  # as the contract has it, whatever the program was called
+        name = f"sexton{_find_path(ctx)}"  # always `sexton`, even if the program has another name
         context = CommandContext(options.services, command=name, flags={"home": options.home}, **form)
-        stdout = sys.stdout  # for the answer: all other output goes to stderr
+        stdout = sys.stdout  # only for the answer; all other output goes to stderr
         with redirect_stdout(sys.stderr):
             try:
                 answer = body(context, **arguments)
                 trace_id = context.end_span(answer.code, arguments)
             except KeyboardInterrupt as interrupt:
                 context.end_span(ExitCode.INTERRUPTED, arguments)
-                raise Interrupted(*interrupt.args) from None  # a body may know better what remains
+                raise Interrupted(*interrupt.args) from None  # the body's message may say what remains
             except Exception as error:
                 set_field_spellings(error, get_fields_by_spelling(ctx))
                 failure = classify_error(error)
@@ -173,7 +170,7 @@ def _make_runner(body: Callable[..., Answer]) -> Callable[..., None]:
             note_trace(trace_id)
             raise typer.Exit(answer.code)
 
-    # Typer reads the body's parameters, with its own context in place of the first, and the global options.
+    # Typer sees its own context, the body's parameters without the first, and the global options.
     kind = inspect.Parameter.KEYWORD_ONLY
     parameters = [
         inspect.Parameter("ctx", kind, annotation=typer.Context),
@@ -192,13 +189,13 @@ def _find_path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the cla
 
 
 def _format_help(body: Callable[..., Answer], examples: Sequence[str]) -> str:
-    text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(body.__doc__ or ""))  # the terminal breaks the lines
+    text = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(body.__doc__ or ""))  # the help wraps the text
     folded = "\n".join(_fold_example(line.replace("TOPIC", _EXAMPLE_TOPIC)) for line in examples)
     return f"{text}\n\nExamples:\n{folded}" if examples else text
 
 
 def _fold_example(line: str) -> str:
-    """Return the example indented, and broken with backslashes so that a terminal of 80 columns does not break it."""
+    """Indent an example, and break it with backslashes to fit a terminal of 80 columns."""
     words = _SHELL_WORD.findall(line)
     lines = [f"  {words[0]}"]
     for word in words[1:]:

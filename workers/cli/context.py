@@ -1,4 +1,4 @@
-"""Tools of one command, opened at their first use: settings, the catalog, the log, Temporal's client."""
+"""Resources of one command: settings, the catalog, the log and Temporal's client. Each is opened at its first use."""
 
 import os
 import time
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 _Result = TypeVar("_Result")
-_FLUSH_TIMEOUT_S = 2.0  # a collector that does not answer must not hold up a person
+_FLUSH_TIMEOUT_S = 2.0  # a person must not wait long for a dead collector
 
 
 def _import_on_call(module: str, name: str) -> Callable[..., Any]:
@@ -36,14 +36,13 @@ def _import_on_call(module: str, name: str) -> Callable[..., Any]:
 
 
 class CommandSpan:
-    """Span of a command, which its maker ends."""
+    """Span of a command. The creator ends the span."""
 
     def __init__(self, span: "Span") -> None:
         self._span = span
 
     @property
     def trace_id(self) -> str:
-        """Id of the trace, 32 lower-case hexadecimal digits."""
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def set_result(self, code: int, facts: "Mapping[str, AttributeValue]", failure: "Failure | None") -> None:
@@ -56,13 +55,13 @@ class CommandSpan:
 
 
 class Services:
-    """Calls by which commands open anything outside `workers.cli`. Tests pass their own.
+    """Functions by which commands open everything outside `workers.cli`. Tests replace them.
 
-    Imports are inside, so that `sexton --help` loads no vendor SDK.
+    Imports are inside the functions, so that `sexton --help` loads no vendor SDK.
     """
 
     def load(self, flags: Mapping[str, object]) -> "LoadedSettings":
-        """Read all settings. Nothing else in the command line reads the process's environment and folder."""
+        """Read all settings. Only this function reads the process's environment and working directory."""
         from workers.settings import load_settings  # noqa: PLC0415
 
         return load_settings(flags, os.environ, Path.cwd())
@@ -74,7 +73,6 @@ class Services:
 
     @contextmanager
     def tracing(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandSpan"]:
-        """Open the command's span, the parent of all other spans of the process."""
         from opentelemetry import trace  # noqa: PLC0415
 
         from infra.telemetry.span_files import prune_span_files_hourly  # noqa: PLC0415
@@ -119,7 +117,7 @@ class Services:
 
 
 class CommandContext:
-    """Settings and open tools of one command, closed when the command ends."""
+    """Settings and open resources of one command, which are closed when the command ends."""
 
     def __init__(
         self, services: Services, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
@@ -143,29 +141,24 @@ class CommandContext:
 
     @cached_property
     def catalog(self) -> "SqlCatalog":
-        """Catalog. `ServiceFailed` is raised if no store is configured."""
         self.require_store()
         self._open_span()
         return self._shared_catalog
 
     @cached_property
     def _shared_catalog(self) -> "SqlCatalog":
-        """Catalog of the command and of its client, which needs no configured store."""
+        """Catalog of the command and of its client. The client needs no configured store."""
         return self._opened.enter_context(self.services.open_catalog(self.settings))
 
     @cached_property
     def log(self) -> "LogStore":
-        """Log store over the catalog. `ServiceFailed` is raised if no store is configured."""
         log: LogStore = self._opened.enter_context(self.services.open_log(self.catalog, self.settings))
         return log
 
     def require_store(self) -> None:
-        """Check that a log store is configured: a stack in the home, or a database.
+        """Raise `ServiceFailed` unless a log store is configured: a stack in the home, or a database.
 
         A configured database without an S3 address uses a bucket at AWS.
-
-        Raises:
-            ServiceFailed: Neither is configured.
         """
         if not self.settings.has_object_store:
             self.settings.require("s3_endpoint")
@@ -177,9 +170,9 @@ class CommandContext:
         return self._span
 
     def end_span(self, code: int, arguments: Mapping[str, object], failure: "Failure | None" = None) -> str | None:
-        """Record in the command's span how the command ended. Return the trace's id, or None without a trace.
+        """Record the end of the command in its span. Return the trace's id, or `None` without a trace.
 
-        A successful command that opened no trace needs none. A failed one gets a trace now, if its home exists.
+        A failed command without a trace gets a trace now, if its home exists.
         """
         if self._span is None and not (code and self._has_home()):
             return None
@@ -190,12 +183,12 @@ class CommandContext:
     def _has_home(self) -> bool:
         try:
             return self.settings.home.is_dir()
-        except SextonError:  # the settings are what the command failed with
+        except SextonError:  # the settings themselves are invalid
             return False
 
     @property
     def actor(self) -> str:
-        """User of this process, for the audit log. `InvalidInput` is raised for a name that is not printable."""
+        """User of this process, for the audit log. A name that is not printable raises `InvalidInput`."""
         import getpass  # noqa: PLC0415 - start-up time
 
         try:
@@ -205,19 +198,10 @@ class CommandContext:
         return check_name("actor", name)
 
     def get_topic(self, name: str) -> "Topic":
-        """Return the topic of that name.
-
-        Raises:
-            UnknownObject: There is none.
-        """
         return self.catalog.topics.get(TopicName.parse_existing(name).encoded)
 
     def with_client(self, use_client: Callable[["Sexton"], Awaitable[_Result]]) -> _Result:
-        """Connect to Temporal and run a coroutine with the client.
-
-        Raises:
-            ServiceFailed: No stack is known, or Temporal did not answer.
-        """
+        """Connect to Temporal and run a coroutine with the client."""
         self.settings.require("temporal_address")
         self._open_span()
 

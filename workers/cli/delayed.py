@@ -1,4 +1,4 @@
-"""Group `delayed`: the buckets of a topic's delayed messages."""
+"""Group `delayed`: the index buckets of a topic's delayed messages."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,7 +99,6 @@ def _make_open_row(context: CommandContext, topic: "Topic", messages: int) -> di
 
 
 def _find_merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":
-    """Return the two buckets that a merge works on, derived from the list's claim and the order of merges."""
     from logstore.delayed.buckets import pair_to_merge  # noqa: PLC0415 - start-up time
     from workflows.delayed.values import MERGE_BUCKETS  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Group `deletion`: the queue of phase two, its dead letters, and batches under an operator's control."""
+"""Group `deletion`: pending deletions, dead letters, and control of batches."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -70,7 +70,6 @@ def _make_row(intent: DeletionIntent) -> dict[str, Any]:
 
 
 def _make_display_row(row: dict[str, Any]) -> dict[str, object]:
-    """Keep the columns that fit. `problem` tells the outcome, if it says more than the state, and the last error."""
     outcome = "paused" if row["paused"] else None if row["outcome"] == row["state"] else row["outcome"]
     values = {"id": row["id"], "topic": row["topic"], "ledger": row["ledger_id"]}
     values |= {name: row[name] for name in ("copy", "state", "attempts")}

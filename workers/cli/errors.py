@@ -15,7 +15,7 @@ from logstore.errors import (
     StoreUnavailable,
 )
 
-# Attributes that an error carries on its way to `classify_error`.
+# Attributes that are set on errors for `classify_error`.
 _TRACE_ID_ATTRIBUTE = "sexton_trace_id"
 _SPELLINGS_ATTRIBUTE = "sexton_field_by_spelling"
 
@@ -24,9 +24,9 @@ class ExitCode(IntEnum):
     """Exit code of the process."""
 
     DONE = 0
-    FAILED = 1  # every error that is not named in `_CODE_BY_CLASS`
-    USAGE = 2  # a usage that the parser refuses, or bad input
-    REFUSED = 3  # by a guard or a precondition
+    FAILED = 1  # every error without a code in `_CODE_BY_CLASS`
+    USAGE = 2  # invalid usage or invalid input
+    REFUSED = 3  # refused by a guard or a precondition
     UNREACHABLE = 4  # a service that cannot be reached or refuses us
     PARTIAL = 5  # finished in part: outcomes other than success, dead letters
     INTERRUPTED = 130
@@ -52,13 +52,13 @@ _PARTIAL_FAILURES = frozenset({"DEAD_LETTERED", "STILL_IN_USE", "INVALID", "META
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Error as the command line prints it."""
+    """Error in the form in which the command line prints it."""
 
     code: ExitCode
-    type: str  # the error's class name, whichever process raised it
+    type: str  # name of the error's class, even if another process raised it
     message: str
     field: str | None = None
-    is_expected: bool = True  # False: a fault of this program, printed with its traceback
+    is_expected: bool = True  # False: a bug of this program, printed with its traceback
     trace_id: str | None = None
 
     def to_document(self) -> dict[str, object]:
@@ -69,7 +69,7 @@ class Failure:
 
 
 def find_error_class(name: str) -> type[SextonError] | None:
-    """Return the subclass of `SextonError` with that name. Errors cross Temporal by the name of their class."""
+    """Return the subclass of `SextonError` with that name. In Temporal an error has only the name of its class."""
     return next((kind for kind in _iterate_subclasses(SextonError) if kind.__name__ == name), None)
 
 
@@ -85,14 +85,14 @@ def get_exit_code(kind: type[BaseException]) -> ExitCode:
 
 
 def get_outcomes_exit_code(outcomes: Mapping[str, int]) -> ExitCode:
-    """Return `PARTIAL` if the copy of any row is not deleted, else `DONE`."""
+    """Return `DONE` if the copy of every row is deleted, else `PARTIAL`."""
     failures = sum(count for outcome, count in outcomes.items() if outcome not in _SUCCESSES)
     return ExitCode.PARTIAL if failures else ExitCode.DONE
 
 
 def classify_error(error: BaseException) -> Failure:
     """Classify an error that was raised here, in a workflow or in Temporal's client."""
-    # A `SextonError` says more than the error that caused it.
+    # A `SextonError` has a better message than its cause.
     failure = (None if isinstance(error, SextonError) else _classify_remote(error)) or _classify_local(error)
     spelling = error.__dict__.get(_SPELLINGS_ATTRIBUTE, {}).get(failure.field)
     if spelling is not None:
@@ -104,12 +104,12 @@ def classify_error(error: BaseException) -> Failure:
 
 
 def set_field_spellings(error: BaseException, field_by_spelling: Mapping[str, str]) -> None:
-    """Let `classify_error` name the error's field as the user types it."""
+    """Make `classify_error` name the error's field as the user types it."""
     error.__dict__[_SPELLINGS_ATTRIBUTE] = field_by_spelling
 
 
 def set_trace_id(error: BaseException, trace_id: str | None) -> None:
-    """Let `classify_error` name this trace, unless the error names that of a job."""
+    """Make `classify_error` name this trace, unless the error names a job's trace."""
     error.__dict__[_TRACE_ID_ATTRIBUTE] = trace_id
 
 
@@ -121,7 +121,7 @@ def _classify_local(error: BaseException) -> Failure:
 
 
 def _classify_remote(error: BaseException) -> Failure | None:
-    if "temporalio" not in sys.modules:  # Temporal can have raised nothing
+    if "temporalio" not in sys.modules:  # then Temporal's client has raised nothing
         return None
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415
     from temporalio.service import RPCError  # noqa: PLC0415
@@ -130,9 +130,9 @@ def _classify_remote(error: BaseException) -> Failure | None:
     from workers.hosting.request_subject import FIELD, TRACE_ID, find_detail  # noqa: PLC0415
 
     chain = list(_iterate_causes(error))
-    # The trace is another one than the command's if the command joined a running job.
+    # If the command joined a running job, the job's trace is not the command's.
     trace_ids = (find_detail(link.details, TRACE_ID) for link in chain if isinstance(link, ApplicationError))
-    for link in chain:  # the outermost: a workflow that gave up knows more than the activity that failed last
+    for link in chain:  # outermost first: the workflow's error explains more than its last activity's error
         if isinstance(link, ApplicationError) and link.type:
             kind = find_error_class(link.type)
             code = ExitCode.PARTIAL if link.type in _PARTIAL_FAILURES else ExitCode.FAILED
@@ -153,7 +153,6 @@ def _classify_remote(error: BaseException) -> Failure | None:
 
 
 def _iterate_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and its causes, outermost first. Temporal's failures chain through `cause`."""
     visited_ids: set[int] = set()
     while error is not None and id(error) not in visited_ids:
         visited_ids.add(id(error))

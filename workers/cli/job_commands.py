@@ -1,6 +1,7 @@
-"""Commands that start a job, and their answers: the run that was started, or the job's result with its failures.
+"""Commands that start a job. They answer with the started run, or with the job's result and its failures.
 
-Failed copies are read from the catalog once the job has ended. They are unbounded, so a result does not carry them.
+The number of failed copies is unbounded, so a job's result does not have them. They are read from the catalog after the
+job.
 """
 
 import inspect
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_MAX_FAILURES = 100  # items under `failed`; the counts of outcomes have no such bound
-_MAX_IDS = 10  # in a printed command, which stays one line
+_MAX_FAILURES = 100  # items in `failed`; counts of outcomes include all rows
+_MAX_IDS = 10  # in a suggested command, which must fit into one line
 
 
 def describe_run(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, of any result
-    """Return the workflow's id and that of the started or joined run. A note names its page in the Web UI."""
+    """Return the ids of the workflow and of the started or joined run. A note has the run's page in the Web UI."""
     run_id: str | None = handle.first_execution_run_id or handle.result_run_id or handle.run_id
     page = client.page_of(handle.id, run_id)
     if page:
@@ -42,7 +43,7 @@ def describe_run(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: A
 
 
 async def wait_for_result(client: "Sexton", handle: Any, activity: str) -> Any:  # noqa: ANN401
-    """Return the workflow's result. Notes tell why it takes long and, at Ctrl-C, that the job goes on."""
+    """Return the workflow's result. Notes say why the job does not move, and after Ctrl-C that the job continues."""
     import asyncio  # noqa: PLC0415 - start-up time
 
     describe_run(client, handle)
@@ -59,9 +60,9 @@ class JobRequest(Generic[Result]):
     """Job that a command starts."""
 
     start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, Result]]]"  # starts or joins the job
-    activity: str  # text for people who wait for it
-    answer: Callable[[str, Result], Answer]  # from the workflow's id and its result
-    answer_started: Callable[[Mapping[str, object]], Answer] = lambda run: Answer(document=run)  # with `--no-wait`
+    activity: str  # text for people while they wait
+    answer: Callable[[str, Result], Answer]  # takes the workflow's id and its result
+    answer_started: Callable[[Mapping[str, object]], Answer] = lambda run: Answer(document=run)  # for `--no-wait`
 
 
 JobOrAnswer = JobRequest[Any] | Answer
@@ -71,7 +72,7 @@ Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])
 
 
 def job(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
-    """Register a function that returns a job as a command with `--wait/--no-wait`. `command` has the arguments."""
+    """Register a function that returns a job as a command with `--wait/--no-wait`. Arguments are as for `command`."""
 
     def register(body: Body) -> Body:
         def run(context: CommandContext, *, wait: bool, **arguments: object) -> Answer:
@@ -98,7 +99,7 @@ def job(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
 
 
 def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return counts as plain text and numbers, ascending by name."""
+    """Return the counts as plain values, ascending by name."""
     return {str(name): int(count) for name, count in sorted(counts.items())}
 
 
@@ -111,7 +112,7 @@ def answer_deletion(
     batch_id: str | None = None,
     ledger_ids: Sequence[LedgerId] | None = None,
 ) -> Answer:
-    """Answer with the outcomes of a deletion and, if not all succeeded, the failures of a topic, batch or ledgers."""
+    """Answer with the outcomes of a deletion. Failures of the given topic, batch or ledgers are added."""
     document = {**document, "outcomes": sort_counts(outcomes)}
     if get_outcomes_exit_code(outcomes) is ExitCode.DONE:
         return Answer(document=document)
@@ -123,7 +124,7 @@ def answer_deletion(
 
 
 def answer_partial(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
-    """Answer with exit code `PARTIAL`. Failures are in the document, and for people in a table below."""
+    """Answer with exit code `PARTIAL` and at most 100 failures. People see the failures as a table."""
     rows = list(failures[:_MAX_FAILURES])
     table = Answer(document=rows, title="failed", columns_below=("error",))
     return Answer(
@@ -135,16 +136,12 @@ def answer_partial(document: Mapping[str, object], failures: Sequence[Mapping[st
 
 
 def answer_unless_failed(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
-    """Answer with the document, or if there are failures with `answer_partial`."""
+    """Answer with the document, or with `answer_partial` if there are failures."""
     return answer_partial(document, failures) if failures else Answer(document=document)
 
 
 def select_topics(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
-    """Return the named topic, or None for all topics.
-
-    Raises:
-        InvalidInput: Neither or both were given, or there is no such topic.
-    """
+    """Return the named topic, or `None` for all topics. Raise `InvalidInput` unless exactly one of the two is given."""
     if (name is None) is not all_topics:
         found = "neither" if name is None else f"{name} and --all"
         raise InvalidInput("topic", expected="the name of one topic, or --all", found=found)
@@ -152,7 +149,7 @@ def select_topics(context: CommandContext, name: str | None, *, all_topics: bool
 
 
 def answer_build(workflow_id: str, result: "BuildResult") -> Answer:
-    """Answer with the counts of a bulk build, and the topics that could not be read."""
+    """Answer with the counts of a build, and with the topics that could not be read."""
     document = {"workflow_id": workflow_id, "run_id": result.run_id, **sort_counts(result.counts)}
     if not result.counts.get("unreadable"):
         return Answer(document=document)
@@ -167,13 +164,13 @@ def find_failed_deletions(
     batch_id: str | None = None,
     ledger_ids: Sequence[LedgerId] | None = None,
 ) -> Sequence[DeletionIntent]:
-    """Return at most 100 deletions that failed, newest first. Notes tell what to do about them."""
+    """Return at most 100 failed deletions, newest first. Notes say what an operator can do."""
     topic_id = None if topic is None else topic.topic_id
     try:
         intents = context.catalog.deletions.failures(
             topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=_MAX_FAILURES
         )
-    except SextonError as fault:  # the job's result is known, and is the answer
+    except SextonError as fault:  # the answer is complete without the failures
         note(f"the catalog does not say which failed ({fault}); see `sexton deletion list`")
         return []
     topic_option = "" if topic is None else f" --topic {decode_topic_name(topic.name)}"
@@ -188,6 +185,6 @@ def find_failed_deletions(
 
 
 def describe_failure(intent: DeletionIntent) -> str:
-    """Return the last error of a deletion or, without one, its outcome or current owner."""
+    """Return the last error of a deletion. Without an error, return its outcome or the workflow that works on it."""
     status = intent.outcome.value if intent.outcome else f"{intent.handed_to} is at work on it"
     return intent.last_error or intent.damage or status

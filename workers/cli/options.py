@@ -1,4 +1,4 @@
-"""Options that several commands share, and the checks of their values."""
+"""Options of several commands, and checks of their values."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
@@ -23,7 +23,6 @@ SubscriptionArgument = Annotated[str, typer.Argument(metavar="SUB", help="The su
 
 
 def _check_reason(ctx: typer.Context, param: typer.CallbackParam, reason: str) -> str:
-    """Accept a missing reason, but not an empty one."""
     source = ctx.get_parameter_source(str(param.name))
     if source is not None and source.name == "COMMANDLINE" and not reason.strip():
         raise InvalidInput("reason", expected="a reason, where the option is given", found=reason)
@@ -31,7 +30,7 @@ def _check_reason(ctx: typer.Context, param: typer.CallbackParam, reason: str) -
 
 
 def check_number(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
-    """Return the numbers if every database can hold them."""
+    """Return the numbers if each database can store them."""
     for number in value if isinstance(value, list) else (value,):
         if number is not None and not 0 <= number <= _MAX_INT:
             raise InvalidInput(get_field_name(param), expected=describe_whole_numbers(0, _MAX_INT), found=number)
@@ -39,14 +38,14 @@ def check_number(param: typer.CallbackParam, value: int | list[int] | None) -> i
 
 
 def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str] | None:
-    """Return the names if the catalog can hold them. They need not exist."""
+    """Return the names if the catalog can store them. They need not exist."""
     for name in names or ():
         check_name(get_field_name(param), name)
     return names
 
 
 def check_worker(param: typer.CallbackParam, worker_id: str | None) -> str | None:
-    """Return the id if it can be a worker's."""
+    """Return the id if it is a valid worker id."""
     from logstore.ownership import check_worker_id  # noqa: PLC0415 - start-up time
 
     try:
@@ -56,21 +55,21 @@ def check_worker(param: typer.CallbackParam, worker_id: str | None) -> str | Non
 
 
 def check_transaction(txn: str | None) -> str | None:
-    """Return the id if it can be a transaction's."""
+    """Return the id if it is a valid transaction id."""
     from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
 
     return None if txn is None else str(TransactionId.parse(txn))
 
 
 def check_function(name: str) -> str:
-    """Return the name if it can be a function's. The workers check that the function exists."""
+    """Return the name if it is a valid function name. The workers check that the function exists."""
     if not (name.isascii() and name.isidentifier() and len(name) <= _MAX_FUNCTION_LENGTH):
         raise InvalidInput("function", expected="the name of a Python function, 64 characters at most", found=name)
     return name
 
 
 def make_share_parser(option: str) -> Callable[[str], float]:
-    """Return a parser of shares from 0 to 1 for the option. It refuses percentages."""
+    """Return a parser for an option with a share from 0 to 1. It refuses percentages."""
 
     def parse_share(text: str) -> float:
         try:
@@ -85,7 +84,7 @@ def make_share_parser(option: str) -> Callable[[str], float]:
 
 
 def make_setting_check(validator: str) -> Callable[[typer.CallbackParam, Any], Any]:
-    """Return a check of one or several values by a validator in `workers.settings.kinds`."""
+    """Return a check of one or several values by a validator of `workers.settings.kinds`."""
 
     def check_values(param: typer.CallbackParam, values: Any) -> Any:  # noqa: ANN401 - a text, a list of texts, or None
         from workers.settings import kinds  # noqa: PLC0415 - start-up time
@@ -130,23 +129,19 @@ LedgerFilter = Annotated[
 
 
 def encode_topic(topic: str | None) -> str | None:
-    """Return the encoded name of a topic, which need not exist.
-
-    Raises:
-        InvalidInput: It cannot be a topic's name.
-    """
+    """Return the encoded name of a topic, which need not exist. Raise `InvalidInput` for an invalid name."""
     return None if topic is None else TopicName.parse_existing(topic).encoded
 
 
 def cut_rows(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:
-    """Return at most `limit` rows. If there are more, a note tells so; `order` says which rows come first."""
+    """Return at most `limit` rows. If there are more rows, a note says so. `order` names the rows that come first."""
     if len(rows) > limit:
         note(f"there are more: shown are the {order} {limit:,}; --limit shows as many as you say")
     return rows[:limit]
 
 
 def note_empty_list(context: CommandContext, subject: str, *, topic: str | None, ledger: int | None) -> None:
-    """Tell on stderr that filters leave nothing, and which of the named objects do not exist."""
+    """Write a note that no row matches the filters, and which of the named objects do not exist."""
     filters = [f"{kind} {value}" for kind, value in (("topic", topic), ("ledger", ledger)) if value is not None]
     if not filters:
         return

@@ -1,7 +1,7 @@
-"""Answers of commands: one JSON document on stdout, or Rich tables for people. All else goes to stderr.
+"""Answers of commands: one JSON document on stdout, or Rich tables for people. Everything else goes to stderr.
 
-An answer is written once all of its rows are known. So a failure halfway through is one JSON document too, and the
-column widths of a table fit all rows.
+An answer is written when all its rows are known. So an error half way is one JSON document, too, and the columns of a
+table fit all rows.
 """
 
 import json
@@ -22,15 +22,15 @@ from workers.pages.texts import escape_unprintable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-_UNLIMITED_WIDTH = 100_000  # in a file or a pipe, lines of a drawing are as long as they are
-_LINES_PER_BLOCK = 500  # tens of kilobytes: lines appear at once, and memory does not grow with the rows
+_UNLIMITED_WIDTH = 100_000  # a drawing in a file or a pipe is not wrapped
+_LINES_PER_BLOCK = 500  # tens of kilobytes, so that output starts early and needs little memory
 _IN_MEMORY_BYTES = 4 * 1024 * 1024
 
 Row = Mapping[str, object]
 
 
 class SpooledRows:
-    """Rows in the order in which they were added, in a file if they are many. Each is what JSON can hold."""
+    """JSON rows in the order of their addition. Many rows are in a temporary file."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115 - see `__del__`
@@ -55,14 +55,14 @@ class SpooledRows:
         return self._count
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Read the rows again. Only one such iteration may be under way."""
+        """Read the rows from the start. Only one iteration may be active."""
         self._file.seek(0)
         return map(json.loads, self._file)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedRows:
-    """Rows that are converted from spooled ones as they are read."""
+    """Spooled rows that are converted while they are read."""
 
     rows: SpooledRows
     convert: Callable[[dict[str, Any]], Row]
@@ -80,19 +80,19 @@ Document = Row | Sequence[Row] | SpooledRows | ConvertedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Answer of a command, given once, at its end. People see the document unless another attribute replaces it."""
+    """Answer of a command. People see the document unless another attribute replaces it."""
 
     document: Document
     display: Document | None = None  # values for people
     text: str | None = None  # text for people
-    draw: "Callable[[bool], RenderableType] | None" = None  # drawing for people; the argument is `--wide`
+    draw: "Callable[[bool], RenderableType] | None" = None  # makes a drawing for people; its argument is `--wide`
     title: str | None = None
     empty: str = "nothing"  # text for people in place of a table without rows
     code: ExitCode = ExitCode.DONE
-    columns_below: Sequence[str] = ()  # columns whose values are on lines of their own, below their row
-    wide_display: Document | None = None  # values for people with `--wide`; by default the rows of the document
-    is_copyable: bool = False  # values are meant to be used again: without a terminal nothing is cut
-    sections: "Sequence[Answer]" = ()  # further answers for people only
+    columns_below: Sequence[str] = ()  # columns whose values are on extra lines below their row
+    wide_display: Document | None = None  # values for people with `--wide`; default: the document's rows
+    is_copyable: bool = False  # whether values are never cut without a terminal, so that scripts can use them
+    sections: "Sequence[Answer]" = ()  # more answers, only for people
 
     def get_display(self, *, wide: bool) -> Document:
         if wide and self.wide_display is not None:
@@ -104,7 +104,7 @@ class Answer:
     def with_trace_id(self, trace_id: str | None) -> "Answer":
         """Return the answer with the trace's id in its document, but not in the display.
 
-        A list stays as it is. A document that names another trace, as that of a transaction does, keeps it.
+        A list stays as it is. A document with another trace's id, such as a transaction's, keeps it.
         """
         if trace_id is None or not isinstance(self.document, Mapping):
             return self
@@ -113,7 +113,7 @@ class Answer:
 
 
 def select_columns(rows: Iterable[Mapping[str, Any]], names: str) -> list[dict[str, Any]]:
-    """Return the named columns of rows, in order; `names` are separated by spaces."""
+    """Return rows with only the named columns, in order. `names` are separated by spaces."""
     return [{name: row[name] for name in names.split()} for row in rows]
 
 
@@ -122,7 +122,7 @@ class AnswerLost(SextonError):
 
 
 def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
-    """Print the answer as JSON, or for people: as wide as their terminal, or with `wide` uncut."""
+    """Print the answer as JSON or for people. With `wide`, lines may be wider than the terminal."""
     with reporting_lost_output(stdout):
         if as_json:
             stdout.writelines(_iterate_json(answer.document))
@@ -134,7 +134,7 @@ def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -
 
 
 def _iterate_json(document: Document) -> Iterator[str]:
-    """Yield the document as `json.dumps` writes it with an indent of 2. One spooled row is in memory at a time."""
+    """Yield the document as JSON with an indent of 2. Only one spooled row is in memory."""
     if not isinstance(document, SpooledRows | ConvertedRows) or not document:
         rows = document if isinstance(document, Mapping) else [*document]
         yield json.dumps(rows, indent=2, allow_nan=False) + "\n"
@@ -148,7 +148,7 @@ def _iterate_json(document: Document) -> Iterator[str]:
 
 @contextmanager
 def reporting_lost_output(stdout: TextIO) -> Iterator[None]:
-    """Flush what the block writes. If the reader has closed the pipe, end the block without an error.
+    """Flush the block's output. If the reader has closed the pipe, end the block without an error.
 
     Raises:
         AnswerLost: Output cannot be written.
@@ -163,7 +163,7 @@ def reporting_lost_output(stdout: TextIO) -> Iterator[None]:
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        _discard_output(stdout)  # Rich ends the process with 1 if the reader has closed the pipe
+        _discard_output(stdout)  # if the pipe is closed, Rich ends the process with exit code 1
     except OSError as fault:
         _discard_output(stdout)
         message = f"stdout cannot be written ({fault.strerror}): the command was done, its answer is lost"
@@ -171,7 +171,7 @@ def reporting_lost_output(stdout: TextIO) -> Iterator[None]:
 
 
 def _discard_output(stdout: TextIO) -> None:
-    """Redirect the rest of the buffer to nowhere. Otherwise Python tries to write it again."""
+    """Discard the rest of the buffer. Otherwise Python tries to write it again."""
     null_descriptor = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null_descriptor, stdout.fileno())
     os.close(null_descriptor)
@@ -202,8 +202,8 @@ def _print_answer(answer: Answer, stdout: TextIO, *, wide: bool) -> None:
     else:
         lines = [Text(f"({answer.empty})")]
     remaining_lines = iter(lines)
-    while block := list(islice(remaining_lines, _LINES_PER_BLOCK)):  # a call of Rich for each line would be slow
-        if console.color_system is None:  # then Rich writes no style either
+    while block := list(islice(remaining_lines, _LINES_PER_BLOCK)):  # one call of Rich per line would be slow
+        if console.color_system is None:  # without colours, Rich writes no styles
             console.file.write("".join(f"{line.plain}\n" for line in block))
         else:
             console.print(Text("\n").join(block), soft_wrap=True)
@@ -223,11 +223,11 @@ def printing_above_bar(console: "Console") -> Iterator[None]:
 
 
 def note(message: str, *, heading: str = "") -> None:
-    """Tell people something beside the answer, on a line of stderr.
+    """Write a message for people on a line of stderr.
 
-    Without a terminal it does not import Rich, which takes as long as Typer's import.
+    Without a terminal this does not import Rich, because the import is slow.
     """
-    with suppress(OSError):  # a note is not the answer, and the exit code tells of an error too
+    with suppress(OSError):  # a lost note is acceptable, because the exit code also shows an error
         if not sys.stderr.isatty() and "FORCE_COLOR" not in os.environ:
             sys.stderr.write(f"{heading}{escape_unprintable(message)}\n")
             sys.stderr.flush()
@@ -239,7 +239,7 @@ def note(message: str, *, heading: str = "") -> None:
 
 
 def note_trace(trace_id: str | None) -> None:
-    """Tell people which command shows the spans of a failure."""
+    """Write a note with the command that shows the spans of a failure."""
     if trace_id is not None:
         note(f"see it: sexton trace {trace_id}")
 

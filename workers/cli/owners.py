@@ -1,4 +1,4 @@
-"""Group `owners`: the workers that do the background work of topics."""
+"""Group `owners`: the bundle owners, which do the background work of topics."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,7 +53,7 @@ def list_(
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
     topic_bundle = None
     if topic is not None:
-        context.get_topic(topic)  # a misspelt name is in some bundle, too
+        context.get_topic(topic)  # refuse an unknown topic, because every name belongs to a bundle
         topic_bundle = bundle_of(TopicName.parse_existing(topic), bundles=context.catalog.fences.count_bundles())
     with _open_directory(context) as directory:
         ownership = read_ownership(context.catalog.fences, directory)
@@ -107,7 +107,6 @@ def _make_row(bundle: "BundleRow") -> dict[str, Any]:
 
 
 def _make_display(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
-    """Keep the columns that fit, and add remarks on owners that are not as they should be, if there are any."""
     remarks = []
     for row in rows:
         is_odd = row["session_state"] not in {None, "ALIVE"}
@@ -122,13 +121,11 @@ def _make_display(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
 
 
 def _format_session(session: int | None) -> str | None:
-    """Format a session's id as ZooKeeper's own tools do."""
     return None if session is None else f"{session:#x}"
 
 
 @contextmanager
 def _open_directory(context: CommandContext) -> "Iterator[OwnershipDirectory | None]":
-    """Open the owners' nodes in ZooKeeper. With the setting ownership=single there are none."""
     if context.settings.ownership == "single":
         yield None
         return
@@ -138,7 +135,7 @@ def _open_directory(context: CommandContext) -> "Iterator[OwnershipDirectory | N
         yield directory
 
 
-# A worker that lost a bundle leaves it to others for 10 s, and takes it again if there are none.
+# A worker that lost a bundle leaves it to other workers for 10 s. Then it takes a free bundle again.
 _ACQUISITION_TIMEOUT_S: Final = 60.0
 
 Bundle = Annotated[

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, and for some work lines on stderr without one."""
+"""Progress of long work: a bar on a terminal, and for some work lines on stderr without a terminal."""
 
 import os
 import sys
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _BAR_DELAY_S = 1.0
-_TERMINALS_WITHOUT_BARS = {"dumb", "unknown"}  # Rich draws nothing there before the end
+_TERMINALS_WITHOUT_BARS = {"dumb", "unknown"}  # Rich draws nothing in these before the end
 
 
 class ProgressBar:
-    """Description of the current work, drawn on a terminal once it is shown."""
+    """Progress bar on a terminal with a description of the current work."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -58,29 +58,28 @@ class ProgressBar:
 def showing_progress(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
     """Show a bar while the block runs, if stderr is a terminal and the block takes longer than a second.
 
-    Args:
-        text: Description of the block's work.
-        at_once: Draw the bar without that delay.
+    `at_once` draws the bar without this delay.
     """
     bar = ProgressBar(text)
     timer = threading.Timer(_BAR_DELAY_S, bar.show)
     timer.daemon = True
     if sys.stderr.isatty():
-        (bar.show if at_once else timer.start)()  # in this thread, before the block's imports compete with Rich's
+        (bar.show if at_once else timer.start)()  # in this thread, so that the block's imports do not delay it
     try:
         yield bar
     finally:
         timer.cancel()
         if timer.is_alive():
-            timer.join()  # it may be drawing its first frame
+            timer.join()  # the timer's thread may be drawing its first frame
         bar.hide()
 
 
 @contextmanager
 def redirecting_library_output(path: Path) -> Iterator[None]:
-    """On a terminal, append to a file what libraries write to descriptor 2, so that they do not write into a bar.
+    """If stderr is a terminal, append the output of libraries to a file, so that it does not damage a progress bar.
 
-    Spark's JVM and Temporal's core do so. `sys.stderr` still is the terminal. A note names the file if the block fails.
+    Spark's JVM and Temporal's core write to descriptor 2. `sys.stderr` stays the terminal. If the block fails, a note
+    names the file.
     """
     if not sys.stderr.isatty():
         yield
@@ -88,7 +87,7 @@ def redirecting_library_output(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError:  # output in the bar is better than no work
+    except OSError:  # continue, although output may damage the bar
         yield
         return
     sys.stderr.flush()
@@ -110,7 +109,7 @@ def redirecting_library_output(path: Path) -> Iterator[None]:
 
 @contextmanager
 def announcing_steps(text: str) -> Iterator[Callable[[str], None]]:
-    """Announce each step of long work: in a bar that is drawn at once, or without a terminal on a line of stderr."""
+    """Announce each step of long work in a bar, or on a line of stderr if there is no terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in _TERMINALS_WITHOUT_BARS:
         note(text)
         yield note

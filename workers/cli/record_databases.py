@@ -1,4 +1,4 @@
-"""`records rebuild` of a lost catalog and `records follow` of a replica, both from the record log."""
+"""`records rebuild` of a lost catalog, and `records follow` of a replica database, from the record log."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

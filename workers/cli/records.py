@@ -52,9 +52,7 @@ def status(context: CommandContext) -> Answer:
     catalog_records = context.catalog.records
     state = catalog_records.state()
     newest = context.log.records.log.newest_manifest(state.manifest)
-    require_known(
-        catalog_records.known_manifest(), newest
-    )  # read after the manifest: a flush may have published another
+    require_known(catalog_records.known_manifest(), newest)  # after the manifest, because a flush may publish another
     blocks = newest.blocks if newest else ()
     rows_by_kind: dict[str, dict[str, Any]] = {}
     for block in blocks:

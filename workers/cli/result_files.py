@@ -1,7 +1,7 @@
-"""Files that a command writes its result into.
+"""Files for the results of commands.
 
-A failed write leaves the file as it was. A link stays, and the file behind it is replaced and keeps its mode. A FIFO or
-a character device such as `/dev/stdout` is written into, as a shell's `>` does.
+A failed write leaves the file as it was. A link stays; the file behind the link is replaced and keeps its mode. A FIFO
+or a character device such as `/dev/stdout` is written to directly, as by a shell's `>`.
 """
 
 import os
@@ -17,12 +17,9 @@ _EXPECTED: Final = "a file in a folder that exists, a FIFO or a character device
 
 
 def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Path:
-    """Write the parts into a file, and return its absolute path.
+    """Write the parts into a file, and return the file's absolute path.
 
-    Args:
-        field: The option, as it is typed.
-        name: The operator's value.
-        parts: The text. Halves of characters are written as references of XML.
+    `field` is the option as the user types it, and `name` its value. Surrogates are written as XML references.
 
     Raises:
         InvalidInput: The file cannot be written.
@@ -50,7 +47,8 @@ def check_result_file(field: str, name: str | Path) -> None:
     """Check before the work that a result can be written to the file.
 
     Raises:
-        InvalidInput: It is no printable name of a regular file, a FIFO or a character device in a folder that exists.
+        InvalidInput: The name is not printable, its folder does not exist, or it is not a regular file, a FIFO or a
+            character device.
     """
     try:
         _find_target(field, str(name), Path(name).absolute())
@@ -59,13 +57,13 @@ def check_result_file(field: str, name: str | Path) -> None:
 
 
 def _find_target(field: str, name: str, path: Path) -> Path | None:
-    """Return the regular file to replace, behind all links, or None for a path to write into."""
+    """Return the regular file to replace, behind all links, or `None` for a path that is written to directly."""
     if not name or not name.isprintable():
         raise InvalidInput(field, expected=_EXPECTED, found=name)
     try:
         status = path.stat()
     except FileNotFoundError:
-        target = path.resolve()  # a link may lead to a file that does not exist yet
+        target = path.resolve()  # the target of a link may not exist yet
         if not target.parent.is_dir() or name.endswith("/"):
             raise InvalidInput(field, expected=_EXPECTED, found=name) from None
         return target
@@ -77,7 +75,7 @@ def _find_target(field: str, name: str, path: Path) -> Path | None:
 
 
 def _is_standard_output(status: os.stat_result) -> bool:
-    """Return whether stdout or stderr is redirected to the file. Once replaced, the file would get no more output."""
+    """Return whether stdout or stderr is redirected to the file. A replaced file would get no more output."""
     for descriptor in (1, 2):
         try:
             if os.path.samestat(status, os.fstat(descriptor)):

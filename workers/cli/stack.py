@@ -66,13 +66,13 @@ def env(context: CommandContext) -> Answer:
 
 
 def collect_variables(settings: Settings) -> Mapping[str, str]:
-    """Return the variables by which other tools, and Sexton in another shell, reach the services.
+    """Return environment variables, with secrets, by which other tools and other shells reach the services.
 
-    Secrets are included. Empty values are left out: `aws` fails with an empty endpoint or key, but without one it uses
-    its own. Settings of trust between a service and its clients are included if they were given.
+    Empty values are left out, because `aws` fails with an empty endpoint or key. TLS and authentication settings are
+    included if they are not the defaults.
 
     Raises:
-        ServiceFailed: No Temporal is known.
+        ServiceFailed: Temporal's address is unknown.
         InvalidInput: Temporal's API key is given twice, or its file cannot be read.
     """
     fields = type(settings).model_fields

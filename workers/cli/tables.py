@@ -1,6 +1,6 @@
 """Tables for people, as wide as the terminal or, with `--wide`, as wide as their content.
 
-If room is short, a name is cut in its middle and a sentence continues on further lines. Numbers are cut last.
+If space is short, a name loses its middle, and a sentence continues on further lines. Numbers are cut last.
 """
 
 import re
@@ -15,7 +15,7 @@ from rich.text import Span, Text
 from workers.pages.texts import escape_unprintable, format_value
 
 _GAP = 2
-_MIN_COLUMN_WIDTH = 8  # a name is not cut further while anything else can be
+_MIN_COLUMN_WIDTH = 8  # minimum while other columns can be narrowed
 _FIRST_COLUMN_WIDTH = 40
 _INDENT = 4
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9]{2}:[0-9]{2}):[0-9]{2}(?:\.[0-9]+)?Z")
@@ -38,24 +38,23 @@ class TableRows(Protocol):
 
 
 class _Cell(NamedTuple):
-    """Text of one cell, on one line, with its style. A `Text` for each of many rows would be slow."""
+    """Text of one cell, on one line, with its style. A Rich `Text` per cell would be slow."""
 
     text: str
     style: str = ""
 
     @property
     def width(self) -> int:
-        """Width in terminal cells. The text has no control characters."""
         return len(self.text) if self.text.isascii() else cell_len(self.text)
 
 
 @dataclass(slots=True)
 class _Column:
-    """Column whose properties hold for all values that were added."""
+    """Column whose properties hold for all added values."""
 
     name: str
     width: int = 0
-    has_commas: bool = False  # if one number has commas, all get them, so that they can be compared
+    has_commas: bool = False  # whether all numbers get commas, because one of them has commas
     is_numeric: bool = True
     is_temporal: bool = True
 
@@ -79,7 +78,7 @@ class _Column:
         if isinstance(value, bool):
             return _Cell("yes", _GOOD) if value else _Cell("no", _BAD)
         if isinstance(value, int):
-            is_id = heading in _ID_HEADINGS or heading.endswith(" id")  # to be typed again: without commas
+            is_id = heading in _ID_HEADINGS or heading.endswith(" id")  # without commas, because users type ids
             text = str(value) if is_id else f"{value:,}" if self.has_commas else format_value(value)
         else:
             text = escape_unprintable(format_value(value)).replace("\n", " ")
@@ -89,12 +88,12 @@ class _Column:
 
 
 def draw_table(rows: TableRows, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
-    """Draw rows under their headings. They are read three times, and one of them is in memory at a time.
+    """Draw rows under their headings. Rows are read three times, and only one row is in memory.
 
     Args:
-        rows: At least one. The first one's names are the columns.
-        width: Cells of a line, inclusive. None: nothing is cut, and every value is in its column.
-        columns_below: Names whose values, if not empty, are on lines of their own below their row.
+        rows: At least one row. The names in the first row are the columns.
+        width: Maximum width of a line. With `None` nothing is cut, and every value is in its column.
+        columns_below: Names whose values are on extra lines below their row, unless they are empty.
     """
     names = [name for name in next(iter(rows)) if width is None or name not in columns_below]
     columns = [_Column(name) for name in names]
@@ -129,7 +128,7 @@ def _draw_below(value: object, width: int) -> Iterator[Text]:
 
 
 def draw_fields(document: Row, *, width: int | None) -> Iterator[Text]:
-    """Draw the values of one object, a line each. Lists of objects are tables, below the other values."""
+    """Draw one value per line. Lists of objects are tables below the other values."""
     tables = {
         name: value
         for name, value in document.items()
@@ -148,12 +147,12 @@ def draw_fields(document: Row, *, width: int | None) -> Iterator[Text]:
 
 
 def _squeeze(columns: Sequence[_Column], room: int) -> None:
-    """Narrow the widest column until the table fits: elastic ones first, then rigid ones and headings."""
+    """Narrow the widest columns until the table fits: first text, then numbers, times, states and headings."""
     floors = [
         column.width if column.is_rigid else min(column.width, max(_MIN_COLUMN_WIDTH, cell_len(column.heading)))
         for column in columns
     ]
-    first = min(columns[0].width, _FIRST_COLUMN_WIDTH)  # a person types its values again
+    first = min(columns[0].width, _FIRST_COLUMN_WIDTH)  # users type the values of the first column
     for min_widths in ([max(floors[0], first), *floors[1:]], floors, [1] * len(columns)):
         while sum(column.width for column in columns) > room:
             elastic = [
@@ -181,7 +180,6 @@ def _draw_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Iterator[Te
 
 
 def _draw_fitting_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Text:
-    """Draw a row whose cells all fit, with one `Text` for all of them."""
     parts, spans, position = [" "], list[Span](), 1
     for number, (cell, column) in enumerate(zip(cells, columns, strict=True)):
         padding = column.width - cell.width
@@ -198,7 +196,7 @@ def _draw_fitting_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Tex
 
 
 def _fit(cell: _Cell, width: int) -> list[Text]:
-    """Return the lines of a cell. A name loses its middle: beginnings are often alike, and so are ends."""
+    """Return the lines of a cell. A long name loses its middle."""
     text = Text(*cell)
     if cell.width <= width:
         return [text]

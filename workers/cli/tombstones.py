@@ -1,4 +1,4 @@
-"""Group `tombstones`: rows that durable deletes leave, the raid that removes them, and their size."""
+"""Group `tombstones`: tombstones of durable deletions, the raid that removes them, and their size."""
 
 from typing import TYPE_CHECKING, Annotated
 

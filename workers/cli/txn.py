@@ -1,4 +1,4 @@
-"""Group `txn`: transactions, and the participants that they still owe."""
+"""Group `txn`: transactions, and the participants that still have to be told."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,7 +125,7 @@ async def report_owed_participants(
         await asyncio.sleep(interval_s)
         try:
             transaction = await asyncio.to_thread(transactions.get, txn_id)
-        except SextonError:  # the command itself meets and reports the error
+        except SextonError:  # the command itself reports the error
             continue
         cause = next(
             (f"{decode_topic_name(owed.topic)}: {owed.last_error}" for owed in transaction.owed if owed.last_error),
@@ -148,7 +148,7 @@ def resolve(
     context.require_store()
     cause = Cause(actor=context.actor, reason=reason, workflow_id="")
     resolved = context.catalog.transactions.resolve(_parse_id(transaction), Participant.parse(participant), cause)
-    # A final transaction is broadcast too: its running broadcast waits for the next attempt.
+    # Even for a final transaction, because its running broadcast waits for the next attempt.
     context.with_client(lambda client: client.broadcast_transaction(resolved.txn))
     return _answer_transaction(resolved)
 

@@ -1,4 +1,4 @@
-"""Refusals of the command line's parser, in the form of all other bad input: field, expected, found."""
+"""Errors of the command line's parser in the form of all invalid input: field, expected, found."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ from workers.cli.output import reporting_lost_output
 
 
 class UsageError(InvalidInput):
-    """Command line that cannot be parsed. `ctx` is that of the command whose help tells more."""
+    """Error of a command line that cannot be parsed. `ctx` is the context of the command whose help explains more."""
 
     def __init__(self, field: str, *, expected: str, found: object, ctx: Any = None) -> None:  # noqa: ANN401
         super().__init__(field, expected=expected, found=found)
@@ -24,7 +24,7 @@ class UsageError(InvalidInput):
 
 
 class _Unquoted(str):
-    """Word that is printed without quotes."""
+    """Word that an error shows without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
@@ -35,7 +35,7 @@ NOTHING: Final = _Unquoted("nothing")
 
 
 class PlainCommand(TyperCommand):
-    """Command whose help names no type of a flag, and whose refusals have the common form."""
+    """Command whose help shows no types of flags, and whose errors have the common form."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - Typer does not export the class of a context
         return _hide_flag_types(super().get_params(ctx))
@@ -44,7 +44,7 @@ class PlainCommand(TyperCommand):
         ctx.allow_extra_args = True
         try:
             extra_args = _parse(partial(super().parse_args, ctx, args))
-        except InvalidInput as error:  # a callback's
+        except InvalidInput as error:  # of an option's callback
             set_field_spellings(error, get_fields_by_spelling(ctx))
             raise
         if extra_args and not ctx.resilient_parsing:
@@ -55,14 +55,14 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """Group of plain commands. It suggests the command nearest to one that does not exist."""
+    """Group of plain commands. For an unknown command it suggests the nearest name."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
         return _hide_flag_types(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         if not args and not ctx.resilient_parsing:
-            if getattr(ctx.find_root().obj, "as_json", False):  # help must not take the place of JSON
+            if getattr(ctx.find_root().obj, "as_json", False):  # the answer must be JSON, not a help text
                 raise UsageError("command", expected=_list_commands(ctx), found=NOTHING, ctx=ctx)
             with reporting_lost_output(sys.stdout):
                 if text := ctx.get_help():  # empty if Rich has printed it
@@ -79,7 +79,6 @@ class PlainGroup(TyperGroup):
 
 
 def _parse(parse: Callable[[], list[str]]) -> list[str]:
-    """Parse, which may print a help or a version instead of an answer."""
     with reporting_lost_output(sys.stdout):
         return parse()
     raise typer.Exit  # the reader has closed the pipe
@@ -97,7 +96,7 @@ def _is_argument(parameter: Any) -> bool:  # noqa: ANN401 - an argument or an op
 
 
 def to_usage_error(error: typer.TyperException) -> UsageError:
-    """Convert the parser's error. Typer exports only the root of these errors, so their attributes tell them apart."""
+    """Convert the parser's error. Typer exports only the base class, so the attributes tell these errors apart."""
     parameter: Any = getattr(error, "param", None)
     ctx: Any = getattr(error, "ctx", None)
     option = getattr(error, "option_name", None)
@@ -108,7 +107,7 @@ def to_usage_error(error: typer.TyperException) -> UsageError:
             names = [name for param in options for name in [*param.opts, *param.secondary_opts]]
             nearest = f" (nearest: {_find_nearest(str(option), names)})"
         return UsageError("option", expected=f"one that `{ctx.command_path}` has{nearest}", found=option, ctx=ctx)
-    if option is not None:  # a value that is missing, or one too many
+    if option is not None:  # a value is missing, or a flag has a value
         if "requires" in error.message:
             return UsageError(option.lstrip("-"), expected="a value", found=NOTHING, ctx=ctx)
         return UsageError(option.lstrip("-"), expected="no value: it is a flag", found=_Unquoted("one"), ctx=ctx)
@@ -119,14 +118,14 @@ def to_usage_error(error: typer.TyperException) -> UsageError:
 
 
 def get_field_name(parameter: Any) -> str:  # noqa: ANN401
-    """Return an option without its leading dashes, or an argument as the help prints it, in lower case."""
+    """Return an option without its leading dashes, or an argument in lower case as the help prints it."""
     if _is_argument(parameter):
         return str(parameter.display_name_raw).strip("[].").lower()
     return str(max(parameter.opts, key=len)).lstrip("-")
 
 
 def get_fields_by_spelling(ctx: Any) -> dict[str, str]:  # noqa: ANN401
-    """Return the command's parameters as typed, by each other spelling in errors that are raised elsewhere."""
+    """Return the command's parameters as the user types them, by other spellings that errors may have."""
     fields = [get_field_name(parameter) for parameter in ctx.command.get_params(ctx)]
     return {
         re.sub("[-_]", sign, field): field for field in fields for sign in "-_ " if re.sub("[-_]", sign, field) != field
@@ -154,7 +153,7 @@ def _describe_values(parameter: Any) -> str:  # noqa: ANN401
 
 
 def describe_whole_numbers(minimum: float | None, maximum: float | None) -> str:
-    """Return a phrase for whole numbers within inclusive bounds. None: no bound."""
+    """Return a phrase for whole numbers within inclusive bounds. `None` means no bound."""
     return _describe_numbers("a whole number", minimum, maximum)
 
 

@@ -1,4 +1,4 @@
-"""Groups `workflow` and `schedule`, jobs in Temporal, and `replay` of their histories."""
+"""Groups `workflow` and `schedule` for jobs in Temporal, and `replay` of their histories."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ workflow = group("workflow", "Jobs in Temporal.")
 
 
 class Status(StrEnum):
-    """Execution states, by Temporal's own names."""
+    """Execution states, by Temporal's names."""
 
     RUNNING = "Running"
     COMPLETED = "Completed"
@@ -101,7 +101,7 @@ def list_workflows(
     for row in rows:
         if row.get("topic"):
             row["topic"] = decode_topic_name(row["topic"])
-    columns = ("workflow_id", "status", "started", "outcome", "topic")  # the id begins with the type
+    columns = ("workflow_id", "status", "started", "outcome", "topic")  # the id starts with the type
     display = [{name: row.get(name) for name in columns} for row in rows]
     return Answer(document=rows, display=display, columns_below=("topic",), empty="no workflows")
 
@@ -159,7 +159,7 @@ def restart(context: CommandContext, schedule_id: ScheduleId) -> Answer:
 
 replays = group("replays", "Replays.", path="")
 
-_MAX_HISTORY_BYTES = 256 * 1024 * 1024  # Temporal ends a run at 50 MB, which are less than that as JSON
+_MAX_HISTORY_BYTES = 256 * 1024 * 1024  # Temporal ends a run at 50 MB of history, which is less than this as JSON
 
 JobId = Annotated[str, typer.Argument(metavar="WORKFLOW_ID", help="The job, as `sexton workflow list` shows it.")]
 RunId = Annotated[
@@ -206,11 +206,11 @@ def _read_history(workflow_id: str, file: Path) -> "WorkflowHistory":
         raise InvalidInput("history", expected=f"a file that can be read ({error})", found=file) from error
     try:
         history = WorkflowHistory.from_json(workflow_id, text)
-    except Exception as error:  # the SDK raises what its parsers raise, of many kinds
+    except Exception as error:  # the SDK's parsers raise many types of errors
         expected = "a history as JSON, of the Web UI or of `temporal workflow show --output json`"
         raise InvalidInput("history", expected=expected, found=f"{file} ({type(error).__name__})") from error
     for event in history.events[:1]:
         recorded_id = event.workflow_execution_started_event_attributes.workflow_id
-        if recorded_id not in {"", workflow_id}:  # old servers do not record it
+        if recorded_id not in {"", workflow_id}:  # old servers do not record the id
             raise InvalidInput("history", expected=f"one of {workflow_id}", found=f"{file} of {recorded_id}")
     return history

@@ -1,4 +1,4 @@
-"""`ledger explain`: everything known of one ledger; `audit list`: destructive acts with their reasons."""
+"""`ledger explain`: all facts about one ledger. `audit list`: destructive acts with their reasons."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -58,13 +58,6 @@ def explain(context: CommandContext, ledger_id: Id, *, verify: Verify = False) -
 
 
 def _examine_copy(storages: "Storages", copy: InspectedCopy, keys: Sequence[str]) -> ExaminedCopy:
-    """Ask storage for a copy. An error becomes the detail.
-
-    Args:
-        storages: Storages by kind of copy.
-        copy: Copy in the catalog.
-        keys: Keys of the registered segments of a primary copy.
-    """
     intent = copy.intent
     storage, missing = storages.get(intent.copy.value), intent.damage or find_missing_property(intent)
     if missing or storage is None:
@@ -91,9 +84,9 @@ def _examine_copy(storages: "Storages", copy: InspectedCopy, keys: Sequence[str]
 def _compare_digests(
     objects: "ObjectStore", copy: ExaminedCopy, segments: Sequence[Segment], *, max_bytes: int | None
 ) -> ExaminedCopy:
-    """Read segments of a LIVE primary copy, up to `max_bytes`, and add the corrupt ones.
+    """Read segments of a live primary copy, at most `max_bytes`, and add the corrupt segments to the copy.
 
-    A segment that was registered without a digest is not compared.
+    A segment that was registered without a digest is skipped.
     """
     is_live_primary = copy.kind == CopyKind.LEDGER and copy.copy.state == CopyState.LIVE
     if not is_live_primary or copy.finding is not CopyVerdict.OWN or copy.absent:
@@ -118,7 +111,7 @@ def _compare_digests(
 def _make_bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
     try:
         topic = TopicName.from_encoded(history.copies[0].intent.topic) if history.copies else None
-    except InvalidInput:  # a row that was damaged by hand
+    except InvalidInput:  # somebody has damaged the row
         topic = None
     if topic is None:
         return None
@@ -141,7 +134,7 @@ def _make_document(
     if newest:
         topic = {"topic": decode_topic_name(newest.topic), "topic_id": newest.topic_id, "keys": dict(newest.keys)}
         owner = select_fields(newest, "application component") | topic
-    # Without a row, the state is that of the intent that most needs a person.
+    # Without a ledger row, show the state of the intent that needs a person most.
     states = {filed.intent.state.value for filed in history.intents}
     state = next((state for state in ("DEAD_LETTERED", "PENDING", "DELETED") if state in states), "FORGOTTEN")
     return {
@@ -296,7 +289,7 @@ def _format_facts(facts: Mapping[str, object], *, indent: str = "  ") -> list[st
 
 
 def _wrap(text: str, *, indent: str, next_indent: str | None = None) -> list[str]:
-    """Wrap words. A name that is longer than a line stays whole, so that it can be copied."""
+    """Wrap words. A name that is longer than a line stays whole, so that a user can copy it."""
     wrapper = textwrap.TextWrapper(
         _WIDTH,
         initial_indent=indent,

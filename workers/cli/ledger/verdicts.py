@@ -1,4 +1,4 @@
-"""Verdict on a ledger: one sentence for an operator."""
+"""Verdict on a ledger, as one sentence for an operator."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _MAX_ERROR_LENGTH = 160
 
 @dataclass(frozen=True, slots=True)
 class CorruptSegment:
-    """Segment whose object is not the one that was registered."""
+    """Segment whose object differs from the registered object."""
 
     number: int
     first_entry: int
@@ -25,7 +25,7 @@ class CorruptSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExaminedCopy:
-    """Copy in the catalog, and what storage holds of it."""
+    """Copy in the catalog, and its objects in storage."""
 
     copy: InspectedCopy
     finding: CopyVerdict | None  # None: storage could not be asked
@@ -33,9 +33,9 @@ class ExaminedCopy:
     size_bytes: int = 0
     statement: dict[str, str] | None = None
     detail: str = ""
-    segments: int = 0  # registered in the catalog, as far as that was asked
-    absent: int = 0  # of them, those that storage does not hold
-    compared: int = 0  # of them, those that were read and compared with their digest
+    segments: int = 0  # number of registered segments, 0 if they were not checked
+    absent: int = 0  # number of registered segments without an object
+    compared: int = 0  # number of registered segments that were compared with their digests
     corrupt: tuple[CorruptSegment, ...] = ()
 
     @property
@@ -44,7 +44,7 @@ class ExaminedCopy:
 
 
 def summarize_ledger(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
-    """Return one sentence: what needs the ledger, or what became of it, and what to do about it."""
+    """Return one sentence: why the ledger is needed or how it was deleted, and what an operator should do."""
     if history.live is None:
         return _describe_deleted(history, copies)
     damage = _describe_damage(copies, is_open=history.live.state is LedgerState.OPEN)
@@ -145,7 +145,7 @@ def _find_unfinished(history: LedgerHistory) -> list[InspectedIntent]:
 
 def _describe_deleted(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
     if unfinished := _find_unfinished(history):
-        # A dead letter needs a person.
+        # A dead letter is first, because it needs a person.
         worst = min(unfinished, key=lambda filed: filed.intent.state is DeletionState.PENDING)
         more = f"; and {len(unfinished) - 1} more of its copies" if len(unfinished) > 1 else ""
         return _describe_unfinished(worst) + more

@@ -1,7 +1,7 @@
-"""Report of a finished plan: findings with their fates, as rows and as one HTML file.
+"""Report of a finished plan: findings with their fates, as rows or as one HTML file.
 
-The file has charts as inline SVG and the first findings, and needs no other file and no script. Findings are read once
-for the charts and once for the table, with one page of them in memory.
+The file has charts as inline SVG and a table of the first findings. It needs no other file and no script. Findings are
+read once for the charts and once for the table. Only one page of findings is in memory.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _URGENT_KINDS: Final = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA, FindingKind.MISMATCH)
 _TOPICS_IN_CHART: Final = 20
-_MAX_COUNTED_TOPICS: Final = 10_000  # above it, the smallest half is dropped
+_MAX_COUNTED_TOPICS: Final = 10_000  # above this number, the smaller half is dropped
 _DAY_US: Final = 86_400_000_000
 _AGE_GROUPS: Final = (  # name and days
     ("under a week", 7),
@@ -37,7 +37,7 @@ _FATE_COLUMNS: Final = ("what became of it",)
 _FIELDS_BY_COLUMN: Final = {
     "where": ("bucket", "key"),
     "what became of it": ("fate", "reason"),
-}  # in one cell, to fit a screen
+}  # fields that share a cell, so that a row fits a screen
 _MAX_BAR_NAME_CHARS: Final = 34  # the tooltip has the whole name
 
 
@@ -48,10 +48,10 @@ class PlanReport:
     plan: "ReconciliationRun"
     result: "PlanResult"
     files: "FindingFiles"
-    applied: "ReconciliationRun | None"  # the run of its apply, if any
+    applied: "ReconciliationRun | None"  # the plan's apply, or None
 
     def rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
-        """Yield findings with their fates, losses first, then by number, with one page in memory."""
+        """Yield findings with their fates: first corrupt, missing and mismatched data, then the rest, by number."""
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
         passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
         for kinds in passes if kind is None else [frozenset({kind})]:
@@ -66,7 +66,6 @@ class PlanReport:
                     yield _to_row(number, finding, fates.get(number))
 
     def summary(self) -> dict[str, str]:
-        """Return a few lines for people: the comparison, its findings, and the run that applied the plan."""
         counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *FindingKind)]
         findings = ", ".join(f"{rows:,} {name}" for name, rows in dict(counts).items() if rows)
         young = f", {self.result.young:,} of them too young to be judged" if self.result.young else ""
@@ -109,8 +108,6 @@ def _to_row(number: int, finding: "Finding", applied: "AppliedFinding | None") -
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """Bar of a chart."""
-
     name: str
     value: int  # 0 or more
     label: str  # the value with its unit
@@ -118,14 +115,12 @@ class _Bar:
 
     @property
     def short_name(self) -> str:
-        """End of a long name, which says more than its beginning."""
+        """End of a long name, because the end says more than the beginning."""
         return self.name if len(self.name) <= _MAX_BAR_NAME_CHARS else f"…{self.name[1 - _MAX_BAR_NAME_CHARS :]}"
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Counts for the charts."""
-
     kinds: Counter[FindingKind] = field(default_factory=Counter)
     topics: Counter[str] = field(default_factory=Counter)  # bytes
     ages: Counter[str] = field(default_factory=Counter)
@@ -134,14 +129,13 @@ class _Sums:
     def add(self, finding: "Finding", before_us: int) -> None:
         self.kinds[finding.kind] += 1
         self.ages[_age_group(finding.newest_us, before_us)] += 1
-        if finding.size_bytes and finding.kind is not FindingKind.MISSING_DATA:  # those bytes do not exist
+        if finding.size_bytes and finding.kind is not FindingKind.MISSING_DATA:  # missing data has no bytes in storage
             self.topics[finding.topic] += finding.size_bytes
             if len(self.topics) > _MAX_COUNTED_TOPICS:
                 self.topics = Counter(dict(self.topics.most_common(_MAX_COUNTED_TOPICS // 2)))
                 self.has_dropped_topics = True
 
     def charts(self, kind: FindingKind | None) -> dict[str, list[_Bar]]:
-        """Return bars by the title of their chart, of all kinds or of one."""
         kinds = [
             _Bar(each.value, self.kinds[each], f"{self.kinds[each]:,}", each is FindingKind.MISSING_DATA)
             for each in (FindingKind if kind is None else [kind])
@@ -160,13 +154,9 @@ class _Sums:
 
 
 def write_page(report: PlanReport, path: str, *, kind: FindingKind | None, limit: int) -> tuple[Path, int]:
-    """Write the page as a whole. Return its absolute path, and the number of findings.
+    """Write the whole page. Return its absolute path and the number of findings.
 
-    Args:
-        report: Of the plan.
-        path: As the operator gave it.
-        kind: Of the findings; None: every kind.
-        limit: Most rows of the table.
+    `path` is the operator's. `kind` selects findings of one kind. The table has at most `limit` rows.
     """
     sums = _Sums()
     for _, finding in report.files.iterate(kind):
@@ -188,7 +178,6 @@ def write_page(report: PlanReport, path: str, *, kind: FindingKind | None, limit
 
 
 def _cells(row: Mapping[str, object], columns: tuple[str, ...]) -> Iterator[str | list[str]]:
-    """Yield numbers as texts, and other cells as lines."""
     for name in columns:
         if isinstance(row.get(name), int):
             yield str(row[name]) if name in {"id", "ledger_id"} else f"{row[name]:,}"

@@ -1,4 +1,4 @@
-"""`orphans report` and `orphans list`: findings of a plan as rows or as a page, and all runs."""
+"""`orphans report`: findings of a plan as rows or as a page. `orphans list`: all runs."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -53,7 +53,6 @@ def _open_report(runs: "Reconciliation", run_id: str) -> PlanReport:
 
 
 def _to_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, object]:
-    """Return a row for people. Detail and reason stand on lines of their own."""
     return {
         "id": row["id"],
         "kind": row["kind"],
@@ -112,7 +111,6 @@ def _to_run_row(run: "ReconciliationRun") -> dict[str, object]:
 
 
 def _count_results(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
-    """Return the findings of a plan or a scrub by kind, zeros too, or those of an apply by fate."""
     from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415 - start-up time
 
     if not is_apply:

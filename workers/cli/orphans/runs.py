@@ -1,4 +1,4 @@
-"""`orphans plan` and `orphans apply`: compare storage with the catalog, and remove or count orphans."""
+"""`orphans plan` and `orphans apply`: compare storage with the catalog, and remove orphans or preview their removal."""
 
 import re
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 orphans = group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
 
-_MAX_PATH_CHARS = 900  # as typed; the absolute path must fit into a job's input
+_MAX_PATH_CHARS = 900  # of a relative path; the absolute path must fit into a job's input
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 def check_run_id(run_id: str) -> str:
-    """Return the run id if it has the form of one."""
+    """Return the plan's run id if it has the right form."""
     if not _RUN_ID.fullmatch(run_id):
         raise InvalidInput("run id", expected="that of a plan, as `orphans list` shows it", found=run_id)
     return run_id
@@ -56,7 +56,7 @@ Inventory = Annotated[
 RunId = Annotated[
     str, typer.Argument(metavar="RUN_ID", callback=check_run_id, help="Of a plan, as `orphans list` shows it.")
 ]
-PLAN = "plan-8c1d5f0e9a3b"  # in examples
+PLAN = "plan-8c1d5f0e9a3b"  # id in examples
 
 
 @job(orphans, "plan", "", "--older-than 3d --json", "--inventory /srv/inventories/2026-11-20/manifest.json --no-wait")
@@ -89,7 +89,7 @@ def plan(
 
 
 def _answer_started(run: Mapping[str, object]) -> Answer:
-    """Answer with the ids of a started run. People see the plan's id apart from Temporal's run id."""
+    """Answer with the ids of a started run. People see the plan's run id apart from Temporal's run id."""
     plan_id = str(run["workflow_id"]).partition("/")[2]
     note(f"once it has ended: sexton orphans report {plan_id}")
     display = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
@@ -97,7 +97,7 @@ def _answer_started(run: Mapping[str, object]) -> Answer:
 
 
 def _to_absolute_path(path: str) -> str:
-    """Return an absolute path, because workers have another working directory. They load no URL."""
+    """Return an absolute path, because workers have another working directory. Refuse a URL."""
     if "://" in path:
         expected = "the path of a manifest.json that the workers can read, its data files beside it, and no URL"
         raise InvalidInput("inventory", expected=expected, found=path)
@@ -196,7 +196,7 @@ def apply(
 
 
 def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
-    """Answer with the counts of an apply at this moment, also if a guard would refuse it."""
+    """Answer with the counts of an apply at this moment, even if a guard would refuse the apply."""
     from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415 - start-up time
 
     plan, applied_at = finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
@@ -242,7 +242,6 @@ _REMOVABLE_KINDS = [kind.value for kind in FindingKind if kind.is_removable]
 
 
 def _applied_at(runs: "Reconciliation", run_id: str) -> str | None:
-    """Return when the plan's apply finished, or None if it did not."""
     from logstore.reconciliation.services.runs import find_apply  # noqa: PLC0415 - start-up time
 
     apply_run = find_apply(runs, run_id)

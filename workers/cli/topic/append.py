@@ -1,4 +1,4 @@
-"""`topic append`: entries from JSON lines, all of them checked before the first is written."""
+"""`topic append`: entries from JSON lines. All lines are checked before the first entry is written."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from logstore.ports.catalog import Topic
     from logstore.positions import Position
 
-_MAX_BATCH_BYTES = 16 * 1024 * 1024  # a batch of large payloads ends before its number of entries is reached
+_MAX_BATCH_BYTES = 16 * 1024 * 1024  # a batch of large messages has fewer entries
 
 File = Annotated[str, typer.Option("--file", metavar="F", help="JSON lines; - is stdin.")]
 Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, max=100_000, help="Entries in one append.")]
@@ -77,7 +77,7 @@ def append(
             entries = sum(1 for _ in parse_lines(source, with_producer=producer is not None, limit=limit))
             topic = context.get_topic(name)
             if txn is not None:
-                context.catalog.transactions.get(TransactionId.parse(txn))  # an unknown one is bad input
+                context.catalog.transactions.get(TransactionId.parse(txn))  # refuse an unknown transaction
             source.seek(0)
             return _append_all(context, topic, _Lines(source, producer, entries, batch, txn), progress, bar)
     except KeyboardInterrupt:
@@ -88,12 +88,12 @@ def append(
 class _Lines:
     source: IO[bytes]
     producer: str | None
-    total: int  # checked entries: lines that the file gained since are not read
+    total: int  # number of checked entries; lines that were added later are not read
     batch: int
     txn: str | None
 
     def iterate_batches(self) -> "Iterator[tuple[int, list[NewEntry]]]":
-        """Yield the entries of each append, with the number of its last line."""
+        """Yield the entries of each append, with the number of the last line."""
         from workers.cli.topic.json_lines import parse_lines  # noqa: PLC0415 - start-up time
 
         batch: list[NewEntry] = []
@@ -133,7 +133,7 @@ def _append_all(
 
 
 def _answer_stopped(progress: _Progress, error: SextonError, code: ExitCode) -> Answer:
-    """Tell which lines are written, and the error. After an interrupt the next batch may be written too."""
+    """Answer with the written lines and the error. After an interrupt the next batch may also be written."""
     lines = progress.written_lines
     note(f"stopped after line {lines}: {error}", heading="error: ")
     document = {**progress.to_document(), "written_to_line": lines, **classify_error(error).to_document()}

@@ -1,7 +1,7 @@
-"""Entries from JSON lines, one object a line.
+"""Entries from JSON lines, one object per line.
 
-A file is read twice: once to check all of it, once to append. So its size does not matter. Stdin is copied into a
-temporary file.
+A file is read twice, once to check all lines and once to append, so its size does not matter. Stdin is first copied
+into a temporary file.
 """
 
 import base64
@@ -28,7 +28,7 @@ from logstore.whole_files import open_regular_file
 from workers.pages.texts import format_time_s
 from workers.settings import format_duration
 
-MAX_LINE_BYTES = 16 * 1024 * 1024  # inclusive: one line must not fill the memory
+MAX_LINE_BYTES = 16 * 1024 * 1024  # inclusive; a line is in memory as a whole
 
 _Value = TypeVar("_Value")
 
@@ -46,10 +46,10 @@ _DELIVERY_RULE = "an RFC 3339 time with its zone, or a number of milliseconds si
 
 @contextmanager
 def open_rereadable(path: str) -> Iterator[IO[bytes]]:
-    """Open a regular file, or a copy of stdin for `-`, which can be read twice.
+    """Open a regular file, or for `-` a copy of stdin, that can be read twice.
 
     Raises:
-        InvalidInput: It cannot be opened, or stdin cannot be read.
+        InvalidInput: The file cannot be opened, or stdin cannot be read.
     """
     if path == "-":
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as copy:
@@ -63,12 +63,12 @@ def open_rereadable(path: str) -> Iterator[IO[bytes]]:
 
 
 def _copy_stdin(copy: IO[bytes]) -> None:
-    """Copy stdin, up to the first line that is too long, which the parser refuses."""
+    """Copy stdin up to the first line that is too long. The parser then refuses this line."""
     stdin = cast("BufferedReader", sys.stdin.buffer)
     line_bytes, piece = 0, b"-"
     while piece and line_bytes <= MAX_LINE_BYTES + 2:
         with _refusing_unreadable("-"):
-            piece = stdin.read1(_PIECE_BYTES)  # `read` would meet Ctrl-C only once all of it is there
+            piece = stdin.read1(_PIECE_BYTES)  # `read` would notice Ctrl-C only at the end of the input
         copy.write(piece)
         line_bytes = len(piece) - piece.rfind(b"\n") - 1 + (0 if b"\n" in piece else line_bytes)
     copy.seek(0)
@@ -85,7 +85,7 @@ def _refusing_unreadable(path: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryLimit:
-    """Latest delivery time. A later one is more likely a mistake in its unit."""
+    """Latest delivery time. A later time is probably a mistake in its unit."""
 
     limit_s: int
     latest_ms: int  # milliseconds since 1970, inclusive
@@ -104,15 +104,15 @@ class DeliveryLimit:
 def parse_lines(
     source: IO[bytes], *, with_producer: bool, limit: DeliveryLimit | None = None
 ) -> Iterator[tuple[int, NewEntry]]:
-    """Yield entries with their line numbers, which count from 1. Blank lines are skipped.
+    """Yield entries with their line numbers, which start at 1. Blank lines are skipped.
 
     Args:
-        source: Bytes, read as the iterator advances.
-        with_producer: Accept sequence ids, which must ascend.
-        limit: Refuse later delivery times.
+        source: Bytes, which are read as the iterator advances.
+        with_producer: Whether to accept sequence ids, which must ascend.
+        limit: Latest delivery time.
 
     Raises:
-        InvalidInput: `line N: field`, at the first line that is not an entry, or `file`, at one that cannot be read.
+        InvalidInput: A line is not an entry, with the field `line N: field`, or cannot be read, with the field `file`.
     """
     previous_id = -1
     for number, raw in _read_lines(source):
@@ -250,7 +250,7 @@ def parse_delivery_time(value: object) -> int:
     """Return a delivery time in milliseconds since 1970. A fraction is rounded up, so that no message is early.
 
     Raises:
-        ValueError: The rule, if the value breaks it.
+        ValueError: The value breaks the rule in the message.
     """
     time_ms = _parse_rfc3339(value) if isinstance(value, str) else value
     if not isinstance(time_ms, int) or isinstance(time_ms, bool) or not 0 <= time_ms <= _LATEST_MS:

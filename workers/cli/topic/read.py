@@ -1,4 +1,4 @@
-"""`topic read`, `ack` and `seek`: entries that a consumer sees and acknowledges."""
+"""`topic read`, `ack` and `seek`: entries that a consumer reads and acknowledges."""
 
 import base64
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logstore.log.entries import Entry
 
 
-COLUMNS: Final = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")  # of an entry
+COLUMNS: Final = ("publish_ms", "deliver_at_ms", "key", "payload", "properties")  # columns of an entry
 _MAX_DISPLAY_LENGTH = 80
 
 AsSubscription = Annotated[
@@ -90,7 +90,7 @@ def read(
 
 
 def _make_display(entries: "Sequence[Entry]", *, max_length: int | None) -> list[dict[str, object]]:
-    """Return rows with payloads as text. Delivery times have a column only if there are any: a line has little room."""
+    """Return rows with message payloads as text. To save space, delivery times have a column only if there are any."""
     has_delayed = any(entry.deliver_at_ms is not None for entry in entries)
     rows: list[dict[str, object]] = []
     for entry in entries:

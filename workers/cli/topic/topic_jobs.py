@@ -1,4 +1,4 @@
-"""`topic trim`, `delete` and `offload`: jobs on one topic, started or previewed."""
+"""`topic trim`, `delete` and `offload`: jobs on one topic, and their previews."""
 
 import time
 from dataclasses import replace

@@ -150,7 +150,7 @@ def _make_document(context: CommandContext, summary: "TopicSummary") -> dict[str
 
 
 def _list_subscriptions(context: CommandContext, summary: "TopicSummary") -> list[dict[str, object]]:
-    """Return the topic's subscriptions. The bucket is read only if a cursor ledger holds part of their state."""
+    """Return the topic's subscriptions. The bucket is read only if a cursor snapshot has part of their state."""
     if any(subscription.backlog is None for subscription in summary.subscriptions):
         topic_id = summary.topic.topic_id
         return _make_subscription_rows(context, topic_id, list(context.log.subscriptions.all(topic_id)))
@@ -175,7 +175,7 @@ def _make_display_row(row: dict[str, Any]) -> dict[str, object]:
 def _make_subscription_rows(
     context: CommandContext, topic_id: "TopicId", subscriptions: "list[Subscription]"
 ) -> list[dict[str, object]]:
-    """Return rows with backlogs. If part of a state is lost, the backlog is unknown and its ledger is named."""
+    """Return rows with backlogs. If part of a state is lost, the row has no backlog and names the lost ledger."""
     states = [subscription.state for subscription in subscriptions]
     rows = []
     for subscription, backlog in zip(

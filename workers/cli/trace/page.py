@@ -1,4 +1,4 @@
-"""HTML page of a trace, with a timeline. The page loads no file and runs no script."""
+"""HTML page of a trace, with a timeline. The page needs no other file and no script."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from infra.telemetry.span_tree import SpanNode, group_equal_siblings, remark
 from workers.cli.trace.span_lines import StoredTrace, format_duration_ns, inherit_attributes, iterate_facts
 from workers.pages.texts import format_value, render_template
 
-_OPEN_DEPTH: Final = 8  # deeper spans are hidden until they are opened, except those on the way to an error
-_MAX_ROWS: Final = 20_000  # a browser still scrolls through them
-_MAX_EQUAL_SPANS: Final = 1_000  # of a group, in rows of their own
+_OPEN_DEPTH: Final = 8  # deeper spans are collapsed, except spans that lead to an error
+_MAX_ROWS: Final = 20_000  # a browser can still scroll through so many rows
+_MAX_EQUAL_SPANS: Final = 1_000  # spans of a group that get their own rows
 _TICKS: Final = (0, 25, 50, 75, 100)
 _KINDS: Final = {
     "program": "program",
@@ -36,12 +36,12 @@ _PREFIXES_BY_KIND: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
-    """Line of the page: a span, or the end of the lines below a span."""
+    """Row of the page: a span, or the end of the rows below a span."""
 
     is_end: bool = False
-    is_branch: bool = False  # it has lines below it
+    is_branch: bool = False  # whether it has rows below it
     is_open: bool = False
-    has_failure: bool = False  # of its span, or of one below it
+    has_failure: bool = False  # of its span, or of a span below it
     depth: int = 0
     name: str = ""
     kind: str = ""
@@ -58,7 +58,7 @@ class TraceRow:
 
 
 def render_trace_page(stored: StoredTrace) -> str:
-    """Return the page. Every value of a span is escaped."""
+    """Return the page, with every value escaped."""
     summary = stored.summarize()
     rows = _RowBuilder(stored)
     for root in stored.roots:
@@ -90,7 +90,7 @@ def _make_notes(stored: StoredTrace, omitted_on_page: int) -> Iterator[str]:
 
 
 class _RowBuilder:
-    """Rows of one trace, and the count of spans without one."""
+    """Rows of one trace, and the number of spans without a row."""
 
     def __init__(self, stored: StoredTrace) -> None:
         self._start_ns = stored.start_ns
@@ -117,7 +117,7 @@ class _RowBuilder:
         children = node.grouped_nodes[:_MAX_EQUAL_SPANS] or node.children
         self.omitted_spans += max(0, len(node.grouped_nodes) - _MAX_EQUAL_SPANS)
         has_failure = id(node) in self._failed_ids
-        has_only_calls = all(child.span.is_call for child in node.children)  # a step calls the database often
+        has_only_calls = all(child.span.is_call for child in node.children)  # there are often many
         is_closed = bool(node.grouped_nodes) or (not has_failure and (has_only_calls or depth >= _OPEN_DEPTH))
         self.rows.append(self._make_row(node, inherited, depth, is_open=not is_closed, is_branch=bool(children)))
         if children:
@@ -161,7 +161,7 @@ def _find_failed(root: SpanNode) -> set[int]:
     while pending:
         node = pending.pop()
         nodes.append(node)
-        pending += node.grouped_nodes or node.children  # what a group shows below is below one of its spans
+        pending += node.grouped_nodes or node.children  # a group's children belong to one of its spans
     failed_ids: set[int] = set()
     for node in reversed(nodes):  # children before parents
         if node.span.error or any(id(child) in failed_ids for child in node.children):

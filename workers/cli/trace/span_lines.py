@@ -1,4 +1,4 @@
-"""Trace as lines of a tree, for a terminal: errors in red, times in grey."""
+"""Trace as a tree for a terminal, with errors in red and times in grey."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infra.telemetry.span_reader import WorkflowTrace
 
 _MAX_ERROR_LENGTH = 300
-_LABELS: Mapping[str, str] = {  # label by attribute, in the order of a line
+_LABELS: Mapping[str, str] = {  # labels by attribute, in their order in a line
     "sexton.topic": "topic",
     "sexton.ledger": "ledger",
     "sexton.ledgers": "ledgers",
@@ -52,7 +52,7 @@ class StoredTrace:
 
     @property
     def start_ns(self) -> int:
-        """Start of the earliest span. Clocks of machines differ, so it may not be that of the root."""
+        """Start of the earliest span, which may not be the root, because clocks of machines differ."""
         return min(node.span.start_ns for root in self.roots for node in root.walk())
 
     @property
@@ -60,7 +60,6 @@ class StoredTrace:
         return max(node.span.end_ns for root in self.roots for node in root.walk())
 
     def summarize(self) -> dict[str, object]:
-        """Return the fields of the JSON document except the tree."""
         spans = [node.span for root in self.roots for node in root.walk()]
         return {
             "trace_id": self.trace_id,
@@ -85,8 +84,8 @@ class StoredTrace:
 
 
 def draw_trace(stored: StoredTrace, wide: bool) -> Group:
-    """Draw the trace's facts, its trees, and related traces. `wide` draws equal spans one by one."""
-    summary, start_ns = stored.summarize(), stored.start_ns  # once: they read all spans
+    """Draw the trace's facts, its trees, and related traces. `wide` draws each of several equal spans."""
+    summary, start_ns = stored.summarize(), stored.start_ns  # only once, because each reads all spans
     errors = "error" if summary["errors"] == 1 else "errors"
     duration = format_duration_ns(stored.end_ns - start_ns)
     head = Text.assemble(
@@ -120,7 +119,7 @@ def _draw_tree(root: SpanNode, start_ns: int) -> Tree:
 
 
 def inherit_attributes(node: SpanNode, inherited: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes that a reader knows below this span: inherited ones, and its own."""
+    """Return the attributes that the lines below a span need not repeat: inherited attributes and the span's own."""
     return {**inherited, **node.span.attributes, "service": node.span.service}
 
 
@@ -145,7 +144,7 @@ def _draw_span(node: SpanNode, start_ns: int, inherited: Mapping[str, Any]) -> T
 
 
 def iterate_facts(node: SpanNode, inherited: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield label and value of the span's attributes, without those that are inherited."""
+    """Yield label and value of the span's attributes, without inherited attributes."""
     for attribute, label in _LABELS.items():
         value = node.span.attributes.get(attribute)
         if value not in (None, "") and inherited.get(attribute) != value:
@@ -153,7 +152,7 @@ def iterate_facts(node: SpanNode, inherited: Mapping[str, Any]) -> Iterator[tupl
 
 
 def format_duration_ns(duration_ns: int) -> str:
-    """Format a duration to three digits, or in minutes and seconds."""
+    """Format a duration with three digits, in minutes and seconds, or in hours and minutes."""
     if duration_ns < 1_000_000_000:
         return f"{duration_ns / 1e6:.3g} ms" if duration_ns < 999_500_000 else "1 s"
     seconds = duration_ns / 1e9

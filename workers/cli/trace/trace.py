@@ -1,4 +1,4 @@
-"""`trace`: the spans of a command or of a job, of all processes of this home, as one tree."""
+"""`trace`: the spans of a command or a job in all processes of this home, as one tree."""
 
 import re
 from functools import partial
@@ -38,7 +38,7 @@ def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     from workers.cli.trace.span_lines import draw_trace  # noqa: PLC0415
 
     stored = _find_trace(context, name)
-    start_ns = stored.start_ns  # once: it reads all spans
+    start_ns = stored.start_ns  # only once, because it reads all spans
     document: dict[str, Any] = {**stored.summarize(), "tree": [tree_to_json(root, start_ns) for root in stored.roots]}
     if html is not None:
         from workers.cli.result_files import write_result_file  # noqa: PLC0415 - start-up time
@@ -79,7 +79,7 @@ def _find_trace(context: CommandContext, name: str) -> "StoredTrace":
 
 
 def _refuse_unknown(context: CommandContext, expected: str, name: str) -> UnknownObject:
-    """Return the error. Files are pruned, and other machines have their own: a collector may still have the spans."""
+    """Return the error. A collector may have spans whose files were pruned or are on another machine."""
     collector = context.services.find_collector()
     hint = f"; the collector at {collector} gets all spans too: look there" if collector else ""
     expected = f"{expected} in {context.settings.traces_dir}, where files are kept for a time{hint}"
