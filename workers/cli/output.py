@@ -223,10 +223,7 @@ def printing_above_bar(console: "Console") -> Iterator[None]:
 
 
 def note(message: str, *, heading: str = "") -> None:
-    """Write a message for people on a line of stderr.
-
-    Without a terminal this does not import Rich, because the import is slow.
-    """
+    """Write a message for people on a line of stderr. Without a terminal this avoids the slow import of Rich."""
     with suppress(OSError):  # a lost note is acceptable, because the exit code also shows an error
         if not sys.stderr.isatty() and "FORCE_COLOR" not in os.environ:
             sys.stderr.write(f"{heading}{escape_unprintable(message)}\n")

@@ -56,10 +56,7 @@ class ProgressBar:
 
 @contextmanager
 def showing_progress(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
-    """Show a bar while the block runs, if stderr is a terminal and the block takes longer than a second.
-
-    `at_once` draws the bar without this delay.
-    """
+    """Show a bar while the block runs, if stderr is a terminal. The bar appears after a second, or at once."""
     bar = ProgressBar(text)
     timer = threading.Timer(_BAR_DELAY_S, bar.show)
     timer.daemon = True

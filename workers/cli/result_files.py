@@ -17,12 +17,9 @@ _EXPECTED: Final = "a file in a folder that exists, a FIFO or a character device
 
 
 def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Path:
-    """Write the parts into a file, and return the file's absolute path.
+    """Write the parts into a file, and return the file's absolute path. Raise `InvalidInput` if that fails.
 
     `field` is the option as the user types it, and `name` its value. Surrogates are written as XML references.
-
-    Raises:
-        InvalidInput: The file cannot be written.
     """
     path = Path(name).absolute()
     try:

@@ -70,10 +70,6 @@ def collect_variables(settings: Settings) -> Mapping[str, str]:
 
     Empty values are left out, because `aws` fails with an empty endpoint or key. TLS and authentication settings are
     included if they are not the defaults.
-
-    Raises:
-        ServiceFailed: Temporal's address is unknown.
-        InvalidInput: Temporal's API key is given twice, or its file cannot be read.
     """
     fields = type(settings).model_fields
     trust = [name for name in SERVICE_SETTINGS if name.endswith(_TRUST_SUFFIXES)]

@@ -90,10 +90,8 @@ class _Column:
 def draw_table(rows: TableRows, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
     """Draw rows under their headings. Rows are read three times, and only one row is in memory.
 
-    Args:
-        rows: At least one row. The names in the first row are the columns.
-        width: Maximum width of a line. With `None` nothing is cut, and every value is in its column.
-        columns_below: Names whose values are on extra lines below their row, unless they are empty.
+    There is at least one row, and its names are the columns. `width` is the maximum width of a line. With `None`
+    nothing is cut. Otherwise non-empty values of `columns_below` are on extra lines below their row.
     """
     names = [name for name in next(iter(rows)) if width is None or name not in columns_below]
     columns = [_Column(name) for name in names]

@@ -199,10 +199,7 @@ class JobClient:
     async def build_topics(
         self, job: Job[B, BuildResult], topics: Sequence[Topic] | None, request: B
     ) -> Handle[BuildResult]:
-        """Start a build of 1 to 10,000 topics. `None` selects every topic with something to build.
-
-        The method fills in run id, topics and queue of the request.
-        """
+        """Start a build of topics. The method fills in run id, topics and queue of the request."""
         if topics is not None and not topics:
             raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)
         run_id = f"{request.runs}-{uuid.uuid4().hex[:12]}"

@@ -87,10 +87,7 @@ _NONCE_BYTES: Final = 12
 
 
 class EncryptingCodec(PayloadCodec):
-    """Codec that encrypts with its first key and decrypts with any key. Without keys it refuses encrypted payloads.
-
-    A key has 32 bytes.
-    """
+    """Codec that encrypts with its first key and decrypts with any key. Without keys it refuses encrypted payloads."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._ciphers = {name: _make_cipher(key) for name, key in keys.items()}

@@ -47,10 +47,7 @@ class DeliveryRecord:
 
 
 class DelayedTopic:
-    """Topic with delayed messages, and a consumer that acknowledges every entry it receives.
-
-    The constructor creates the topic and starts the consumer.
-    """
+    """Topic with delayed messages, and a consumer that acknowledges every entry it receives."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -181,11 +181,7 @@ class BundleUnloader:
         self._fences, self._audit_log, self._directory = fences, audit_log, directory
 
     def find_owner(self, bundle: BundleId) -> OwnedBundle:
-        """Return the bundle with its owner.
-
-        Raises:
-            PreconditionFailed: The bundle has no owner.
-        """
+        """Return the bundle with its owner, or raise `PreconditionFailed` if the bundle has no owner."""
         name = bundle_name(bundle, bundles=self._fences.count_bundles())
         fence = self._fences.fence(bundle)  # before the node, so that `wait_until_acquired` sees every later raise
         node = self._directory.owner_nodes([bundle]).get(bundle)

@@ -122,12 +122,7 @@ def with_stack_addresses(settings: Settings, where: stack.StackAddresses) -> Set
 
 
 def upgrade_catalog(settings: Settings) -> dict[str, object]:
-    """Create the catalog's tables or upgrade them to this build, and mark the catalog's buckets.
-
-    Raises:
-        CatalogVersionMismatch: A newer build wrote the catalog.
-        CatalogMismatch: A bucket belongs to another catalog.
-    """
+    """Create the catalog's tables or upgrade them to this build, and mark the catalog's buckets."""
     database = Database(settings.database_url)
     try:
         upgrade(database, bundles=settings.bundles)

@@ -84,10 +84,7 @@ def _examine_copy(storages: "Storages", copy: InspectedCopy, keys: Sequence[str]
 def _compare_digests(
     objects: "ObjectStore", copy: ExaminedCopy, segments: Sequence[Segment], *, max_bytes: int | None
 ) -> ExaminedCopy:
-    """Read segments of a live primary copy, at most `max_bytes`, and add the corrupt segments to the copy.
-
-    A segment that was registered without a digest is skipped.
-    """
+    """Read segments of a live primary copy, at most `max_bytes`, and add the corrupt segments to the copy."""
     is_live_primary = copy.kind == CopyKind.LEDGER and copy.copy.state == CopyState.LIVE
     if not is_live_primary or copy.finding is not CopyVerdict.OWN or copy.absent:
         return copy

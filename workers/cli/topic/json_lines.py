@@ -46,11 +46,7 @@ _DELIVERY_RULE = "an RFC 3339 time with its zone, or a number of milliseconds si
 
 @contextmanager
 def open_rereadable(path: str) -> Iterator[IO[bytes]]:
-    """Open a regular file, or for `-` a copy of stdin, that can be read twice.
-
-    Raises:
-        InvalidInput: The file cannot be opened, or stdin cannot be read.
-    """
+    """Open a regular file, or for `-` a copy of stdin, that can be read twice."""
     if path == "-":
         with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES) as copy:
             _copy_stdin(copy)
@@ -106,10 +102,7 @@ def parse_lines(
 ) -> Iterator[tuple[int, NewEntry]]:
     """Yield entries with their line numbers, which start at 1. Blank lines are skipped.
 
-    Args:
-        source: Bytes, which are read as the iterator advances.
-        with_producer: Whether to accept sequence ids, which must ascend.
-        limit: Latest delivery time.
+    `with_producer` accepts sequence ids, which must ascend. `limit` bounds the delivery times.
 
     Raises:
         InvalidInput: A line is not an entry, with the field `line N: field`, or cannot be read, with the field `file`.
@@ -247,11 +240,7 @@ def _parse_limited_time(value: object, limit: DeliveryLimit | None) -> int:
 
 
 def parse_delivery_time(value: object) -> int:
-    """Return a delivery time in milliseconds since 1970. A fraction is rounded up, so that no message is early.
-
-    Raises:
-        ValueError: The value breaks the rule in the message.
-    """
+    """Return a delivery time in milliseconds since 1970. A fraction is rounded up, so that no message is early."""
     time_ms = _parse_rfc3339(value) if isinstance(value, str) else value
     if not isinstance(time_ms, int) or isinstance(time_ms, bool) or not 0 <= time_ms <= _LATEST_MS:
         raise ValueError(_DELIVERY_RULE)
