@@ -67,7 +67,7 @@ async def start_job(
 
 def _is_new_run(handle: Handle[R]) -> bool:
     """Return whether the server reports a new run. Without a report the call may have joined an earlier run."""
-    response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to it
+    response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to this response
     return bool(response and response.started)
 
 
@@ -132,7 +132,7 @@ class JobClient:
         Raises:
             CatalogMismatch: The namespace or the bucket belongs to another catalog.
         """
-        async with self._verify_lock:  # concurrent first calls compare once
+        async with self._verify_lock:  # so that concurrent first calls compare only once
             if not self._is_verified:
                 await require_namespace(self.client, await asyncio.to_thread(self._verified_catalog_id))
                 self._is_verified = True

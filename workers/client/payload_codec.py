@@ -156,7 +156,7 @@ class DeferringCodec(PayloadCodec):
 
 def require_read(message: Message) -> None:
     """Raise `InvalidInput` with the missing key if the message has a mark of `DeferringCodec` at any depth."""
-    if _UNREADABLE in message.SerializeToString():  # few messages hold a mark, and the walk over all fields is slow
+    if _UNREADABLE in message.SerializeToString():  # few messages have a mark, and a search of all fields is slow
         _refuse_marks(message)
 
 

@@ -213,7 +213,7 @@ class StoreJobs(JobClient):
         return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
 
     async def defragment_records(self, reason: str = "", actor: str = "") -> Handle[DefragmentRecordsResult]:
-        """Rewrite mostly dead blocks, join small blocks, and remove unnamed blocks. Joins a running job."""
+        """Rewrite mostly dead blocks, join small blocks, and remove blocks of no manifest. Joins a running job."""
         request = DefragmentRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
         return await self.start(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
 

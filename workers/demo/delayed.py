@@ -42,7 +42,7 @@ class DeliveryRecord:
     """Deliveries of one topic."""
 
     topic: Topic
-    received: list[tuple[Position, int]] = field(default_factory=list)  # with the time, in milliseconds since 1970
+    received: list[tuple[Position, int]] = field(default_factory=list)  # position, and time in milliseconds since 1970
     ended_ms: int = 0  # end of the last consumer
 
 

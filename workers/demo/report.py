@@ -18,7 +18,7 @@ from workers.pages.texts import select_fields
 FenceByBundle = Mapping[int, tuple[int, str]]
 """Number of acquisitions and last owner, by bundle."""
 
-_FLIP_POSITIONS = (0.1, 0.5, 0.9)  # as parts of an object's length
+_FLIP_POSITIONS = (0.1, 0.5, 0.9)  # as shares of an object's length
 _NO_CHANGE: Final = IntentResult(
     row_id=-1, outcome=Outcome.DELETED
 )  # changes nothing, but needs a valid lease like any write

@@ -51,7 +51,7 @@ _WORKER_ENV = {
     "SEXTON_OWNERSHIP": "zookeeper",
     "SEXTON_SESSION_TIMEOUT": "4s",  # the bundles of a killed worker are free after that time
 }
-_MAX_CHUNKS_BEFORE_DEATH = 6  # each `meta.json` of the last chunk is still there
+_MAX_CHUNKS_BEFORE_DEATH = 6  # the worker dies in the last chunk before it deletes any `meta.json`
 _FOREIGN_KEYS = (
     "another-application/ledgers/00/0000000000000000/00000000.parquet",
     "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json",

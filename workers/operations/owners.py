@@ -23,8 +23,8 @@ _MAX_SESSION_TIMEOUT_S: Final = 5.0  # short, because a person waits; workers us
 class OwnerSessionState(StrEnum):
     """State of the session that created an owner's node."""
 
-    ALIVE = "ALIVE"  # the session exists, and the worker is enlisted in it
-    UNLISTED = "UNLISTED"  # the session exists without a worker: the worker is starting or ending
+    ALIVE = "ALIVE"  # the session exists, and its worker is registered
+    UNLISTED = "UNLISTED"  # the session exists, but its worker is not registered: it is starting or ending
     GONE = "GONE"  # the session does not exist: the node is about to vanish, or was created by hand
 
 

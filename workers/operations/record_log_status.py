@@ -46,7 +46,7 @@ def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
     except CatalogOutdated:
         raise
     except SextonError:
-        return "; not compared with the newest manifest"  # the row of the object store has the reason
+        return "; not compared with the newest manifest"  # the object store's row in `status` has the reason
     return ""
 
 
@@ -69,7 +69,7 @@ def _ask_flush_failure(settings: Settings) -> str | None:
     try:
         return run_with_client(settings, find_flush_failure)
     except (RPCError, SextonError):
-        return None  # the row of Temporal has the reason
+        return None  # Temporal's row in `status` has the reason
 
 
 async def find_flush_failure(client: Client) -> str | None:

@@ -30,7 +30,7 @@ from workers.settings import OFF, Settings
 ANY_PORTS = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0", "SEXTON_HTTP_ADDRESS": "127.0.0.1:0"}
 """Environment variables of a worker that uses any free ports."""
 _POLL_TIMEOUT_S = 180.0  # the import of the SDKs takes a minute on a busy machine
-_STOP_MARGIN_S = 15.0  # beyond the drain timeout; a worker ends by itself after 10 s of it
+_STOP_MARGIN_S = 15.0  # beyond the drain timeout; a worker ends by itself 10 s after that timeout
 _MAX_HOME_NAME_CHARS = 40  # a worker id has at most 128 characters
 
 Say = Callable[[str], None]
@@ -62,7 +62,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
             new_build = build if earlier_worker is None else None
             run_with_client(settings, lambda client: _prepare_for_runs(client, settings, new_build, on_progress, say))
     except BaseException:
-        with suppress(ServiceFailed):  # report the first failure
+        with suppress(ServiceFailed):  # keep the first error
             if earlier_worker is None:
                 worker.kill()  # it has no work to drain
             stack.stop_started(settings.home, where.started)

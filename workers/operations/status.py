@@ -64,7 +64,7 @@ def status(settings: Settings) -> list[Row]:
         "object store": settings.s3_endpoint or ("AWS" if settings.has_object_store else ""),
         "zookeeper": settings.zookeeper,
     }
-    # This check is first: a connection of SQLite replaces a lost write-ahead log by an empty file.
+    # This check comes first, because opening the database replaces a lost write-ahead log by an empty file.
     lost_log = _check_lost_write_ahead_log(settings)
     unknown = {"ok": False, "detail": "cannot be told"}
     rows: list[Callable[[], Row]] = [

@@ -42,7 +42,7 @@ def select_fields(source: object, names: str) -> dict[str, object]:
 
 def escape_unprintable(text: str) -> str:
     """Escape characters that control a terminal, except line breaks. Topic names may have any character."""
-    if text.isprintable():  # the common case, in long tables too
+    if text.isprintable():  # fast path for the common case
         return text
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
