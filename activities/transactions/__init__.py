@@ -1,1 +1,1 @@
-"""Transactions: a coordinator's batches, and the broadcast of one that needs more than a batch."""
+"""Activities of transaction coordinators, of broadcasts, and of the build of snapshots."""

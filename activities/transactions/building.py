@@ -1,4 +1,4 @@
-"""Activities that build snapshots of the transaction buffers of many topics. A newer snapshot always stays."""
+"""Activities that build snapshots of the transaction buffers of many topics. A snapshot never replaces a newer one."""
 
 from activities.building import (
     BeginBuildInput,
@@ -30,7 +30,7 @@ class BufferBuilding(TopicBuilding):
     def begin_build(self, request: BeginBuildInput) -> BuildSummary:
         """Open the run, and store the topics for all later steps.
 
-        Idempotency: keyed by `run_id`. A second call returns what the first one stored.
+        Idempotency: keyed by `run_id`. A second call returns what the first call stored.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._begin(request)
@@ -39,7 +39,7 @@ class BufferBuilding(TopicBuilding):
     def build_buffers(self, request: BuildInput) -> BuildSummary:
         """Run the bulk job until its output is published.
 
-        Idempotency: keyed by `run_id`. Published output is returned again.
+        Idempotency: keyed by `run_id`. If the output is published, the call returns its summary again.
         Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """

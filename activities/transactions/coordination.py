@@ -1,6 +1,6 @@
-"""Activities of coordinators and broadcasts. SQL is the queue: an activity claims transactions and broadcasts them.
+"""Activities of coordinators and broadcasts. They claim transactions in SQL and broadcast the decisions.
 
-Idempotency of all of them: a decision stays, claims lapse, and a marker may be written twice.
+All of them may run twice: decisions never change, claims lapse, and a second transaction marker is harmless.
 """
 
 import threading
@@ -35,16 +35,17 @@ from logstore.units import raise_if_stopped
 
 _MAX_TRANSACTIONS_PER_BATCH: Final = 500
 _MAX_EXPIRED_PER_STATEMENT: Final = 1_000
-_MAX_IDS_PER_RESULT: Final = 100  # the next result has further ids of transactions that were handed over
+_MAX_IDS_PER_RESULT: Final = 100  # of transactions that were handed over; the next result has further ids
 _MIN_POLL_S, _MAX_POLL_S = 0.003, 0.012  # between two polls for work
-_GATHER_RATIO: Final = 0.1  # of a batch's duration is waited before the next, because its clients decide again together
+# Share of a batch's duration to wait before the next batch, because the clients of a batch decide again together.
+_GATHER_RATIO: Final = 0.1
 
 BROADCAST: Final = "sexton_transactions_broadcast_seconds"
 
 BUCKETS: Final[Mapping[str, Sequence[float]]] = {
     BROADCAST: (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 }
-"""Upper bounds in seconds, inclusive, by metric. The SDK's own bounds are for milliseconds."""
+"""Upper bounds of each metric's histogram buckets in seconds, inclusive. The SDK's own bounds are for milliseconds."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _DrainProgress:
     finished: int = 0
     expired: int = 0
     handed_over: int = 0
-    is_cut_short: bool = False  # it ended before it had waited for more work
+    is_cut_short: bool = False  # the drain ended although there may be more work
 
 
 class Coordination:
@@ -61,15 +62,16 @@ class Coordination:
     def __init__(self, *, transactions: Transactions, broadcasts: Broadcaster, finished_retention_s: float) -> None:
         self._transactions, self._broadcasts = transactions, broadcasts
         self._retention_s = finished_retention_s
-        self._drain_lock = threading.Lock()  # one drain per process, because larger batches cost less per transaction
+        self._drain_lock = threading.Lock()  # one drain per process: large batches cost less per transaction
 
     @defined(name="transactions.drain")
     @beating()
     def drain(self, request: DrainInput) -> DrainResult:
-        """Abort expired transactions, and broadcast decided ones of any coordinator, until no work is left.
+        """Abort expired transactions of one coordinator, and broadcast decided transactions of all coordinators.
 
-        It lingers a little, so that the next transaction needs no workflow task. Transactions with a failed participant
-        are handed to workflows of their own, unless every topic failed.
+        The call returns when there has been no work for `linger_s`. By then the next transaction often needs no
+        workflow task. Transactions with a failed participant are handed over to workflows of their own. If every topic
+        failed, none is.
 
         Idempotency: settled participants stay settled. The next attempt claims what this attempt had claimed.
         Heartbeat: every two seconds.
@@ -85,7 +87,6 @@ class Coordination:
         return self._to_result(request.tc_id, progress)
 
     def _broadcast_until_idle(self, request: DrainInput, progress: _DrainProgress) -> None:
-        """Broadcast in batches, and abort the coordinator's expired transactions before each batch."""
         begun_s = last_work_s = time.monotonic()
         poll_s, gather_s, is_first = _MIN_POLL_S, 0.0, True
         while True:
@@ -93,7 +94,7 @@ class Coordination:
             progress.expired += expired
             claimed = 0
             if is_first or work.has_unclaimed:
-                is_first = False  # the first batch claims again what an earlier attempt of this activity had claimed
+                is_first = False  # an earlier attempt of this activity may have claimed transactions
                 if gather_s:
                     time.sleep(gather_s)
                 batch_begun_s = time.monotonic()
@@ -110,7 +111,6 @@ class Coordination:
                 poll_s = min(1.5 * poll_s, _MAX_POLL_S)
 
     def _broadcast_batch(self, progress: _DrainProgress) -> int:
-        """Claim and broadcast one batch. Return the number of claimed transactions."""
         batch = self._transactions.claim(own_claim(), limit=_MAX_TRANSACTIONS_PER_BATCH)
         if batch:
             result = self._broadcasts.settle(batch)
@@ -120,25 +120,18 @@ class Coordination:
         return len(batch)
 
     def _expire(self, tc_id: int) -> tuple[int, CoordinatorWork]:
-        """Abort the coordinator's expired transactions. Return their number and the remaining work.
-
-        A transaction that its client decides at this moment is locked, and left to the next call.
-        """
+        """Abort expired transactions that no client has locked. Return their number and the remaining work."""
         total, expired = 0, 1
         while True:
             raise_if_stopped()
-            work = self._transactions.pending_work(tc_id)  # a read, because it locks no row
+            work = self._transactions.pending_work(tc_id)  # only reads: `expire` would lock rows
             if not expired or work.next_deadline_us is None or work.next_deadline_us > work.now_us:
                 return total, work
             expired = self._transactions.expire(tc_id, limit=_MAX_EXPIRED_PER_STATEMENT)
             total += expired
 
     def _hand_over(self, result: BroadcastResult) -> int:
-        """Give failed transactions to workflows of their own. Return their number.
-
-        Raises:
-            StoreUnavailable: No topic answered, so that storage as a whole is away.
-        """
+        """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if no topic answered."""
         if result.failures and result.topics_away == result.topics > 1:
             summary = summarize_failures(next(iter(result.failures.values())))
             raise StoreUnavailable(f"transactions: no topic could be told: {summary}")
@@ -148,7 +141,7 @@ class Coordination:
         return len(claims)
 
     def _to_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
-        """Read the result from the catalog, so that it has what a worker handed over before it died."""
+        """Read the result from the catalog. It then includes what a worker handed over before it died."""
         handed_over = self._transactions.list_handed_over(limit=_MAX_IDS_PER_RESULT)
         work = self._transactions.pending_work(tc_id)
         deadline_s = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000
@@ -163,7 +156,7 @@ class Coordination:
     @defined(name="transactions.tell")
     @beating()
     def tell(self, request: BroadcastInput) -> BroadcastState:
-        """Send the decision of one transaction to its owed participants. The result names those that failed.
+        """Tell the participants of one transaction that are owed. The result names the participants that failed.
 
         Idempotency: keyed by `txn`. The state of a finished transaction is returned again.
         Raises: UnknownObject, TransactionNotDecided, ClaimHeld (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -181,7 +174,7 @@ class Coordination:
     @defined(name="transactions.busy_coordinators")
     @beating()
     def busy_coordinators(self, request: BusyCoordinatorsInput) -> list[int]:
-        """Return the first coordinators with work that no workflow does.
+        """Return the first coordinators with work that no workflow has claimed, ascending.
 
         Idempotency: reads only.
         Raises: StoreUnavailable, CatalogBusy (retry).
@@ -200,7 +193,7 @@ class Coordination:
 
 
 def broadcast_id(txn: TransactionId) -> str:
-    """Return the id of the workflow that broadcasts one transaction."""
+    """Return the id of the `broadcast-transaction` workflow of a transaction."""
     return f"broadcast-transaction/{txn.tc_id}-{txn.sequence}"
 
 
@@ -222,11 +215,10 @@ def _to_broadcast_state(transaction: StoredTransaction) -> BroadcastState:
 
 
 def _record_durations(finished: Iterable[FinishedTransaction]) -> None:
-    """Record the duration of broadcasts, from a transaction's decision to the settlement of its last participant.
+    """Record the time from the decision of each transaction until its last participant was settled.
 
-    Both times are by the catalog's clock. Only the call that finished a transaction records it, after the commit. A
-    worker that dies in between leaves that transaction out. Transactions without participants, and those whose last
-    participant an operator resolved, are not recorded. Labels name no topic and no transaction.
+    Only the call that finished a transaction records it, after the commit. A worker that dies in between records
+    nothing. Transactions without participants are not recorded, nor those whose last participant an operator resolved.
     """
     durations_s = [txn.duration_us / 1_000_000 for txn in finished if txn.duration_us is not None]
     if not durations_s:

@@ -1,4 +1,4 @@
-"""Inputs and results of the activities of transactions. Participants stay in SQL. Results name a few of them."""
+"""Inputs and results of the activities of transactions. Results name only a few participants; SQL has all of them."""
 
 from dataclasses import dataclass, field
 
@@ -7,30 +7,30 @@ from logstore.transactions.transactions import Owed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainInput:
-    """Coordinator to drain."""
+    """Coordinator to drain, and how long."""
 
     tc_id: int
-    linger_s: float = 1.0  # time without work after which it returns
-    most_s: float = 30.0  # time after which it returns, even if there is more work
+    linger_s: float = 1.0  # time without work after which the drain returns
+    most_s: float = 30.0  # time after which the drain returns, even if there is more work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainResult:
-    """Work of one drain."""
+    """Result of one drain."""
 
     finished: int = 0  # transactions that became final
-    expired: int = 0  # transactions aborted past their deadline
-    handed_over: list[str] = field(default_factory=list)  # transactions that need their own broadcast; one page
-    more: bool = False  # work is left
+    expired: int = 0  # transactions aborted after their deadline
+    handed_over: list[str] = field(default_factory=list)  # ids of transactions; one page
+    more: bool = False  # there may be more work
     next_deadline_s: float | None = None  # seconds until the next open transaction times out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastInput:
-    """Transaction whose decision is to be sent."""
+    """Transaction whose participants are to be told."""
 
     txn: str  # tc:sequence
-    wait_s: float = 0.0  # pause of the workflow before the next call; its claim lasts as long
+    wait_s: float = 0.0  # pause of the workflow after this call; the claim is extended by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class BroadcastState:
 
     state: str
     settled: int
-    owed: list[Owed] = field(default_factory=list)  # the first 20
+    owed: list[Owed] = field(default_factory=list)  # the first 20 participants that are owed
     owed_count: int = 0
 
 

@@ -1,11 +1,12 @@
-"""Transaction buffer of a topic, computed from the markers and the transaction ids in its log.
+"""Transaction buffer of a topic, computed from the transaction ids and transaction markers in the topic's log.
 
-The computation reads three columns of each segment, and no payload. Markers are entries that tell how a transaction
-ended, with its id and the catalog's epoch, so that a late marker cannot end another transaction. The marker of a
-subscription has the positions that the transaction acknowledged, which a rebuild of the catalog applies again.
+The computation reads three columns of each segment, and no message payloads. A transaction marker is an entry that says
+how a transaction ended. It carries the transaction's id and the catalog's epoch, so a late marker cannot end another
+transaction. The marker of a subscription also has the positions that the transaction acknowledged. A rebuild of the
+catalog applies these positions again.
 
-Source: Pulsar's TxnCommitMarker, TxnAbortMarker and TopicTransactionBufferRecoverCallBack; PIP-31, by which a
-transaction with any commit marker is committed; Jepsen's analysis of Bufstream 0.1.0, whose markers had no epoch.
+Source: Pulsar's TxnCommitMarker, TxnAbortMarker and TopicTransactionBufferRecoverCallBack; PIP-31, where any commit
+marker makes a transaction committed; Jepsen's analysis of Bufstream 0.1.0, whose markers had no epoch.
 """
 
 import json
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class MarkerVerb(StrEnum):
-    """Values of the column `marker`."""
+    """Values of a segment's column `marker`."""
 
     COMMIT = "COMMIT"
     ABORT = "ABORT"
@@ -35,13 +36,13 @@ class MarkerVerb(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionMarker:
-    """Entry that tells one topic, or one subscription of it, how a transaction ended."""
+    """Entry that tells a topic, or one subscription of a topic, how a transaction ended."""
 
     txn: TransactionId
     verb: MarkerVerb
     epoch: int  # of the catalog
     subscription: str = ""  # empty for the topic's messages
-    positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)
+    positions: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # that the transaction acknowledged
 
 
 _EPOCH_PROPERTY: Final = "epoch"
@@ -49,7 +50,7 @@ _SUBSCRIPTION_PROPERTY: Final = "subscription"
 
 
 def markers_to_entries(markers: Sequence[TransactionMarker]) -> ProducedEntries:
-    """Return an append with one entry per marker, in their order."""
+    """Return an append with one entry per transaction marker, in the same order."""
     entries = []
     for marker in markers:
         properties = {_EPOCH_PROPERTY: str(marker.epoch)}
@@ -60,11 +61,7 @@ def markers_to_entries(markers: Sequence[TransactionMarker]) -> ProducedEntries:
 
 
 def parse_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapping[str, str]) -> TransactionMarker:
-    """Return the marker that an entry contains.
-
-    Raises:
-        CorruptData: The entry is no marker.
-    """
+    """Return the transaction marker that an entry contains. Raise `CorruptData` if it contains none."""
     try:
         return TransactionMarker(
             txn=txn,
@@ -92,12 +89,12 @@ class Buffer:
     """State of the transactions in a topic's log, up to one entry."""
 
     read_to: Position = EARLIEST  # last entry that was read, inclusive; entry -1 of an empty ledger
-    hidden: Entries = field(default_factory=dict)  # markers, and messages of aborted transactions
+    hidden: Entries = field(default_factory=dict)  # transaction markers, and messages of aborted transactions
     open: Mapping[TransactionId, Entries] = field(default_factory=dict)  # messages of transactions without a marker
 
     @property
     def max_read_position(self) -> Position:
-        """Entry before the first message of an open transaction. Entry -1 precedes the first entry of a ledger."""
+        """Entry before the first open message. Entry -1 precedes the first entry of a ledger."""
         firsts = [
             Position(ledger_id, bits.min()) for entries in self.open.values() for ledger_id, bits in entries.items()
         ]
@@ -108,7 +105,7 @@ class Buffer:
 
 
 class BufferFold:
-    """Computation of a buffer from the segments of a log, in order, up to an end that is fixed at the start.
+    """Computation of a buffer from the segments of a log, in order. The end of the log is fixed by `spans`.
 
     Entries of the earlier buffer `start` in ledgers outside `spans` are dropped.
     """
@@ -121,17 +118,15 @@ class BufferFold:
         self._open = {txn: entries for txn, entries in open_entries.items() if entries}
 
     def unread_entries(self, ledger_id: LedgerId) -> range:
-        """Return the entry ids of a ledger that are still to be read."""
         if ledger_id < self._start.ledger_id:
             return range(0)
         first = self._start.entry_id + 1 if ledger_id == self._start.ledger_id else 0
         return range(first, self._end_by_ledger.get(ledger_id, 0))
 
     def add(self, ledger_id: LedgerId, first_entry: int, table: "pa.Table") -> None:
-        """Read the next segment: `COLUMNS` of all its entries, in order. Entries that were read before are ignored.
+        """Read the next segment. Entries that were read before are ignored.
 
-        Raises:
-            CorruptData: A marker is neither COMMIT nor ABORT.
+        `table` has `COLUMNS` of all entries of the segment, in order. Raise `CorruptData` for an unknown verb.
         """
         unread = self.unread_entries(ledger_id)
         for txn, verb_code, entries in _transaction_runs(ledger_id, first_entry, unread, table):
@@ -139,7 +134,7 @@ class BufferFold:
                 unite_entries(self._open.setdefault(txn, {}), {ledger_id: entries})
                 continue
             unite_entries(self._hidden, {ledger_id: entries})
-            # Any marker ends the transaction, also that of a subscription: no message can follow it.
+            # A subscription's marker ends the transaction, too: no message can follow any marker.
             ended = self._open.pop(txn, {})
             if verb_code == _VERB_CODES[MarkerVerb.ABORT.value]:
                 unite_entries(self._hidden, ended)
@@ -154,18 +149,15 @@ class BufferFold:
 def resolve_open_transactions(
     buffer: Buffer, states: Mapping[TransactionId, TransactionState], known: Buffer | None = None
 ) -> Buffer:
-    """Return the buffer after the catalog was asked for the transactions that have no marker.
+    """Return the buffer after the catalog was asked about the transactions that have no marker in the log.
 
     1. A transaction that is OPEN in the catalog stays open.
     2. A decided transaction counts as decided, whether or not its marker is in the log.
-    3. A transaction that the catalog has forgotten ended long ago. Its marker was deleted with its ledger by force, or
-       was never written, because an operator had resolved the topic. Its messages that an earlier snapshot shows as
-       visible were committed. All others count as aborted.
+    3. The catalog has forgotten a transaction that ended long ago. Its marker was deleted with its ledger by force. Or
+       its marker was never written, because an operator had resolved the topic. Messages of the transaction that the
+       earlier snapshot `known` shows as visible were committed. All other messages count as aborted.
 
-    Args:
-        buffer: Buffer as the log has it.
-        states: States of `buffer.open`, read after the log. Forgotten transactions are absent.
-        known: Earlier snapshot, if there is one.
+    `states` are read after the log. Forgotten transactions are absent.
     """
     hidden, still_open = dict(buffer.hidden), dict[TransactionId, Entries]()
     for txn, entries in buffer.open.items():
@@ -180,7 +172,6 @@ def resolve_open_transactions(
 
 
 def _entries_not_visible(entries: Entries, known: Buffer) -> Entries:
-    """Return the entries that a snapshot does not show as visible: unread, hidden, or of an open transaction."""
     invisible = dict(known.hidden)
     for open_entries in known.open.values():
         unite_entries(invisible, open_entries)
@@ -198,7 +189,7 @@ def _select_ledgers(entries: Entries, ledgers: Collection[LedgerId]) -> dict[Led
 def _transaction_runs(
     ledger_id: LedgerId, first_entry: int, wanted: range, table: "pa.Table"
 ) -> Iterator[tuple[TransactionId, int, BitMap]]:
-    """Yield runs of adjacent entries with one transaction and one verb, as (transaction, verb code, entry ids)."""
+    """Yield runs of adjacent entries of one transaction with one verb code."""
     import numpy as np  # noqa: PLC0415 - start-up time
     import pyarrow.compute as pc  # noqa: PLC0415
 

@@ -1,6 +1,6 @@
-"""Pending acknowledgements: entries of a subscription that a transaction holds until it is decided.
+"""Pending acknowledgements: entries of a subscription that a transaction holds until the transaction is decided.
 
-Source: Pulsar's PendingAckHandle. An entry that another transaction holds, or that is acknowledged, is a conflict.
+Source: Pulsar's PendingAckHandle. An entry that is acknowledged, or that another transaction holds, is a conflict.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -36,22 +36,16 @@ def hold_entries(
     positions: Sequence[Position],
     up_to: Position | None,
 ) -> dict[LedgerId, BitMap]:
-    """Return all entries that a transaction holds after it has acknowledged more. It may acknowledge them again.
+    """Return all entries that a transaction holds after it has acknowledged `positions`, and all entries up to `up_to`.
 
-    Args:
-        subscription: Name of the subscription.
-        state: Complete cursor.
-        spans: The topic's ledgers, as far as readers may see.
-        held: Entries of the subscription that open transactions hold.
-        txn: Transaction that acknowledges.
-        positions: Single entries to acknowledge.
-        up_to: Position up to which `txn` takes all entries that are neither acknowledged nor its own.
+    A transaction may acknowledge an entry that it already holds. `held` has the entries that open transactions hold.
+    `up_to` skips acknowledged entries.
 
     Raises:
         InvalidInput: No reader can have received a position.
         AcknowledgementHeld: An entry is acknowledged, or another open transaction holds it.
     """
-    acknowledge(state, positions, spans)  # refuses positions without an entry
+    acknowledge(state, positions, spans)  # raises `InvalidInput` for a position without an entry
     own = {ledger_id: bits.copy() for ledger_id, bits in held.get(txn, {}).items()}
     wanted = _select_positions(subscription, state, {span.ledger_id for span in spans}, own, positions)
     if up_to is not None:
@@ -93,9 +87,10 @@ def require_not_held(
     positions: Sequence[Position],
     up_to: Position | None,
 ) -> None:
-    """Refuse an acknowledgement without a transaction of entries that an open transaction holds.
+    """Refuse to acknowledge entries that an open transaction holds. The request itself has no transaction.
 
-    Only the commit of that transaction may acknowledge them. Acknowledged entries may be acknowledged again.
+    Only the commit of the open transaction may acknowledge these entries. Acknowledged entries may be acknowledged
+    again.
 
     Raises:
         AcknowledgementHeld: Names the first such entry and the transaction.
@@ -113,7 +108,7 @@ def require_not_held(
 
 
 def hide_held(state: CursorState, held: Mapping[TransactionId, Positions]) -> CursorState:
-    """Return the cursor for consumers: entries that an open transaction holds count as acknowledged."""
+    """Return the cursor state for consumers. Entries that an open transaction holds count as acknowledged."""
     acknowledged = dict(state.acknowledged)
     for entries in held.values():
         unite_entries(acknowledged, entries)

@@ -1,8 +1,8 @@
-"""Snapshot of a transaction buffer as bytes, and the bulk job that rebuilds many buffers.
+"""Bytes of a transaction buffer's snapshot, and the bulk job that rebuilds many buffers.
 
 A snapshot is one JSON document with packed bitmaps. It is never split into parts.
 
-Source: Pulsar's TransactionBufferSnapshot; PIP-196, where a crash leaves a set of old and new parts.
+Source: Pulsar's TransactionBufferSnapshot. PIP-196 splits snapshots, and a crash can leave a mix of old and new parts.
 """
 
 import json
@@ -36,11 +36,7 @@ def pack_buffer(topic_id: TopicId, buffer: Buffer) -> bytes:
 
 
 def unpack_buffer(content: bytes, topic_id: TopicId) -> Buffer:
-    """Return the buffer that `pack_buffer` packed.
-
-    Raises:
-        CorruptData: The bytes are no snapshot, belong to another topic, or have an unknown format.
-    """
+    """Return the buffer that `pack_buffer` packed. Raise `CorruptData` if it is damaged or of another topic."""
     try:
         document = json.loads(content)
         version, found_topic_id = document["version"], document["topic_id"]
@@ -79,14 +75,13 @@ def _decode_position(pair: Any) -> Position:  # noqa: ANN401 - of JSON
 
 
 MAX_PARTS_PER_JOB: Final = 256
-"""Most files that one job writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildBuffers:
     """Job that rebuilds the buffers of topics from their whole logs.
 
-    Its summary counts `topics`, `buffers`, `empty`, `gone`, `unreadable` and `parts`. Its folder holds the buffers.
+    Its summary counts `topics`, `buffers`, `empty`, `gone`, `unreadable` and `parts`. `BufferFiles` reads its output.
     """
 
     run_id: str
@@ -96,13 +91,13 @@ class BuildBuffers:
 
 
 class BufferFiles:
-    """Files of a job: buffers of topics, in one part per task."""
+    """Files of a job with buffers of topics. Each task writes one part."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write_part(self, part: int, buffers: Iterator[tuple[TopicId, Buffer]]) -> int:
-        """Write one part, one buffer at a time, complete or not at all. Return their number."""
+        """Write one part atomically, one buffer at a time. Return the number of buffers."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         schema = pa.schema([("topic_id", pa.int64()), ("buffer", pa.large_binary())])
@@ -118,7 +113,7 @@ class BufferFiles:
         return buffer_count
 
     def read_part(self, part: int) -> Iterator[tuple[TopicId, Buffer]]:
-        """Yield the buffers of one part, one at a time. A missing or damaged part raises `CorruptData`."""
+        """Yield the buffers of one part, one at a time. Raise `CorruptData` if the part is missing or damaged."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         path = self._part_path(part)

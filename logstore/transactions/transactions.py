@@ -1,4 +1,4 @@
-"""Vocabulary of transactions: ids, states, transitions and participants.
+"""Ids, states and participants of transactions.
 
 Source: Pulsar's transaction coordinator (TxnID, TxnStatus); PIP-31.
 """
@@ -30,11 +30,7 @@ class TransactionId:
 
     @staticmethod
     def parse(text: str, *, field: str = "txn") -> "TransactionId":
-        """Parse `tc:sequence`: two canonical decimals.
-
-        Raises:
-            InvalidInput: The text is not that, or a number is out of range.
-        """
+        """Parse `tc:sequence`, two decimal numbers without leading zeros."""
         match = _ID_FORM.fullmatch(text)
         if not match or int(match["sequence"]) > _MAX_SEQUENCE or int(match["tc"]) >= MAX_COORDINATORS:
             expected = f"tc:sequence, as 3:17, tc up to {MAX_COORDINATORS - 1}"
@@ -46,12 +42,12 @@ class TransactionId:
 
 
 class TransactionState(StrEnum):
-    """State of a transaction. It alone decides whether messages and acknowledgements count."""
+    """State of a transaction. Only this state decides whether messages and acknowledgements count."""
 
-    OPEN = "OPEN"  # its messages are hidden
-    COMMITTING = "COMMITTING"  # visible; the decision is being sent to participants
+    OPEN = "OPEN"  # readers stop before its messages
+    COMMITTING = "COMMITTING"  # readers see its messages; participants are being told
     COMMITTED = "COMMITTED"
-    ABORTING = "ABORTING"  # skipped; the decision is being sent to participants
+    ABORTING = "ABORTING"  # readers skip its messages; participants are being told
     ABORTED = "ABORTED"
 
     @property
@@ -64,12 +60,12 @@ class TransactionState(StrEnum):
 
 
 BROADCASTING_STATES: Final = (TransactionState.COMMITTING.value, TransactionState.ABORTING.value)
-"""States of decided transactions of which some participants are still owed the decision."""
+"""States of decided transactions that are still being broadcast."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Participant:
-    """Topic with messages of a transaction, or subscription of which the transaction holds acknowledgements."""
+    """Topic with messages of a transaction, or subscription with acknowledgements in the transaction."""
 
     topic_id: TopicId
     subscription: str = ""  # empty for the topic's messages
@@ -91,7 +87,7 @@ class Participant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owed:
-    """Participant to which the decision could not be sent yet."""
+    """Participant of a decided transaction that has not been told yet."""
 
     participant: str  # topic id, or topic id/subscription
     topic: str
@@ -103,28 +99,24 @@ MAX_ERROR_CHARACTERS: Final = 300
 
 
 def summarize_failures(failures: Mapping[Participant, str]) -> str:
-    """Return one line with the errors of the first `MAX_REPORTED_PARTICIPANTS` participants, each error truncated."""
+    """Return one line with the errors of the first participants. Each error is truncated."""
     reported = sorted(failures.items())[:MAX_REPORTED_PARTICIPANTS]
     return "; ".join(f"{participant}: {error[:MAX_ERROR_CHARACTERS]}" for participant, error in reported)
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Refuse a timeout below a millisecond or above a day."""
+    """Raise `InvalidInput` for a timeout outside `MIN_TIMEOUT_S` to `MAX_TIMEOUT_S`."""
     if not MIN_TIMEOUT_S <= timeout_s <= MAX_TIMEOUT_S:
         raise InvalidInput("timeout", expected=f"{MIN_TIMEOUT_S:g}s to {MAX_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s")
 
 
 def decide_state(txn: TransactionId, state: TransactionState, *, commit: bool, expired: bool) -> TransactionState:
-    """Return the state after a request to end a transaction. Of commit and timeout exactly one wins.
+    """Return the state after a request to end a transaction. Only one of a commit and a timeout can succeed.
 
-    Args:
-        txn: Transaction to end.
-        state: Its state, read under the lock of its row.
-        commit: Whether to commit or to abort.
-        expired: Whether its deadline has passed, by the catalog's clock in the deciding SQL transaction.
+    `state` is read under the lock of the row. `expired` means that the deadline has passed by the catalog's clock then.
 
     Raises:
-        TransactionEnded: The opposite was decided before, or the deadline of a commit has passed.
+        TransactionEnded: The opposite was decided before. Or the request is a commit, and the deadline has passed.
     """
     requested = TransactionState.COMMITTING if commit else TransactionState.ABORTING
     if state is TransactionState.OPEN and not (commit and expired):

@@ -1,6 +1,6 @@
 """`build-transaction-snapshots`: rebuild the transaction buffers of many topics from their whole logs.
 
-A log is read in order, so that one task reads all of a topic. Topics with most segments are distributed first.
+A log is read in order, so one task reads the whole log of a topic. Topics with most segments are distributed first.
 """
 
 from collections.abc import Iterator
@@ -37,8 +37,6 @@ class _Task:
 
 @dataclass(slots=True)
 class _TaskResult:
-    """Counts of one task, which rise while it runs."""
-
     buffers: int = 0
     empty: int = 0
     gone: int = 0
@@ -47,11 +45,7 @@ class _TaskResult:
 
 
 def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildBuffers) -> BulkSummary:
-    """Run the job on the driver.
-
-    Raises:
-        StoreUnavailable: Storage or the database did not answer.
-    """
+    """Run the job on the driver."""
     (topics,) = run.spread(
         "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, lambda: [topic_sizes()])
     )

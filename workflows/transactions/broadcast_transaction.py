@@ -1,11 +1,11 @@
-"""`broadcast-transaction`: send the decision of one transaction to each of its participants, until all have it.
+"""`broadcast-transaction`: tell each participant of one transaction how it was decided, until all are told.
 
-Destroys nothing. Invariant: the workflow ends only when no participant is owed the decision. A deleted participant
-counts as settled. An unavailable participant delays no other one. To stop it, run `sexton txn resolve`, which counts a
-participant as settled. If it is terminated, the transaction's coordinator starts it again.
+Destroys nothing. Invariant: the workflow ends only when no participant is owed. A deleted participant counts as
+settled. An unavailable participant delays no other participant. To stop it, run `sexton txn resolve`, which counts a
+participant as settled. If the workflow is terminated, the transaction's coordinator starts it again.
 
-1. Send the decision to the participants that are owed.
-2. If some are still owed, wait and repeat step 1. The pause doubles each time; the signal `retry` ends it.
+1. Tell the participants that are owed.
+2. If some are still owed, wait and repeat step 1. The pause doubles each time. The signal `retry` ends the pause.
 
 Source: Pulsar's transaction coordinator; redpanda#3544 for participants that never answer.
 """
@@ -67,12 +67,12 @@ class BroadcastTransaction:
 
     @workflow.signal
     def retry(self) -> None:
-        """End the pause and send the decision again now."""
+        """End the pause and tell the participants again now."""
         self._retry = True
 
     @workflow.query
     def progress(self) -> BroadcastProgress:
-        """Return how many participants are settled, and which are owed and why."""
+        """Return how many participants are settled, and which participants are owed and why."""
         return self._progress
 
     def _show_progress(self, broadcast: BroadcastState) -> None:

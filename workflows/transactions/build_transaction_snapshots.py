@@ -1,10 +1,11 @@
 """`build-transaction-snapshots`: rebuild the transaction buffers of many topics from their logs, and store snapshots.
 
-Destroys snapshots that new ones replace, by two-phase deletion. Invariant: a topic has its old snapshot or its new one,
-complete, and a new one never covers fewer entries. To stop it, cancel it: its bulk job ends, and switches that were
-made stay.
+Destroys snapshots that new snapshots replace, by two-phase deletion. Invariant: a topic has its old snapshot or its new
+one, complete, and a new snapshot never covers fewer entries. To stop it, cancel it: its bulk job ends, and switches
+that were made stay.
 
-The steps are those of `TopicBuild`. The bulk job reads three columns of the logs. One task reads all of a topic.
+The steps are those of `TopicBuild`. The bulk job reads three columns of the logs. One task reads the whole log of a
+topic.
 
 Source: Pulsar's TransactionBuffer recovery, which runs one topic at a time. A broker restart runs many at once.
 """

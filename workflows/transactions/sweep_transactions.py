@@ -1,10 +1,10 @@
-"""`sweep-transactions`: wake coordinators with work that no workflow does, and forget old transactions.
+"""`sweep-transactions`: wake coordinators whose work no workflow does, and forget old transactions.
 
-Destroys rows of transactions that finished longer than `finished_retention` ago. Invariant: none. The next sweep finds
-what this one misses. To stop it, cancel or terminate it.
+Destroys rows of transactions that finished longer than `finished_retention` ago. Invariant: none, because the next
+sweep finds what this sweep misses. To stop it, cancel or terminate it.
 
-1. Find coordinators with expired open transactions, or decided ones that no workflow works on.
-2. Wake each, or start it.
+1. Find coordinators with expired open transactions, or with decided transactions that no workflow has claimed.
+2. Start each coordinator, or wake it if it runs.
 3. Forget finished transactions, page by page.
 
 Source: Pulsar's recovery of the transaction coordinator (apache/pulsar#19200).

@@ -1,10 +1,10 @@
-"""`transaction-coordinator`: broadcast decided transactions in batches, and abort those of one coordinator that expire.
+"""`transaction-coordinator`: broadcast decided transactions in batches, and abort expired ones of one coordinator.
 
-Destroys nothing. Invariant: every participant gets the decision. SQL is the queue, so that no transaction is lost with
-a signal or a restart. It runs as long as the catalog does. To stop it, terminate it: the next transaction or
+Destroys nothing. Invariant: every participant is told. SQL is the queue, so a lost signal or a restart loses no
+transaction. The workflow runs as long as the catalog exists. To stop it, terminate it: the next transaction or
 `sweep-transactions` starts it again.
 
-1. Drain: abort expired transactions, and broadcast decided ones in batches.
+1. Drain: abort expired transactions, and broadcast decided transactions in batches.
 2. Start a `broadcast-transaction` for each transaction with a participant that failed.
 3. Wait for a signal or the next deadline, and repeat from step 1.
 
@@ -37,11 +37,11 @@ def _configure_drain(queue: str) -> workflow.ActivityConfig:
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=5),  # ten times `DrainInput.most_s`
         heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
-        retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # unlimited: waits for catalog and storage
+        retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # no limit: waits for catalog and storage
     )
 
 
-_DEADLINE_MARGIN_S = 0.05  # because the catalog's clock is not the server's
+_DEADLINE_MARGIN_S = 0.05  # because the clocks of the catalog and of Temporal differ
 _MAX_OWED_IDS = 20
 
 
@@ -53,7 +53,7 @@ class TransactionCoordinator:
     def __init__(self, request: CoordinatorInput) -> None:
         self._request = request
         self._progress = request.carried or CoordinatorProgress()
-        self._woken = True  # the first drain finds what an earlier run may have missed
+        self._woken = True  # an earlier run may have missed work
 
     @workflow.run
     async def run(self, request: CoordinatorInput) -> CoordinatorProgress:
@@ -71,7 +71,7 @@ class TransactionCoordinator:
             self._add_progress(drained, await self._start_broadcasts(drained))
             self._woken = self._woken or drained.more
             deadline_s = drained.next_deadline_s
-            if workflow.info().is_continue_as_new_suggested():  # a signal that comes now is in the next run's history
+            if workflow.info().is_continue_as_new_suggested():  # the next run gets a signal that comes now
                 workflow.continue_as_new(replace(request, carried=self._progress))
 
     @workflow.signal
@@ -85,7 +85,7 @@ class TransactionCoordinator:
         return self._progress
 
     async def _start_broadcasts(self, drained: DrainResult) -> list[str]:
-        """Start broadcasts of handed-over transactions. Return those that did not run yet."""
+        """Start workflows for handed-over transactions. Return the transactions that had no workflow yet."""
         started = list[str]()
         for txn in drained.handed_over:
             request = BroadcastTransactionInput(txn=txn, queue=self._request.queue)

@@ -12,7 +12,7 @@ class CoordinatorInput:
 
     tc_id: int
     linger_s: float = 1.0
-    queue: str = ""  # task queue of its activities; empty: that of the workflow
+    queue: str = ""  # task queue of the activities; empty: the workflow's own task queue
     carried: "CoordinatorProgress | None" = None
 
     def details(self) -> str:
@@ -30,7 +30,7 @@ class CoordinatorProgress:
     expired: int = 0
     handed_over: int = 0
     drains: int = 0
-    owed: list[str] = field(default_factory=list)  # the last 20 that were handed over
+    owed: list[str] = field(default_factory=list)  # the last 20 transactions that were handed over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class BroadcastProgress:
 
     state: str = ""
     settled: int = 0
-    owed: list[Owed] = field(default_factory=list)  # the first 20
+    owed: list[Owed] = field(default_factory=list)  # the first 20 participants that are owed
     owed_count: int = 0
     attempts: int = 0
 
@@ -67,7 +67,7 @@ class SweepTransactionsInput:
 
     actor: str = ""
     reason: str = ""
-    queue: str = ""  # task queue of the coordinators that it starts
+    queue: str = ""  # task queue of the coordinators that the sweep starts
 
     def details(self) -> str:
         return "Wakes coordinators with work that no workflow does. `sexton txn list` shows unfinished transactions."

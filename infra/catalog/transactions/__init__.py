@@ -1,1 +1,1 @@
-"""Transactions in SQL: their rows, the buffers of topics, and what decides and settles them."""
+"""Transactions in SQL: rows of transactions and participants, and the transaction buffers of topics."""

@@ -1,11 +1,12 @@
 """Transaction buffers of topics: the only writes of `buffer_range` and `buffer_hidden`.
 
-A range is a run of entries of one transaction. Until its topic is settled, the state of the transaction's row decides
-whether readers see the range, wait for it or skip it. Then aborted entries are hidden for good, as markers are at once.
-Hidden entries are bitmaps, one row per ledger, which is removed with the ledger.
+A range is a run of entries of one transaction. Until the transaction is settled in the topic, its state decides how
+readers treat the range. Readers read it, wait before it, or skip it. The settlement removes the range, and hides
+aborted entries for good. Transaction markers are hidden at once. Hidden entries are bitmaps, in one row per ledger,
+which is removed with the ledger.
 
 Source: Pulsar's TopicTransactionBuffer (maxReadPosition, aborted transactions). It stores transaction ids, not entries.
-With entries a reader subtracts bitmaps, without a lookup per entry.
+With entries, a reader subtracts bitmaps and needs no lookup per entry.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -40,10 +41,10 @@ class BufferView:
 def read_buffers(
     connection: Connection, topic_ids: Collection[TopicId], *, from_ledger: int = -1
 ) -> dict[TopicId, BufferView]:
-    """Return the buffers of topics, without hidden entries of earlier ledgers.
+    """Return the buffers of topics, without hidden entries in ledgers below `from_ledger`.
 
-    Read the registered entries before this. Otherwise later entries would count as committed. Ranges are read before
-    bitmaps, because the settlement of an abort moves entries from ranges to bitmaps.
+    Read the registered entries before this call. Otherwise entries that come in between would count as committed.
+    Ranges are read before bitmaps, because the settlement of an abort moves entries from ranges to bitmaps.
     """
     buffers = {topic_id: BufferView() for topic_id in topic_ids}
     is_open = _T.state == TransactionState.OPEN.value
@@ -81,7 +82,7 @@ def open_entries(connection: Connection, topic_id: TopicId) -> dict[TransactionI
 
 
 def insert_ranges(connection: Connection, ranges: Collection[tuple[int, ...]]) -> None:
-    """Insert rows of `_RANGE_COLUMNS`, under the locks of ledgers and open transactions."""
+    """Insert rows of `_RANGE_COLUMNS`. The caller has locked the ledgers and the open transactions."""
     if ranges:
         _inserting_statement(connection.dialect.name).execute(connection, ranges)
 
@@ -96,7 +97,7 @@ def _inserting_statement(dialect: str) -> Statement:
 def hide_entries(
     connection: Connection, topic_by_ledger: Mapping[LedgerId, TopicId], entries: Mapping[LedgerId, BitMap]
 ) -> None:
-    """Hide entries of locked ledgers."""
+    """Hide entries. The caller has locked their ledgers."""
     if not entries:
         return
     stored = connection.execute(select(t.buffer_hidden).where(among(connection, _H.ledger_id, entries)))
@@ -112,7 +113,7 @@ def hide_entries(
 
 
 def forget_entries_from(connection: Connection, first_entry_by_ledger: Mapping[LedgerId, int]) -> None:
-    """Remove what buffers say of entries from these on, so that adoption can register other entries there."""
+    """Remove entries from these entry ids on from the buffers. Adoption can then register other entries there."""
     for ledger_id, first_entry in first_entry_by_ledger.items():
         connection.execute(delete(t.buffer_range).where(_B.ledger_id == ledger_id, _B.first_entry >= first_entry))
     rows = connection.execute(select(t.buffer_hidden).where(among(connection, _H.ledger_id, first_entry_by_ledger)))
@@ -123,9 +124,9 @@ def forget_entries_from(connection: Connection, first_entry_by_ledger: Mapping[L
 
 
 def settle_ranges(connection: Connection, settled: Collection[tuple[TopicId, TransactionId]]) -> None:
-    """Remove the ranges of decided transactions in topics, and hide those of aborted ones.
+    """Remove the ranges of decided transactions in topics, and hide the entries of aborted ranges.
 
-    The ledgers are locked, ascending, as an append locks them, because it may hide a marker meanwhile.
+    Ledgers are locked ascending, as appends lock them, because an append may hide a transaction marker meanwhile.
     """
     keys = {(topic_id, txn.tc_id, txn.sequence) for topic_id, txn in settled}
     statements = _settling_statements(connection.dialect.name)
@@ -145,7 +146,7 @@ def settle_ranges(connection: Connection, settled: Collection[tuple[TopicId, Tra
 
 
 class _SettlingStatements(NamedTuple):
-    """Statements on ranges. Aborted ranges are removed by the keys that were read, so that exactly these go."""
+    """Statements on ranges. `remove_ranges` removes exactly the rows that `read_aborted` returned."""
 
     remove_committed: Statement
     read_aborted: Statement
@@ -173,7 +174,7 @@ def _settling_statements(dialect: str) -> _SettlingStatements:
 
 
 def forget_ledgers(connection: Connection, removed: Any) -> None:  # noqa: ANN401 - a subquery of ledger ids
-    """Remove the rows of ledgers that the same SQL transaction removes."""
+    """Remove the buffer rows of ledgers that the same SQL transaction removes."""
     connection.execute(delete(t.buffer_range).where(_B.ledger_id.in_(removed)))
     connection.execute(delete(t.buffer_hidden).where(_H.ledger_id.in_(removed)))
 

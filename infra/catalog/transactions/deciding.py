@@ -1,10 +1,11 @@
-"""Begin and end of transactions in a group commit, and the abort of expired ones.
+"""Begin and end of transactions in a group commit, and the abort of expired transactions.
 
-`end_transactions` decides. One SQL transaction sets the state, from which readers of every topic follow, and turns held
-entries of subscriptions into acknowledgements. The later broadcast tells the logs, and changes no answer.
+One SQL transaction sets the state. Readers of every topic follow this state at once. The same SQL transaction turns
+held entries of subscriptions into acknowledgements. The later broadcast writes the decision to the logs, and does not
+change what readers see.
 
-Source: Pulsar's transaction coordinator. It announces the end to each participant, so that readers see a part of it
-until the last participant has heard.
+Source: Pulsar's transaction coordinator. It tells one participant after the other, so readers see a part of a
+transaction until the last participant is told.
 """
 
 from collections import Counter
@@ -34,7 +35,7 @@ LockedTransactions = Mapping[TransactionId, Row[Any]]
 
 
 def begin_transactions(connection: Connection, writes: Sequence[BeginTransaction], *, now_us: int) -> list[WriteResult]:
-    """Open transactions, with one statement per coordinator."""
+    """Open transactions. Each coordinator takes its ids with one statement."""
     sequences: dict[int, Any] = {}
     for tc_id in sorted({write.tc_id for write in writes}):
         count = sum(write.tc_id == tc_id for write in writes)
@@ -57,15 +58,11 @@ def end_transactions(
     next_cursors: Collection[tuple[TopicId, str]],
     now_us: int,
 ) -> list[WriteResult]:
-    """Decide locked transactions, in order. A second request for a transaction meets the decision of the first.
+    """Decide locked transactions, in order. A second request for a transaction finds the decision of the first request.
 
-    Args:
-        connection: Connection whose SQL transaction holds the locks.
-        writes: Requests to commit or abort.
-        locked: Rows of the transactions.
-        states: States of these rows, which are updated.
-        next_cursors: Cursors that the caller locks next. If this call locks cursors, it locks these too, in one order.
-        now_us: The database's clock, read under the locks.
+    `locked` has the rows of the transactions. `states` has their states and is updated. `now_us` is the database's
+    clock, read under the locks. The caller locks `next_cursors` next. If this call locks cursors, it locks these too,
+    in one order.
     """
     results: list[WriteResult] = []
     changed: dict[TransactionId, TransactionState] = {}
@@ -104,9 +101,9 @@ def store_decisions(
     now_us: int,
     timed_out: bool = False,
 ) -> dict[TransactionId, TransactionState]:
-    """Store the decisions of locked, open transactions. Return their states, final for those without participants.
+    """Store the decisions of locked, open transactions. Return their states, final if there are no participants.
 
-    If the call locks cursors, it locks `next_cursors` too, which the caller locks next.
+    If this call locks cursors, it locks `next_cursors` too, because the caller locks them next.
     """
     if not changed:
         return {}
@@ -126,10 +123,10 @@ def settle_cursors(
     aborted: Sequence[StoredParticipant] = (),
     next_cursors: Collection[tuple[TopicId, str]] = (),
 ) -> None:
-    """Acknowledge what committed transactions held, and count a release of each cursor of an aborted one.
+    """Acknowledge entries that committed transactions held, and count a release per cursor and aborted transaction.
 
-    The next acknowledgement advances mark-delete. A cursor that was sought, or whose ledgers were detached since, keeps
-    only what still counts. From here on, cumulative acknowledgements that were read before an abort are refused.
+    The next acknowledgement advances mark-delete. After a seek, or if ledgers were detached, the cursor keeps only
+    entries that still count. From now on, cumulative acknowledgements of a read before the abort are refused.
     """
     committed_keys = {(holder.participant.topic_id, holder.participant.subscription) for holder in committed}
     releases = Counter((holder.participant.topic_id, holder.participant.subscription) for holder in aborted)

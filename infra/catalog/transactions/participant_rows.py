@@ -1,4 +1,4 @@
-"""The only writes of the rows of participants. Their transactions are locked."""
+"""Rows of participants: their only writes. The caller has locked the participants' transactions."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -44,12 +44,12 @@ _COLUMNS: Final = (
     "how",
     "last_error",
 )
-"""Columns that `_to_participant` reads by their order, because hundreds of rows are read at once."""
+"""Columns in the order in which `_to_participant` reads them. By order is faster, for hundreds of rows."""
 _IS_OF_TRANSACTION: Final = and_(_P.tc_id == _T.tc_id, _P.sequence == _T.sequence)
 
 
 def insert_participants(connection: Connection, joined: Iterable[tuple[TransactionId, Participant, str]]) -> None:
-    """Insert missing participants, each with its topic's name. Their open transactions are locked."""
+    """Insert missing participants, each with its topic's name. The caller has locked their open transactions."""
     rows = {
         (txn.tc_id, txn.sequence, participant.topic_id, participant.subscription, topic)
         for txn, participant, topic in joined
@@ -63,7 +63,7 @@ def _joining_statement(dialect: str) -> Statement:
     column_types: _ColumnTypes = {"tc_id": BIG, "sequence": BIG, "topic_id": BIG, "subscription": TEXT, "topic": TEXT}
     joined = bulk_parameter(dialect, "joined", column_types)
     columns = [joined.source.c[name] for name in column_types]
-    rows = select(*columns, literal(b"", LargeBinary())).where(true())  # SQLite reads ON as a join's without a WHERE
+    rows = select(*columns, literal(b"", LargeBinary())).where(true())  # without WHERE, SQLite takes ON for a join's
     put = dialect_insert(dialect, t.transaction_participant).from_select([*column_types, "positions"], rows)
     return Statement(sql=put.on_conflict_do_nothing(), rows=joined)
 
@@ -71,7 +71,7 @@ def _joining_statement(dialect: str) -> Statement:
 def replace_held(
     connection: Connection, txn: TransactionId, participant: Participant, positions: Mapping[LedgerId, BitMap]
 ) -> None:
-    """Replace the entries that a transaction holds of a subscription. Its cursor is locked."""
+    """Replace the entries of a subscription that a transaction holds. The caller has locked the cursor."""
     matching = update(t.transaction_participant).where(*_match_participant(txn, participant))
     connection.execute(matching.values(positions=pack_acknowledged(positions)))
 
@@ -88,7 +88,7 @@ def _match_participant(txn: TransactionId, participant: Participant) -> tuple[Co
 def read_held(
     connection: Connection, subscriptions: Collection[tuple[TopicId, str]]
 ) -> dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]]:
-    """Return the entries that open transactions hold of each subscription."""
+    """Return the entries of each subscription that open transactions hold."""
     held_entries: dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]] = {
         key: {} for key in subscriptions
     }
@@ -179,7 +179,7 @@ def _to_participant(row: Sequence[Any]) -> StoredParticipant:
 def settle_participants(
     connection: Connection, settlements: Iterable[tuple[TransactionId, Participant, Settlement]], *, now_us: int
 ) -> int:
-    """Settle participants of decided transactions. Settled ones stay as they are. Return how many this call settled."""
+    """Settle owed participants of decided transactions. Return how many participants this call settled."""
     rows = [
         (txn.tc_id, txn.sequence, participant.topic_id, participant.subscription, settlement.value, now_us)
         for txn, participant, settlement in settlements
@@ -207,7 +207,7 @@ def _settling_statement(dialect: str) -> Statement:
 
 
 def put_errors(connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
-    """Store the errors of owed participants."""
+    """Store the errors of participants that are owed."""
     for participant, error in sorted(failures.items()):
         is_owed = (*_match_participant(txn, participant), _P.settled_us.is_(None))
         connection.execute(update(t.transaction_participant).where(*is_owed).values(last_error=error))

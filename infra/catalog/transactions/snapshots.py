@@ -1,4 +1,4 @@
-"""The port `TransactionSnapshots` in SQL. Lock order: topic, list of the topic's snapshots, row."""
+"""Snapshots of transaction buffers in SQL. Lock order: topic, list of the topic's snapshots, row."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -32,7 +32,7 @@ from logstore.transactions.buffer import Buffer
 
 
 class SqlTransactionSnapshots(CatalogAdapter):
-    """The `TransactionSnapshots` port."""
+    """Implementation of the port `TransactionSnapshots`."""
 
     def current(self, topic_id: TopicId) -> StoredSnapshot:
         return self._db.read(lambda connection: read_snapshot(connection, topic_id))
@@ -75,7 +75,7 @@ class SqlTransactionSnapshots(CatalogAdapter):
 
 
 def _buffer(connection: Connection, topic_id: TopicId) -> Buffer:
-    """Read at one moment, so that a transaction that is open here has no marker up to the last entry."""
+    """Read at one moment. A transaction that is open at that moment has no marker up to the last entry."""
     return Buffer(
         read_to=last_entry(connection, topic_id, empty_too=True) or EARLIEST,
         open=open_entries(connection, topic_id),
@@ -87,7 +87,7 @@ _S = t.transaction_snapshot.c
 
 
 def read_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
-    """Return the topic's row, or an empty value."""
+    """Return the topic's row as a value, or an empty value."""
     query = select(t.transaction_snapshot).where(_S.topic_id == topic_id)
     row = connection.execute(query.with_for_update() if lock else query).first()
     if row is None:
@@ -97,7 +97,7 @@ def read_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = Fal
 
 
 def count_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
-    """Count settled transactions of share-locked topics, and set the times at which their snapshots are due."""
+    """Count settled transactions of topics, and set when their snapshots are due. The topics are share-locked."""
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
     if changes:
         _counting_statement(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
@@ -106,7 +106,7 @@ def count_changes(connection: Connection, changes: Mapping[TopicId, int], *, now
 @cache
 def _counting_statement(dialect: str) -> Statement:
     settled = bulk_parameter(dialect, "settled", {"topic_id": BIG, "changes": BIG})
-    now, later = (cast(bindparam(name), BIG) for name in ("now", "later"))  # PostgreSQL would read text without a cast
+    now, later = (cast(bindparam(name), BIG) for name in ("now", "later"))  # PostgreSQL takes uncast ones for text
     c = settled.source.c
     new = {
         "topic_id": c.topic_id,
@@ -115,7 +115,7 @@ def _counting_statement(dialect: str) -> Statement:
         "read_ledger": literal(-1),
         "read_entry": literal(-1),
     }
-    rows = select(*new.values()).where(true())  # SQLite reads ON as a join's without a WHERE
+    rows = select(*new.values()).where(true())  # without WHERE, SQLite takes ON for a join's
     put = dialect_insert(dialect, t.transaction_snapshot).from_select(list(new), rows)
     changes = _S.changes + put.excluded.changes
     due = case((changes >= SNAPSHOT_CHANGES, now), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later)
@@ -124,7 +124,7 @@ def _counting_statement(dialect: str) -> Statement:
 
 
 def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:
-    """Take due rows, without waiting for rows that another process takes."""
+    """Take rows that are due until `until_us`. Skip rows that another process has locked."""
     due = select(_S.topic_id).where(_S.due_us <= now_us).order_by(_S.due_us, _S.topic_id).limit(limit)
     topic_ids = [TopicId(topic_id) for topic_id in connection.execute(due.with_for_update(skip_locked=True)).scalars()]
     if topic_ids:
@@ -134,7 +134,7 @@ def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) 
 
 
 def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: LedgerId) -> None:
-    """Store the topic's snapshot, under the lock of its list. After changes meanwhile the next one is due."""
+    """Store the topic's snapshot, under the lock of its list. After changes the next snapshot stays due."""
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
     put = dialect_insert(connection.dialect.name, t.transaction_snapshot)
     put = put.values(topic_id=switch.topic_id, changes=0, **values)
@@ -143,7 +143,7 @@ def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: Ledg
 
 
 def drop_snapshots(connection: Connection, is_lost: ColumnElement[bool]) -> int:
-    """Forget snapshots that storage has lost, by a condition on `ledger_id`. Return how many."""
+    """Forget the snapshots that a condition on `ledger_id` selects. Return their number."""
     values = {"ledger_id": None, "read_ledger": -1, "read_entry": -1}
     return connection.execute(update(t.transaction_snapshot).where(is_lost).values(values)).rowcount
 

@@ -1,7 +1,7 @@
-"""The only reads and writes of the rows of coordinators and transactions.
+"""Rows of coordinators and transactions: their only reads and writes.
 
-Lock order: after topics, lists, ledgers and producer sequences, before coordinators and cursors. Several transactions
-are locked by id, all that the SQL transaction will need at once. Settled participants come before their transaction.
+Lock order: transactions come after topics, lists, ledgers and producer sequences, and before coordinators and cursors.
+A SQL transaction locks all transactions that it needs at once, by id. It settles participants before their transaction.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -39,11 +39,7 @@ _ColumnTypes = dict[str, TypeEngine[Any]]
 
 
 def next_sequences(connection: Connection, tc_id: int, count: int) -> range:
-    """Take the coordinator's next ids. Insert its row if it has none.
-
-    Raises:
-        IdsExhausted: Not all of the ids are below the ceiling.
-    """
+    """Take the coordinator's next sequence numbers. Raise `IdsExhausted` if not all are below the ceiling."""
     is_below_ceiling = _C.next_sequence + count <= select(t.record_log.c.transaction_ceiling).scalar_subquery()
     connection.execute(insert_if_absent(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0))
     end = connection.execute(
@@ -82,7 +78,7 @@ def _locking_statement(dialect: str) -> Statement:
 
 
 def lock_transactions(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, Row[Any]]:
-    """Lock the transactions that exist, by id."""
+    """Lock the transactions that exist, in the order of their ids."""
     pairs = txn_pairs(txns)
     rows = _locking_statement(connection.dialect.name).execute(connection, pairs).all() if pairs else []
     return {TransactionId(row.tc_id, row.sequence): row for row in rows}
@@ -93,7 +89,7 @@ def store_states(
 ) -> None:
     """Store the decided states of locked transactions. A final state finishes its transaction."""
     rows = [(txn.tc_id, txn.sequence, state.value, now_us if state.is_final else None) for txn, state in states.items()]
-    trace = current_trace_id()  # the later broadcast runs in a trace of many transactions
+    trace = current_trace_id()  # stored now, because the later broadcast has one trace for many transactions
     _deciding_statement(connection.dialect.name).execute(connection, rows, now=now_us, late=int(timed_out), trace=trace)
 
 
@@ -113,7 +109,7 @@ def _deciding_statement(dialect: str) -> Statement:
 
 
 def to_transactions(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredTransaction]:
-    """Return rows of `transaction` with their participants as values, in their order."""
+    """Return rows of `transaction` as values with their participants, in the order of the rows."""
     participants = read_participants(connection, [TransactionId(row.tc_id, row.sequence) for row in rows])
     return [
         dataclass_from_row(
@@ -129,14 +125,14 @@ def to_transactions(connection: Connection, rows: Sequence[Row[Any]]) -> list[St
 
 
 def match_transaction(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions of one row."""
+    """Return the conditions that select the row of one transaction."""
     return (_T.tc_id == txn.tc_id, _T.sequence == txn.sequence)
 
 
 def finish_transactions(
     connection: Connection, txns: Collection[TransactionId], *, now_us: int
 ) -> list[FinishedTransaction]:
-    """Finish the decided transactions that owe no participant. Return all of `txns` that are final now."""
+    """Finish the decided transactions without an owed participant. Return all of `txns` that are final now."""
     statements, pairs = _finishing_statements(connection.dialect.name), txn_pairs(txns)
     locked = statements.lock.execute(connection, pairs).all()
     already_finished = [
@@ -150,7 +146,7 @@ def finish_transactions(
 
 
 class _FinishingStatements(NamedTuple):
-    """Two statements, in this order. A subquery that waited for locks would see the state before them."""
+    """Two statements in this order, because one statement with a subquery would see the state before its locks."""
 
     lock: Statement  # by id
     finish: Statement
@@ -187,7 +183,7 @@ def _states_statement(dialect: str) -> Statement:
 
 
 def is_unclaimed(now_us: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a number, or a parameter
-    """Select transactions without a live claim at that time."""
+    """Select transactions without a live claim at `now_us`."""
     has_lapsed: ColumnElement[bool] = func.coalesce(_T.claim_until_us, 0) <= now_us
     return has_lapsed
 
@@ -195,7 +191,7 @@ def is_unclaimed(now_us: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a number
 def claim_transaction(
     connection: Connection, txn: TransactionId, claim: Mapping[str, Any], *, workflow_id: str, now_us: int
 ) -> bool:
-    """Claim one transaction unless another workflow works on it. Return whether it is claimed."""
+    """Claim one transaction unless another workflow has a live claim. Return whether it is claimed."""
     can_claim = or_(is_unclaimed(now_us), _T.claim_workflow == workflow_id)
     claimed = update(t.transaction).where(*match_transaction(txn), can_claim).values(**claim)
     return bool(connection.execute(claimed).rowcount)
@@ -224,7 +220,7 @@ def _claiming_statement(dialect: str) -> Statement:
 
 
 def finished_before(connection: Connection, before_us: int, limit: int) -> dict[TransactionId, TransactionState]:
-    """Return transactions that finished before that time, oldest first."""
+    """Return transactions that finished before `before_us`, oldest first."""
     query = select(_T.tc_id, _T.sequence, _T.state).where(_T.finished_us < before_us)
     rows = connection.execute(query.order_by(_T.finished_us).limit(limit))
     return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in rows}
@@ -239,7 +235,7 @@ def remove_transactions(connection: Connection, finished: Collection[Transaction
 
 
 def count_states(connection: Connection) -> Sequence[Row[Any]]:
-    """Return rows `state`, `rows` and `since`, the earliest time of each state of unfinished transactions."""
+    """Return `state`, `rows` and `since` of unfinished transactions. `since` is the earliest time of each state."""
     since = func.min(func.coalesce(_T.decided_us, _T.created_us)).label("since")
     query = select(_T.state, func.count().label("rows"), since).where(_T.finished_us.is_(None)).group_by(_T.state)
     return connection.execute(query).all()

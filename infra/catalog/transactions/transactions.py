@@ -1,4 +1,4 @@
-"""The port `Transactions` in SQL."""
+"""Transactions in SQL."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -48,11 +48,11 @@ _PENDING_WORK = select(
     .label("has_unclaimed"),
     select(func.min(_T.deadline_us)).where(*_OPEN).scalar_subquery().label("deadline"),
 )
-"""Built once, because coordinators poll it."""
+"""Query that is built once, because coordinators poll it."""
 
 
 class SqlTransactions(CatalogAdapter):
-    """The `Transactions` port."""
+    """Implementation of the port `Transactions`."""
 
     def get(self, txn: TransactionId) -> StoredTransaction:
         return self._db.read(lambda connection: _require_transaction(connection, txn))
@@ -167,7 +167,7 @@ class SqlTransactions(CatalogAdapter):
     def resolve(
         self, connection: Connection, txn: TransactionId, participant: Participant, cause: Cause
     ) -> StoredTransaction:
-        # Not locked, because a decision is final. The row's lock comes after those of the ledgers.
+        # The row is not locked here: a decision is final, and ledgers must be locked before the row.
         transaction = _require_transaction(connection, txn)
         stored = next((stored for stored in transaction.participants if stored.participant == participant), None)
         if stored is None:
@@ -195,12 +195,9 @@ class SqlTransactions(CatalogAdapter):
 def _settle(
     connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, Settlement]], *, now_us: int
 ) -> list[FinishedTransaction]:
-    """Settle ranges, participants and transactions. Lock order: topics, ledgers, transactions.
-
-    A deleted topic needs no snapshot.
-    """
+    """Settle ranges, participants and transactions. Lock order: topics, ledgers, transactions."""
     changes = Counter(participant.topic_id for _, participant, _ in settlements)
-    active = share_lock_topics(connection, changes)
+    active = share_lock_topics(connection, changes)  # a deleted topic needs no snapshot
     settle_ranges(connection, {(participant.topic_id, txn) for txn, participant, _ in settlements})
     if participants.settle_participants(connection, settlements, now_us=now_us):
         active_changes = {topic_id: count for topic_id, count in changes.items() if topic_id in active}
@@ -213,7 +210,7 @@ def _record_failures(
     failures: Mapping[TransactionId, Mapping[Participant, str]],
     claims: Mapping[TransactionId, Mapping[str, Any]],
 ) -> None:
-    """Store the errors of participants, then of their transactions. A settlement locks them in the same order."""
+    """Store the errors of participants before those of transactions. A settlement locks rows in the same order."""
     for txn, errors in sorted(failures.items()):
         participants.put_errors(connection, txn, errors)
     for txn, errors in sorted(failures.items()):

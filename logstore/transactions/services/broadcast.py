@@ -1,11 +1,12 @@
 """Broadcast of decided transactions: markers in the participants' logs, and settled buffers in the catalog.
 
-A broadcast does not change what readers see. The state of the transaction's row has decided that. One append to a topic
-has the markers of all transactions of a batch. One SQL transaction then settles the participants of all topics, and
-makes transactions final that owe no participant the decision any more.
+A broadcast does not change what readers see, because readers follow the state of the transaction's row. A topic gets
+one append with the transaction markers of a whole batch. One SQL transaction then settles the participants of all
+topics. It finishes each transaction whose participants are all settled.
 
-Each step may run twice. A second marker of a transaction says the same as the first, and is hidden like it. Settling
-again changes nothing. A process may die between two steps: its claims lapse, and another one claims the transactions.
+Each step may run twice. A second marker says the same as the first marker, and is hidden, too. Settling a participant
+again changes nothing. If a process dies between two steps, its claims lapse and another process claims the
+transactions.
 
 Source: Pulsar's transaction coordinator, which sends the decision to each partition and subscription separately.
 """
@@ -37,7 +38,7 @@ from logstore.transactions.transactions import Participant, TransactionId
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_CONCURRENT_TOPICS: Final = 32
-"""The threads mostly wait for storage."""
+"""Number of threads, which mostly wait for storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +56,15 @@ class BroadcastResult:
 
     finished: Sequence[FinishedTransaction] = ()
     failures: Mapping[TransactionId, Mapping[Participant, str]] = field(default_factory=dict)
-    topics: int = 0  # to which the decision was sent or could not be sent
-    topics_away: int = 0  # of these, topics for which storage or the catalog did not answer
+    topics: int = 0  # topics of all participants that were owed
+    topics_away: int = 0  # part of `topics`, for which storage or the catalog did not answer
 
 
 class Broadcaster:
     """Sender of decisions to participants. It is thread-safe. Close it after use.
 
-    Args:
-        transactions: The catalog's transactions.
-        topics: The catalog's topics.
-        managed: The log, to which markers are appended.
-        epoch: Returns the catalog's current epoch.
-        advance: Advances the mark-delete position of a subscription over contiguous acknowledgements. It may fail: the
-            next acknowledgement then does so.
+    `advance` moves the mark-delete position of a subscription over contiguous acknowledgements. If `advance` fails, the
+    subscription's next acknowledgement moves the position.
     """
 
     def __init__(
@@ -85,17 +81,13 @@ class Broadcaster:
         self._threads = ThreadPoolExecutor(_MAX_CONCURRENT_TOPICS, thread_name_prefix="broadcast")
 
     def close(self) -> None:
-        """Wait for running calls, and end the threads."""
         self._threads.shutdown()
 
     def settle(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
-        """Send the decisions to all participants that are owed one. A topic that fails delays no other topic.
-
-        Args:
-            batch: Decided transactions, claimed by the caller.
+        """Tell all participants of a claimed batch that are owed. A topic that fails delays no other topic.
 
         Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer. Nothing is lost: the claims lapse.
+            StoreUnavailable, CatalogBusy: The catalog did not answer. Nothing is lost, because the claims lapse.
         """
         owed_by_topic: dict[TopicId, list[_OwedDecision]] = {}
         for txn in batch:
@@ -122,7 +114,6 @@ class Broadcaster:
         return BroadcastResult(finished=finished, failures=failures, topics=len(calls), topics_away=topics_away)
 
     def _send(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settlement | _Failure:
-        """Append the markers of one topic. Return an error as a value."""
         try:
             return self._append_markers(topic_id, owed, epoch)
         except SextonError as error:
@@ -134,7 +125,7 @@ class Broadcaster:
             return _Failure(f"{type(defect).__name__}: {first_line}", is_transient=False)
 
     def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settlement:
-        """Append markers in the order of transactions. A deleted topic needs none."""
+        """Append transaction markers in the order of `owed`. A deleted topic gets no markers."""
         markers = [
             TransactionMarker(
                 txn=txn.txn,
@@ -151,7 +142,7 @@ class Broadcaster:
             with effect("transactions.append_markers"):
                 self._managed.append(topic, markers_to_entries(markers))
         except (UnknownObject, PreconditionFailed) as error:
-            # The append was refused for another reason than the topic's deletion.
+            # Only a topic that is not active is gone. Any other refusal is an error.
             if isinstance(error, StaleCatalog) or self._is_active(topic_id):
                 raise
             return Settlement.GONE
@@ -164,7 +155,6 @@ class Broadcaster:
             return False
 
     def _advance_subscriptions(self, batch: Sequence[StoredTransaction], finished: set[TransactionId]) -> None:
-        """Advance subscriptions over acknowledgements of committed transactions, in the background."""
         subscriptions = {
             (stored.participant.topic_id, stored.participant.subscription)
             for txn in batch

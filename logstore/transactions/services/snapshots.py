@@ -1,13 +1,15 @@
 """Snapshots of transaction buffers in storage, and the rebuild of a buffer from a snapshot and the log after it.
 
-A snapshot is written after changes, outside appends and commits. No caller waits for one, and nothing is lost without
-one: it only bounds how much log a rebuild reads. The buffer, as SQL has it at one moment, is stored as a component's
-ledger, and one SQL transaction switches to it. A writer that dies before leaves a newborn ledger, which a trim of the
-topic deletes.
+A snapshot only bounds how much of the log a rebuild reads. Appends and commits do not wait for a snapshot, and a
+missing snapshot loses nothing. To write one:
 
-The end of a rebuild is fixed when it begins, after open transactions too. It neither waits for them nor stops at them
-(kafka-flow#857). A failed rebuild leaves nothing behind, and starts again from the beginning (apache/pulsar#14801,
-#14830).
+1. Read the buffer from SQL at one moment, and store it as a component ledger.
+2. Switch the topic to the new ledger in one SQL transaction.
+
+A writer that dies before step 2 leaves a newborn ledger, which a trim of the topic deletes.
+
+The end of a rebuild is fixed when the rebuild begins. Open transactions neither delay nor stop it (kafka-flow#857). A
+failed rebuild leaves nothing behind, and starts again from the beginning (apache/pulsar#14801, #14830).
 
 Source: Pulsar's SnapshotSegmentAbortedTxnProcessor (PIP-196).
 """
@@ -34,26 +36,26 @@ from logstore.units import raise_if_stopped
 _LOG: Final = logging.getLogger(__name__)
 
 _LEASE_S: Final = 60.0
-"""Time after which a topic is due again whose snapshot failed, or whose writer died."""
+"""Time after which a topic is due again if its snapshot failed or its writer died."""
 
 _TOPICS_PER_PAGE: Final = 16
 _MAX_READ_ATTEMPTS: Final = 5
-"""Reads of a log that is trimmed while it is read."""
+"""Most attempts to read a log that is trimmed meanwhile."""
 
 
 class BufferSnapshots:
-    """Writer and reader of snapshots. It is thread-safe, and any number of processes may run it."""
+    """Writer and reader of buffer snapshots. It is thread-safe, and several processes may run it at once."""
 
     def __init__(self, *, snapshots: TransactionSnapshots, contents: ComponentLedgers) -> None:
         self._snapshots, self._contents = snapshots, contents
 
     def write_due(self) -> int:
-        """Write a page of due snapshots from the buffers in SQL. Return how many were due.
+        """Write one page of due snapshots from the buffers in SQL. Return how many topics were due.
 
         A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
 
         Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not return the topics that are due.
+            StoreUnavailable, CatalogBusy: The catalog did not return the due topics.
         """
         due = self._snapshots.take_due(limit=_TOPICS_PER_PAGE, lease_s=_LEASE_S)
         for topic_id in due:
@@ -65,7 +67,7 @@ class BufferSnapshots:
         return len(due)
 
     def replace(self, topic_id: TopicId, buffer: Buffer) -> bool:
-        """Make a buffer the topic's snapshot, unless the current one covers more entries. Return whether it is.
+        """Replace the topic's snapshot, unless it covers more entries than `buffer`. Return whether it was replaced.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
@@ -93,11 +95,7 @@ class BufferSnapshots:
             return self._contents.write(draft, publish)
 
     def load(self, topic_id: TopicId) -> Buffer | None:
-        """Return the topic's snapshot, or `None` if there is none or it is damaged. Damage is logged.
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
-        """
+        """Return the topic's snapshot, or `None` if it is missing or damaged. Damage is logged."""
         ledger_id = self._snapshots.current(topic_id).ledger_id
         if ledger_id is None:
             return None
@@ -112,14 +110,8 @@ class BufferSnapshots:
 class BufferRebuilder:
     """Builder of buffers from the logs in storage. It is thread-safe.
 
-    Args:
-        ledgers: The catalog's ledgers and segments.
-        transactions: States of transactions that have no marker.
-        objects: The primary bucket.
-        tiered: Reader of tiered copies, for segments whose primary copy is gone or damaged.
-        snapshots: Snapshots from which rebuilds start. Without them each rebuild reads the whole log.
-        read_whole_log: Read whole logs despite snapshots. A snapshot then only decides about transactions that neither
-            the log nor the catalog knows.
+    A rebuild starts from the topic's snapshot. Without `snapshots`, or with `read_whole_log`, it reads the whole log. A
+    snapshot then only decides about transactions that neither the log nor the catalog knows.
     """
 
     def __init__(
@@ -136,7 +128,7 @@ class BufferRebuilder:
         self._objects, self._tiered, self._snapshots, self._read_whole_log = objects, tiered, snapshots, read_whole_log
 
     def rebuild(self, topic_id: TopicId) -> Buffer:
-        """Return the topic's buffer up to the entry that is the last one now.
+        """Return the topic's buffer up to the entry that is the last one when the call begins.
 
         Raises:
             MissingData: A listed ledger lacks an object in every copy.
@@ -152,7 +144,7 @@ class BufferRebuilder:
             except SegmentGone as gone:
                 missing = gone
             else:
-                # The catalog is read after the log, so that its states are no older than the markers.
+                # The catalog is read after the log, so the states are no older than the markers.
                 states = self._transactions.states(list(buffer.open))
                 return resolve_open_transactions(buffer, states, known)
             if missing.ledger_id in {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}:
@@ -173,11 +165,7 @@ class BufferRebuilder:
         return fold.buffer()
 
     def _unread_segments(self, listed: list[Ledger], fold: BufferFold) -> Iterator[tuple[Ledger, Segment]]:
-        """Yield the segments that the fold needs, in log order.
-
-        Raises:
-            SegmentGone: The catalog has no segment for an entry of a ledger.
-        """
+        """Yield the segments that the fold needs, in log order. Raise `SegmentGone` if the catalog lacks one."""
         for ledger in listed:
             unread = fold.unread_entries(ledger.ledger_id)
             if not unread:
