@@ -1,4 +1,4 @@
-"""All activities of this build over one log store, and the activities of each task queue."""
+"""Activities of this build for one log store, and the activities of each task queue."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -96,7 +96,7 @@ class Activities:
         ]
 
     def all(self) -> Sequence[Callable[..., Any]]:
-        """Return each method of all fields that is defined as an activity."""
+        """Return all activities of all fields."""
         record_hosts = [getattr(self.records, field.name) for field in fields(self.records)]
         hosts = [*(getattr(self, field.name) for field in fields(self) if field.name != "records"), *record_hosts]
         return [
@@ -108,7 +108,7 @@ class Activities:
 
 
 def create_activities(log: LogStore, owners: Owners) -> Activities:
-    """Create the activities of a worker that sends work to `owners`."""
+    """Create the activities of a worker. `owners` finds the owner of a topic."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
     planning, applying, scrubbing = _create_reconciliation(log)

@@ -1,4 +1,4 @@
-"""The log store that settings define: over the database, the buckets, and bulk jobs on Spark."""
+"""Log store that the settings define: its database, its buckets, and its bulk jobs on Spark."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +43,7 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
 
 @contextmanager
 def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
-    """Open the log store over an open catalog, which stays open."""
+    """Open the log store with an open catalog. The catalog stays open after the block."""
     get_bucket = own_buckets(
         settings,
         OwnStores(catalog.identities),
@@ -70,7 +70,7 @@ def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]
 
 
 def make_store_clock(settings: Settings) -> Callable[[], int]:
-    """Return a function that reads the object store's clock, in microseconds. It connects at its first call."""
+    """Return a function that reads the object store's clock, in microseconds. Its first call connects."""
     primary = cache(lambda: primary_bucket(settings))
 
     def now_us() -> int:
@@ -82,7 +82,7 @@ def make_store_clock(settings: Settings) -> Callable[[], int]:
 
 
 def roll_policy(settings: Settings) -> RollPolicy:
-    """Return the limits of a ledger."""
+    """Return the limits at which a ledger is closed and the next one begins."""
     return RollPolicy(
         max_entries=settings.ledger_max_entries,
         max_size_bytes=settings.ledger_max_bytes,
@@ -91,7 +91,7 @@ def roll_policy(settings: Settings) -> RollPolicy:
 
 
 def _policies(settings: Settings) -> Policies:
-    # Deletion of a tiered copy uses this metadata, even if the settings have changed.
+    # A later deletion of the tiered copy uses this metadata, even if the settings have changed.
     endpoint = "" if is_own_stack(settings) else settings.s3_endpoint
     location = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": endpoint}
     return Policies(
@@ -149,7 +149,7 @@ def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress"
 
 
 def native_addresses(settings: Settings) -> "NativeAddresses":
-    """Return the addresses that executors need, from the settings."""
+    """Return the addresses of the database and the buckets for executors."""
     from spark.sources.objects import NativeAddresses  # noqa: PLC0415 - start-up time
 
     return NativeAddresses(

@@ -1,4 +1,4 @@
-"""Buckets of the settings. Each is compared with the catalog before its first use.
+"""Buckets of the settings. Each bucket is compared with the catalog before its first use.
 
 This module imports no service of the log, so that commands that use only buckets start fast.
 """
@@ -20,16 +20,20 @@ if TYPE_CHECKING:
 
 
 def is_own_stack(settings: Settings) -> bool:
-    """Return whether this home starts the store itself. Its port may change, so offload contexts do not name it."""
+    """Return whether this home's stack runs the object store.
+
+    Offload contexts do not name such a store, because its port may change.
+    """
     return bool(settings.s3_endpoint) and read_stack_record(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 
 def own_buckets(
     settings: Settings, stores: OwnStores, *, hasty: bool = False, require_current: Callable[[], None] | None = None
 ) -> Callable[[Role, CopyLocation], OwnStore]:
-    """Return a function that gets buckets by role and location, which are compared with the catalog at first use.
+    """Return a function that opens a bucket by role and location.
 
-    `require_current` is called for primary and tiered buckets. Its errors refuse their use (`OwnStores.own`).
+    Each bucket is compared with the catalog at its first use. `require_current` is called for primary and tiered
+    buckets. If it raises an error, the bucket is not used (`OwnStores.own`).
     """
 
     @cache
@@ -62,7 +66,7 @@ def own_buckets(
 def open_marked_catalog(
     settings: Settings,
 ) -> "tuple[LostCatalog, Callable[[Role, str], tuple[NamedBucket, S3ObjectStore]]]":
-    """Return the catalog that the marker of the records bucket names, and a function that gets buckets by name.
+    """Return the catalog that the marker of the records bucket names, and a function that opens buckets by name.
 
     The catalog's database is not read. The caller compares the buckets with the catalog.
 
@@ -84,15 +88,18 @@ def open_marked_catalog(
 def own_buckets_by_name(
     settings: Settings, stores: OwnStores, *, hasty: bool = False
 ) -> Callable[[Role, str], OwnStore]:
-    """Return a function like that of `own_buckets` which gets buckets of the configured store by name."""
+    """Return a function that opens a bucket of the configured store by role and name.
+
+    Each bucket is compared with the catalog at its first use.
+    """
     get_bucket = own_buckets(settings, stores, hasty=hasty)
     return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
 
 
 def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore":
-    """Return the primary bucket. An empty endpoint means AWS, empty keys mean the host's role.
+    """Open the primary bucket. An empty endpoint means AWS. Empty keys mean the host's role.
 
-    `hasty` sets short timeouts and one attempt, for a user who waits and can repeat the command.
+    `hasty` sets short timeouts and one attempt. It is for commands whose user waits and can repeat them.
 
     Raises:
         InvalidInput: The file of certificate authorities cannot be used.

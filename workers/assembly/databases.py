@@ -1,6 +1,6 @@
-"""Databases from the record log: a rebuilt catalog, and a replica.
+"""Databases that are filled from the record log: a rebuilt catalog, and a replica database.
 
-The marker of the records bucket names the catalog, because the catalog itself is lost or elsewhere.
+The catalog is lost or in another database. Its id comes from the marker of the records bucket.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ def open_rebuild(
     Args:
         settings: Settings of the rebuild.
         buckets: Buckets of the settings with their roles.
-        require_no_workers: Raises an error while a worker of the old catalog lives. `None` means to take over.
+        require_no_workers: Check that raises an error while a worker of the old catalog lives. `None` skips the check.
 
     Raises:
         CatalogMismatch: The records bucket has no marker of a catalog.
@@ -68,7 +68,7 @@ def open_rebuild(
                 if lost.has_marker(bucket, store):
                     marked.append((bucket.role, bucket.bucket))
             except ServiceRefused:
-                if bucket.role in {Role.PRIMARY, Role.RECORDS}:  # others are compared at their first use
+                if bucket.role in {Role.PRIMARY, Role.RECORDS}:  # other buckets are compared at their first use
                     raise
         return marked
 
@@ -85,7 +85,7 @@ def open_rebuild(
 
 
 def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalog:
-    """Open the loaded catalog until the stack closes."""
+    """Open the loaded catalog. It closes with `stack`."""
     catalog = stack.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
     )
@@ -106,7 +106,7 @@ def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> Loaded
 
 
 def _call_once(open_loaded: Callable[[], LoadedCatalog]) -> Callable[[], LoadedCatalog]:
-    """Return a thread-safe function that opens at its first call. A failed call is repeated by the next."""
+    """Return a thread-safe function that calls `open_loaded` until one call succeeds, and then returns its result."""
     lock, results = Lock(), list[LoadedCatalog]()
 
     def get() -> LoadedCatalog:
@@ -123,14 +123,14 @@ class FollowParts:
     """Parts of a command that follows the record log."""
 
     catalog_id: str
-    replica: str  # the start of its name
+    replica: str  # prefix of the replica's names
     activities: RecordFollowing
     require: Callable[[], None]  # checks the bucket and the database
 
 
 @contextmanager
 def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
-    """Open the replica in `database_url`, which follows the records bucket or a replica bucket.
+    """Open the replica database in `database_url`. It follows `bucket`: the records bucket or a replica bucket.
 
     Raises:
         CatalogMismatch: The records bucket has no marker of a catalog, or `bucket` belongs to another one.

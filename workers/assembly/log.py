@@ -1,4 +1,4 @@
-"""The log of one process, assembled over any catalog and any buckets."""
+"""Log store of one process, assembled from any catalog and any buckets."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -38,7 +38,7 @@ _DAY_S: Final = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policies:
-    """Options of the log. The defaults are those of the settings."""
+    """Options of the log store. The defaults are those of the settings."""
 
     scratch: Path  # folder in which tiered copies and index buckets are built
     driver_metadata: Mapping[str, str]  # of new tiered copies: driver, bucket, and perhaps endpoint and region
@@ -76,7 +76,7 @@ class DelayedServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStore:
-    """The log of one process: the catalog, the buckets, the group committer, and all services."""
+    """Log store of one process: the catalog, the buckets, the group committer, and all services."""
 
     catalog: Catalog
     objects: OwnedStore  # the primary bucket
@@ -103,7 +103,7 @@ class LogStore:
 def assemble(
     *, catalog: Catalog, stores: Stores, policies: Policies, bulk: BulkJobs, clock: Clock | None = None
 ) -> Iterator[LogStore]:
-    """Assemble the services of a log, which work while the block runs. `clock` is for tests."""
+    """Assemble the services of a log store, which work while the block runs. Only tests pass a `clock`."""
     ports = _Ports(catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits))
     contents = ComponentLedgers(
         components=catalog.components,

@@ -19,7 +19,7 @@ from logstore.records.services.sweeping import Sweeper
 
 
 class NamedFunctions:
-    """`RecordFunctions` from comma-separated references `module:function`, which the settings have checked."""
+    """Record functions from comma-separated references `module:function`. The settings have checked the references."""
 
     def __init__(self, references: str) -> None:
         self._references = references
@@ -62,8 +62,8 @@ class RecordPolicies:
 
     interval_s: float = 5.0  # between two searches for changes
     cursor_interval_s: float = 60.0  # between two flushes of cursors
-    clock_bound_s: float = 60.0  # largest difference to the store's clock at which the catalog is flushed
-    eligible_age_s: float = 86_400.0  # younger tombstones stay; a replica silent for longer is STALE
+    clock_bound_s: float = 60.0  # maximum difference to the store's clock; above it nothing is flushed
+    eligible_age_s: float = 86_400.0  # younger tombstones stay; a replica that is silent for longer is STALE
     raider_sleep_s: float = 0.001  # between two blocks that a raid reads
     functions: RecordFunctions = field(default_factory=lambda: NamedFunctions(""))
 
@@ -76,7 +76,7 @@ class RecordServices:
     flusher: Flusher
     defragmenter: Defragmenter
     sweeper: Sweeper
-    raider: Callable[[float | None], Raider]  # by the smallest age of tombstones in seconds; `None`: of the policies
+    raider: Callable[[float | None], Raider]  # argument: minimum age of tombstones in seconds; `None`: `eligible_age_s`
     replication: Replication
 
 
@@ -90,16 +90,9 @@ def create_record_services(
     clock: Clock,
     store_now_us: Callable[[], int],
 ) -> RecordServices:
-    """Create the services.
+    """Create the services of the record log in the bucket `objects`.
 
-    Args:
-        catalog: Catalog of the records.
-        objects: Bucket of the record log.
-        policies: Options.
-        primary: Primary bucket.
-        replicas: Replica buckets by name.
-        clock: Clock for pauses.
-        store_now_us: Reads the object store's clock, in microseconds since 1970.
+    `replicas` are replica buckets by name. `store_now_us` reads the object store's clock, in microseconds since 1970.
     """
     log = RecordLog(objects)
 
@@ -110,7 +103,7 @@ def create_record_services(
             log,
             primary,
             eligible_age_s=policies.eligible_age_s if eligible_age_s is None else eligible_age_s,
-            replica_age_s=policies.eligible_age_s,  # also for a raid with another age
+            replica_age_s=policies.eligible_age_s,  # the policy's age, even if the raid has another age
             sleep_s=policies.raider_sleep_s,
             clock=clock,
         )

@@ -1,1 +1,1 @@
-"""A worker process: what it hosts, how it takes part in ownership, and what it shows of its work."""
+"""Worker process: its Temporal workers, its part in ownership, and its probes, pages and metrics."""

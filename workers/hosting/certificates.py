@@ -16,7 +16,7 @@ _LIFETIME_DIVISOR: Final = 4  # for short-lived certificates, which a program re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnCertificate:
-    """Client certificate and its chain. `since` and `until` bound the time in which all of the chain are valid."""
+    """Client certificate with its chain. From `since` to `until` all certificates of the chain are valid."""
 
     setting: str
     path: str
@@ -25,7 +25,7 @@ class OwnCertificate:
 
     @property
     def is_due(self) -> bool:
-        """Whether it expires within a week or within a quarter of its lifetime, whichever is shorter."""
+        """Whether the chain expires within a week or a quarter of its lifetime, whichever is shorter."""
         return self.until - datetime.now(UTC) < min(_MIN_REMAINING, (self.until - self.since) / _LIFETIME_DIVISOR)
 
     def describe_expiry(self) -> str:
@@ -37,15 +37,15 @@ class OwnCertificate:
 
 
 def find_certificate_files(settings: Settings) -> dict[str, str]:
-    """Return the certificate files by the settings that name them. The URL of the database names its own."""
+    """Return the paths of certificate files by setting. `database_url` names its file in the parameter `sslcert`."""
     path_by_setting = {name: str(getattr(settings, name)) for name in ("temporal_cert_file", "zookeeper_cert_file")}
-    with suppress(InvalidInput):  # of the URL: the connection reports it
+    with suppress(InvalidInput):  # an invalid URL, which the connection reports
         path_by_setting["database_url"] = str(parse_database_url(settings.database_url).query.get("sslcert", ""))
     return {name: path for name, path in path_by_setting.items() if path}
 
 
 def read_certificate(setting: str, path: str) -> OwnCertificate:
-    """Read the certificate that a file holds now.
+    """Read a certificate file.
 
     Raises:
         InvalidInput: The file cannot be read, or has no certificate.

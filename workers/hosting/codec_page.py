@@ -1,10 +1,10 @@
-"""Codec server for Temporal's Web UI: a browser asks this worker to decrypt payloads.
+"""Codec server for Temporal's Web UI: a browser asks this worker to decrypt workflow payloads.
 
-1. `POST /codec/decode` takes and returns payloads as Temporal's Web UI and command send them.
-2. It is off unless `codec_origin` names the Web UI. It listens on loopback addresses only and refuses pages of other
-   origins, because whoever can ask can read.
-3. It encrypts nothing, so nobody can start jobs through it.
-4. A thread decrypts one request at a time, so that a large one delays neither probes nor workflows.
+1. `POST /codec/decode` takes and returns workflow payloads in the format of Temporal's Web UI and command.
+2. The page is off unless `codec_origin` names the Web UI. It is served only on loopback addresses and refuses pages of
+   other origins, because everyone who can send a request can read workflow payloads.
+3. The page encrypts nothing, so nobody can start jobs through it.
+4. A thread decrypts one request at a time, so that a large request delays neither probes nor workflows.
 
 Source: Temporal, "Codec Server"; WHATWG Fetch, "CORS protocol".
 """
@@ -33,7 +33,7 @@ _MAX_OPENING_BRACKETS: Final = 2 * _MAX_PAYLOADS + 2  # payloads with their meta
 
 
 def add_codec_page(pages: PageRouter, codec: EncryptingCodec, settings: Settings) -> None:
-    """Add the page if the settings ask for it.
+    """Add the page if `codec_origin` is set.
 
     Raises:
         InvalidInput: `http_address` is off, or other machines can reach it.

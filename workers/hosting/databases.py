@@ -1,7 +1,7 @@
-"""Commands that fill a database from the record log. Each hosts the worker of its own job.
+"""Commands that fill a database from the record log. Each command runs the worker of its own job.
 
-No other worker can: workers need a catalog, and do not know the database of a replica. A command that was killed and is
-run again continues, because the workflow waits in Temporal for a worker of its own task queue.
+Other workers cannot serve these jobs: they need a catalog, and do not know the replica database. If a command is killed
+and run again, its job continues, because the workflow waits in Temporal for a worker of its task queue.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ from workflows.records.values import (
     RebuildCatalogResult,
 )
 
-_STICKY_TIMEOUT: Final = timedelta(seconds=5)  # a workflow task waits so long for a killed process
+_STICKY_TIMEOUT: Final = timedelta(seconds=5)  # how long a workflow task waits for a killed process
 
 
 @asynccontextmanager
@@ -66,7 +66,7 @@ async def host_job(
     threads: int,
     settings: Settings,
 ) -> AsyncIterator[None]:
-    """Serve one workflow and its activities, at most `threads` at a time, while the block runs."""
+    """Serve one workflow and its activities while the block runs. At most `threads` activities run at a time."""
     with _silence_activity_log(), ThreadPoolExecutor(threads, workflow.__name__) as pool:
         worker = Worker(
             client,
@@ -86,7 +86,7 @@ async def host_job(
 
 @contextmanager
 def _silence_activity_log() -> Iterator[None]:
-    """Suppress the SDK's traceback of each failed attempt. The command itself reports what it waits for."""
+    """Suppress the SDK's traceback of each failed attempt. The command reports its waits itself."""
     log = logging.getLogger("temporalio.activity")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -113,14 +113,15 @@ def rebuild_catalog(
     say: Callable[[str], None],
     on_progress: OnProgress,
 ) -> RebuildCatalogResult:
-    """Rebuild the catalog of the settings' buckets into `database_url`, or continue a rebuild. Return at its end.
+    """Rebuild a lost catalog into `database_url`, or continue a rebuild. Return at the end of the rebuild.
 
     Args:
-        settings: Buckets, Temporal, and the database of the new catalog.
+        settings: Settings of the buckets, of Temporal, and of the new catalog's database.
         skip_unreadable: Skip blocks that are corrupt or missing, and name them in the result.
         max_absent_share: Largest share of ledgers without objects, 0 to 1.
-        master: URL of a Spark cluster. Empty means the one of the settings.
-        take_over: Start even while workers of the old catalog live, and wait until they know that it has ended.
+        master: URL of a Spark cluster. Empty means the setting `spark_master`.
+        take_over: Start even while workers of the old catalog live. Wait until these workers know that their catalog
+            has ended.
         say: Receives messages about waiting.
         on_progress: Receives the progress about once a second.
 
@@ -144,7 +145,7 @@ def rebuild_catalog(
 
 
 def _require_no_workers_in_thread(settings: Settings) -> None:
-    """Check with a separate connection, for the threads of activities."""
+    """Check with a new connection, because activities call this in their threads."""
 
     async def check() -> None:
         await require_no_workers(await connect_client(settings), settings)
@@ -164,10 +165,10 @@ async def _run_rebuild(
     await require_namespace(client, parts.catalog_id)
     rebuild, is_new = await _choose_rebuild(client, settings, parts, skip_unreadable=request.skip_unreadable)
     has_newer_manifest = await asyncio.to_thread(parts.start.is_followed, RebuildId.parse(rebuild).manifest)
-    if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog goes on
+    if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog continues
         await require_no_workers(client, settings)
     await _end_abandoned(client, settings, parts, rebuild, say)
-    if is_new:  # before the workflow starts, so that `--abandon` finds a command that dies at once
+    if is_new:  # before the workflow starts, so that `--abandon` finds the rebuild if the command dies now
         await asyncio.to_thread(
             parts.start.pin, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
         )
@@ -203,7 +204,7 @@ async def _run_rebuild(
 async def _choose_rebuild(
     client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool
 ) -> tuple[str, bool]:
-    """Return the id of the database's rebuild, or of one from the newest manifest, and whether it is new."""
+    """Return the rebuild id in the database, or an id for the newest manifest. Also return whether the id is new."""
     target = await asyncio.to_thread(parts.database.read_target)
     if target.rebuild:
         if target.state == _READY and not await _is_running(client, REBUILD_CATALOG.id(target.rebuild)):
@@ -221,11 +222,11 @@ async def _choose_rebuild(
 async def _end_abandoned(
     client: Client, settings: Settings, parts: RebuildParts, rebuild: str, say: Callable[[str], None]
 ) -> None:
-    """End rebuilds into the same database from older manifests, which no command continues.
+    """End abandoned rebuilds of older manifests into the same database.
 
-    They were killed before their load, and a newer manifest has appeared since. Each still pins a manifest, for which
-    raids wait. Its workflow waits for a worker that never starts. A rebuild that has begun its load is never among
-    them, because the database names it.
+    Such a rebuild was killed before its load, and a newer manifest has appeared since. It still pins its manifest, so
+    that raids wait. Its workflow waits for a worker that never starts. A rebuild that has begun its load stays, because
+    the database names it.
     """
     new = RebuildId.parse(rebuild)
     make_id = partial(RebuildId.for_command, new.catalog_id, new.manifest, database_url=settings.database_url)
@@ -242,22 +243,22 @@ async def _end_abandoned(
 
 @dataclass(frozen=True, slots=True)
 class AbandonedRebuild:
-    """Rebuild that was ended. Its database is unchanged."""
+    """Result of `abandon_rebuild`. The database of the rebuild is unchanged."""
 
     rebuild: str
-    manifest: int  # the manifest that it pinned
-    terminated: bool  # its workflow was running
+    manifest: int  # number of the manifest that the rebuild pinned
+    terminated: bool  # whether the workflow was running
 
 
 def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
     """End a rebuild that no command continues, and release its manifest. Repeating is harmless.
 
-    A later command with the same database continues where this rebuild was.
+    A later command with the same database continues where this rebuild stopped.
 
     Raises:
         InvalidInput: `rebuild` is not an id of a rebuild.
         UnknownObject: No such rebuild pins a manifest or runs.
-        PreconditionFailed: A command is working on it.
+        PreconditionFailed: A command is working on the rebuild.
         CatalogMismatch: Buckets and namespace belong to different catalogs.
         ServiceFailed, StoreUnavailable: Temporal or storage do not answer.
     """
@@ -314,7 +315,7 @@ async def _report_progress(handle: WorkflowHandle[Any, Any], on_progress: OnProg
 
 _FOLLOW_THREADS: Final = 2
 _WATCH_S: Final = 600.0  # duration of one run of the job
-_EXECUTION_TIMEOUT: Final = timedelta(days=2)  # a run waits so long for its command
+_EXECUTION_TIMEOUT: Final = timedelta(days=2)  # how long a run waits for its command
 
 
 def follow_records(
@@ -329,7 +330,7 @@ def follow_records(
     """Apply the record log to the replica database in `database_url`. Return the totals.
 
     Args:
-        settings: Buckets, Temporal, and the replica database.
+        settings: Settings of the buckets, of Temporal, and of the replica database.
         bucket: Bucket with the manifests: `records_bucket`, or a replica bucket.
         seed: Empty the database first. An empty database is always seeded.
         watch: Continue until the process ends.
@@ -368,7 +369,7 @@ async def _follow(
         while True:
             watch_s = _WATCH_S if watch and not seed else 0.0
             request = FollowRecordsInput(replica=parts.replica, seed=seed, watch_s=watch_s)
-            # The id joins a run that does the same, and none that takes longer.
+            # Each mode has its own id, so that this command joins only a run of its mode.
             key = (parts.replica, *(["seed"] if seed else ["watch"] if watch_s else []))
             summary = f"apply the record log to replica {parts.replica}"
             handle = await start_job(

@@ -1,4 +1,4 @@
-"""A worker process: it serves workflows and activities on task queues until SIGTERM, and then drains."""
+"""Worker process. It serves workflows and activities on task queues until SIGTERM, and then drains."""
 
 import asyncio
 import logging
@@ -67,13 +67,13 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     """Serve `queues` until SIGTERM or SIGINT. Then finish running activities and take no new ones.
 
     Raises:
-        InvalidInput: The worker id, a queue, an address, a certificate file or a key file is invalid. Or a record
-            function cannot be imported, or a schedule is encrypted by an unknown key.
+        InvalidInput: The worker id, a queue, an address, a certificate file or a key file is invalid; a record function
+            cannot be imported; or a schedule is encrypted with an unknown key.
         ServiceFailed: The settings name no services, or ZooKeeper does not answer or refuses this worker.
         PreconditionFailed: The namespace lacks search attributes.
         WorkerIdTaken: Another live process has this worker id.
         CatalogMismatch: A bucket, the namespace or ZooKeeper's path belongs to another catalog.
-        CatalogOutdated: The database is older than its record log, or another one has been rebuilt from the log.
+        CatalogOutdated: The database is older than its record log, or another database has been rebuilt from the log.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     start_logs(level=settings.log_level)
@@ -119,7 +119,7 @@ async def _serve(
             forced_exit.start()
             stop.set()
 
-        for number in (signal.SIGTERM, signal.SIGINT):  # before, they end the process at once
+        for number in (signal.SIGTERM, signal.SIGINT):  # until now, these signals end the process at once
             asyncio.get_running_loop().add_signal_handler(number, handle_signal)
         await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
         await require_namespace(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
@@ -167,7 +167,7 @@ async def _serve(
 
 @asynccontextmanager
 async def _own_bundles(owners: Ownership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
-    """Own bundles while the block runs. The yielded task ends when the worker will own nothing again."""
+    """Own bundles while the block runs. The yielded task ends once the worker will never own a bundle again."""
     await _start_ownership(owners, stop)
     try:
         yield asyncio.create_task(asyncio.to_thread(owners.stopping.wait))
@@ -176,7 +176,7 @@ async def _own_bundles(owners: Ownership, stop: asyncio.Event) -> AsyncIterator[
 
 
 async def _start_ownership(owners: Ownership, stop: asyncio.Event) -> None:
-    """Start ownership, or return when `stop` is set. A start may wait long for an earlier process of the worker id."""
+    """Start ownership, or return when `stop` is set. An earlier process with the same worker id can delay the start."""
     starting = asyncio.create_task(asyncio.to_thread(owners.start))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -205,7 +205,6 @@ async def _run_until(
 
 @asynccontextmanager
 async def _publish_gauges(log: LogStore, endpoints: WorkerEndpoints, settings: Settings) -> AsyncIterator[None]:
-    """Update all gauges while the block runs, unless metrics are off."""
     if endpoints.metrics is None:
         yield
         return
@@ -224,10 +223,10 @@ _LOG_TIMEOUT_S: Final = 1.0
 class ForcedExit:
     """Timer that ends the process with code 1 if its drain takes too long.
 
-    After the signal the worker is unready and takes no task. Running activities continue for `drain_timeout`, and are
-    then cancelled after their present request or transaction. Nothing can cancel a request that hangs, so the process
-    exits `FORCED_EXIT_DELAY_S` later. An exit is safe at any moment, because all effects may be repeated and Temporal
-    gives the activities to other workers.
+    After the signal the worker is unready and takes no task. Running activities continue for `drain_timeout`. Then each
+    is cancelled after its current request or transaction. A hanging request cannot be cancelled, so the process exits
+    `FORCED_EXIT_DELAY_S` later. An exit is safe at any moment, because every effect may be repeated and Temporal gives
+    the activities to other workers.
 
     The timer also covers a worker that is still starting, and threads for which Python waits at its end.
     """

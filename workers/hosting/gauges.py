@@ -1,7 +1,8 @@
 """Gauges of a worker: the catalog, the record log, its replicas, certificates, and the worker's readiness.
 
-All workers show the same values of the catalog, so that a dashboard takes their maximum and not their sum. A source
-that does not answer leaves its last values. Before its first answer it has no gauge, because a zero would look healthy.
+All workers report the same values of the catalog. A dashboard must show their maximum, not their sum. If a source does
+not answer, its gauges keep their last values. Before its first answer a source has no gauges, because a zero would look
+healthy.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ from workers.hosting.certificates import find_certificate_files, read_certificat
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 
-_READ_AT_START: Final = "temporal_cert_file"  # the process keeps the certificate that it has read at its start
-_MAX_PLANS: Final = 100  # newest plans that are searched for finished ones
+_READ_AT_START: Final = "temporal_cert_file"  # the process reads this certificate only at its start
+_MAX_PLANS: Final = 100  # number of newest plans that are searched for finished plans
 _CATALOG_INTERVAL_S: Final = 15.0  # the usual interval of Prometheus, so that each scrape sees new values
 _READINESS_INTERVAL_S: Final = 5.0
 _LABEL_BY_STATE: Final[dict[ReplicaState | None, str]] = {
@@ -62,7 +63,7 @@ Source = Callable[[], Iterable[Sample]]
 
 
 def make_gauge_updater(meter: MetricMeter, read: Source) -> Callable[[], None]:
-    """Return a function that reads the source once and sets its gauges. It raises the errors of the source."""
+    """Return a function that reads the source once and sets its gauges. Errors of the source are raised."""
     gauge_by_name: dict[str, MetricGauge] = {}
 
     def update() -> None:
@@ -75,7 +76,7 @@ def make_gauge_updater(meter: MetricMeter, read: Source) -> Callable[[], None]:
 
 
 def read_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[Sample]:
-    """Iterate over the gauges of unfinished deletions. All is deleted only if both counts are zero."""
+    """Yield the gauges of unfinished deletions and of dead letters. All is deleted only if both counts are 0."""
     inflight, now_us = read_inflight(), time.time_ns() // 1000
     description = "Unfinished deletions, those waiting for a retry included"
     yield Sample("sexton_deletion_estimated_inflight", inflight.estimated_inflight, description)
@@ -92,7 +93,7 @@ def read_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[Sample]:
 
 
 def read_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterator[Sample]:
-    """Iterate over the gauges of unfinished transactions and of the ages of the oldest."""
+    """Yield the gauges of unfinished transactions."""
     counts, now_us = read_counts(), time.time_ns() // 1000
     description = "Transactions that are not over, by state"
     for state in _UNFINISHED_STATES:
@@ -107,7 +108,7 @@ def read_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterator[
 
 
 def read_delayed(read_counts: Callable[[], DelayedCounts], memory_bytes: Callable[[], int]) -> Iterator[Sample]:
-    """Iterate over the gauges of delayed messages, and of the memory that this process uses for their index."""
+    """Yield the gauges of delayed messages, and of the memory that this process uses for their index."""
     counts = read_counts()
     yield Sample("sexton_delayed_buckets", counts.buckets, "Buckets of delayed messages")
     description = "Messages in buckets; those that were delivered go with their bucket"
@@ -118,9 +119,10 @@ def read_delayed(read_counts: Callable[[], DelayedCounts], memory_bytes: Callabl
 
 
 def read_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[Sample]:
-    """Iterate over the gauges of losses in plans, and of the start of the newest finished plan, if there is one.
+    """Yield the gauges of lost data, and of the start of the newest finished plan. Without such a plan yield nothing.
 
-    A plan leaves out rows younger than its limit. So a loss stands until a later plan has compared rows as young.
+    A plan does not compare rows younger than its limit. The losses of an older plan therefore count until a newer plan
+    has compared rows that are as young.
     """
     finished = [run for run in list_runs(RunKind.PLAN, limit=_MAX_PLANS) if run.finished_us is not None]
     if finished:
@@ -141,7 +143,7 @@ def read_records(
     count_tombstones: Callable[[], TombstoneCounts],
     count_waiting_deletions: Callable[[], int],
 ) -> Iterator[Sample]:
-    """Iterate over the gauges of the outbox, the newest manifest, and tombstones."""
+    """Yield the gauges of the outbox, the newest manifest, and tombstones."""
     state, counts = read_state(), count_tombstones()
     yield Sample("sexton_records_outbox", state.outbox_changes, "Changes of records that are in no block yet")
     age_s, description = _age_s(state.oldest_change_us, state.now_us), "For how long the oldest of them has waited"
@@ -158,7 +160,7 @@ def read_records(
 
 
 def read_replicas(replication: Replication) -> Iterator[Sample]:
-    """Iterate over the gauges of replicas of the record log by state, and of the lag of each."""
+    """Yield the number of replicas by state, and the lag of each replica."""
     if not replication.names:
         return
     replicas = replication.replica_statuses()
@@ -175,10 +177,10 @@ def read_replicas(replication: Replication) -> Iterator[Sample]:
 
 
 def make_certificate_source(settings: Settings) -> Callable[[], Iterator[Sample]]:
-    """Return a source of the expiry of each certificate, by setting.
+    """Return a source for the expiry of each certificate, by setting.
 
-    The process uses the Temporal certificate that it read at its start. It reads the others for each connection, so
-    that their gauges follow the files. A file that is missing or incomplete leaves the last value.
+    The process reads the certificate for Temporal only at its start. It reads other certificates for each connection,
+    so that their gauges follow the files. If a file is missing or incomplete, its gauge keeps the last value.
     """
     files = find_certificate_files(settings)
 
@@ -201,7 +203,7 @@ def make_certificate_source(settings: Settings) -> Callable[[], Iterator[Sample]
 
 
 def read_readiness(readiness: Readiness) -> Iterator[Sample]:
-    """Iterate over the gauges of this worker's readiness, in total and by check."""
+    """Yield the gauges of this worker's readiness, in total and by check."""
     description = "1 while the worker takes work and its services answer"
     yield Sample("sexton_worker_ready", int(readiness.is_ready), description)
     description = "When the worker process began"
@@ -216,9 +218,10 @@ def _age_s(since_us: int | None, now_us: int) -> int:
 
 
 class CatalogGauges:
-    """Periodic updates of gauges.
+    """Periodic update of gauges.
 
-    If the catalog does not answer, an update ends early. An unexpected fault of one source does not affect the others.
+    If the catalog does not answer, an update ends early. An unexpected fault of one source does not affect other
+    sources.
     """
 
     def __init__(self, *updaters: Callable[[], None]) -> None:
@@ -239,7 +242,7 @@ class CatalogGauges:
                 update()
             except SextonError as error:
                 self._log_once(error)
-                return  # the others would wait for the same service
+                return  # other sources would wait for the same service
             except Exception as error:  # noqa: BLE001 - a row that this build cannot read
                 self._log_once(error)
                 has_failed = True
@@ -268,7 +271,7 @@ def make_catalog_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -
 
 
 async def publish_readiness(meter: MetricMeter, readiness: Readiness) -> None:
-    """Update the gauges of readiness every few seconds until cancelled, on the event loop of `readiness`."""
+    """Update the gauges of readiness every few seconds until cancelled. Run this on the event loop of `readiness`."""
     update = make_gauge_updater(meter, partial(read_readiness, readiness))
     while True:
         update()

@@ -1,14 +1,17 @@
-"""HTTP server of a worker: probes, metrics, and pages that only read.
+"""HTTP server of a worker: probes, metrics, and read-only pages.
 
-`/healthz` returns 200 while the process and its event loop live. `/readyz` returns 200 while the worker takes work and
-its services answer, otherwise 503. `/metrics` relays the Prometheus endpoint of the runtime. Other modules add pages to
-the `PageRouter`.
+- `/healthz` returns 200 while the process and its event loop run.
+- `/readyz` returns 200 while the worker takes work and its services answer, otherwise 503.
+- `/metrics` relays the Prometheus endpoint of Temporal's runtime.
 
-Pages may show names of topics, so only people who may see these may reach the address. On a loopback address a request
-must name `localhost` or an IP address. Otherwise a web site whose name resolves to this machine could read pages
-through the browsers of its visitors.
+Other modules add pages to the `PageRouter`.
 
-Each connection holds a file of the process. So it serves one request, and `ConnectionLimits` bounds number and time.
+Pages may show names of topics, so only people who may see these names may reach the address. On a loopback address, a
+request must name `localhost` or an IP address as its host. Without this rule, a web site whose name resolves to this
+machine could read pages through a visitor's browser.
+
+Each connection uses a file descriptor of the process. A connection therefore serves one request, and `ConnectionLimits`
+bounds the number and the duration of connections.
 
 Source: Kubernetes, "Liveness, Readiness, and Startup Probes"; OWASP, "DNS rebinding".
 """
@@ -32,7 +35,7 @@ from workers.hosting.readiness import Readiness
 from workers.settings import OFF
 
 _SETTING: Final = "http_address"
-MAX_REQUEST_BYTES: Final = 1024 * 1024  # one request carries all payloads to decrypt
+MAX_REQUEST_BYTES: Final = 1024 * 1024  # a request of the codec page has all its workflow payloads
 _RELAY_TIMEOUT: Final = ClientTimeout(total=10)
 _SHUTDOWN_TIMEOUT_S: Final = 1.0  # for running requests, when the process ends
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -42,7 +45,7 @@ _server_log: Final = logging.getLogger(f"{__name__}.server")
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
-    """Return False for log records about malformed requests. Any client could fill the log with their tracebacks."""
+    """Return False for log records about malformed requests, because clients could fill the log with tracebacks."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
@@ -50,20 +53,20 @@ def _is_own_fault(record: logging.LogRecord) -> bool:
 _server_log.addFilter(_is_own_fault)
 
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""Handler of one request. It runs on the worker's event loop, so blocking calls go to a thread."""
+"""Handler of one request. It runs on the worker's event loop, so it makes blocking calls in a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """Limits of the connections of one process."""
 
-    max_connections: int = 100  # above it the oldest connection without a complete request is closed
-    read_timeout_s: float = 10.0  # for the head of a request, from the start of the connection, and again for its body
-    response_timeout_s: float = 60.0  # from the request until the client has received all
+    max_connections: int = 100  # above it, connections without a complete request are closed, the oldest first
+    read_timeout_s: float = 10.0  # from the connection to the end of the request's head, and again for its body
+    response_timeout_s: float = 60.0  # from the complete request to the end of the response
 
 
 class PageRouter:
-    """Pages of one process by path. No page changes anything."""
+    """Read-only pages of one process, by path."""
 
     def __init__(self) -> None:
         self._page_by_path: dict[str, tuple[Page, Collection[str]]] = {}
@@ -78,7 +81,7 @@ class PageRouter:
         """Return the response of the page at the request's path.
 
         Raises:
-            HTTPNotFound: There is no such page. The text names all pages.
+            HTTPNotFound: No page has this path. The text names all pages.
             HTTPMethodNotAllowed: The page does not have this method.
         """
         if request.path not in self._page_by_path:
@@ -113,10 +116,10 @@ _LIMITS: Final = ConnectionLimits()
 
 @asynccontextmanager
 async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits = _LIMITS) -> AsyncIterator[str]:
-    """Serve the pages while the block runs. Yield the base of their URLs, or "" if nothing listens.
+    """Serve the pages while the block runs. Yield their base URL, or "" if the server is off.
 
     Args:
-        address: `host:port`, or `off`. Port 0 means any free port. If the port is taken, a free one is used with a
+        address: `host:port`, or `off`. Port 0 means any free port. If the port is taken, a free port is used with a
             warning, because several workers of one machine share this setting.
         pages: Pages to serve. More may be added later.
         limits: Limits of connections.
@@ -153,14 +156,14 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
 
 
 class _ConnectionGate:
-    """Admits connections, and closes those that take too long."""
+    """Gate that admits connections, and closes slow connections."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # with a complete request
+        self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # for complete requests
 
     def admit(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection. Close connections without a request to make room."""
+        """Return the protocol of a new connection. Close old connections without a complete request to make room."""
         server = runner.server
         if server is None:
             return _RefusedConnection()
@@ -176,7 +179,7 @@ class _ConnectionGate:
 
     @web.middleware
     async def read_request(self, request: web.Request, handler: Page) -> web.StreamResponse:
-        """Read the whole request before it is handled, and limit the time of the response."""
+        """Read the whole request before it is handled. Limit the time for the response."""
         try:
             async with asyncio.timeout(self._limits.read_timeout_s):
                 await request.read()
@@ -214,7 +217,6 @@ def _bind(host: str, port: int) -> socket.socket:
 
 @web.middleware
 async def _secure_response(request: web.Request, handler: Page) -> web.StreamResponse:
-    """Forbid caching and content sniffing, and close the connection after the response."""
     try:
         response = await handler(request)
     except web.HTTPException as error:

@@ -1,16 +1,16 @@
-"""Checks of the input of workflows before their own code reads it.
+"""Checks of the input of workflows before workflow code reads it.
 
-Any SDK and any user of `temporal workflow start` can send any input. If workflow code cannot read it, its task fails
-and is retried without end, and nobody else can use the workflow's id. So there are these rules:
+Any SDK and any user of `temporal workflow start` can send any input. If workflow code cannot read the input, its task
+fails and is retried without end. Nobody else can then use the workflow's id. These rules prevent that:
 
-1. A run whose input is not one JSON object of its type, within its limits, fails at once as `InvalidInput`. Such a
-   signal is ignored with a log line. Such an update is refused.
-2. A payload that this worker cannot decrypt fails the workflow task, so that Temporal gives the task to another worker.
-   For this the worker's client must defer unreadable payloads (`data_converter`).
-3. Temporal gives a scheduled run the result and the failure of the run before it. Both are dropped, because no workflow
-   reads them and a worker may lack their key. A worker that encrypts stores no result of a scheduled run.
-4. A run that an earlier build has started with input that is refused now continues when it is replayed. A refusal of
-   readable input is recorded like `workflow.patched`, so that its replay refuses it too.
+1. A run fails at once as `InvalidInput` unless its input is one JSON object of the expected type, within its limits. An
+   invalid signal is ignored with a log line. An invalid update is refused.
+2. If this worker cannot decrypt a workflow payload, the workflow task fails, and Temporal gives the task to another
+   worker. For this the worker's client must defer unreadable payloads (`data_converter`).
+3. Temporal gives a scheduled run the result and the failure of the previous run. The worker drops both, because no
+   workflow reads them and a worker may lack their key. A worker that encrypts stores no result of a scheduled run.
+4. An earlier build may have started a run with input that this build refuses. A replay continues such a run. A refusal
+   of readable input is recorded like `workflow.patched`, so that a replay of the run refuses the input, too.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _IGNORED: Final = "signal-ignored"
 _ERROR_TYPE: Final = InvalidInput.__name__
 _CHECKED_JOBS: Final = {"initialize_workflow", "signal_workflow", "do_update"}
 _SCHEDULED_BY: Final = "TemporalScheduledById"
-"""Search attribute of each run of a schedule."""
+"""Search attribute that each run of a schedule has."""
 
 _PARENT_ID_PREFIXES: Final = (
     "trim-topic",
@@ -70,13 +70,13 @@ _PARENT_ID_PREFIXES: Final = (
     "replicate-records",
     "end-records",
 )
-"""Prefixes of the ids of jobs that start others. A child knows only the id of its parent."""
+"""Prefixes of the ids of jobs that start child workflows. A child knows only the id of its parent."""
 
 COMMAND_BY_WORKFLOW: Final[Mapping[str, str]] = {
     REBUILD_CATALOG.name: "sexton records rebuild",
     FOLLOW_RECORDS.name: "sexton records follow",
 }
-"""Commands that host a workflow and its activities themselves, by workflow type. No worker has those activities."""
+"""Commands that serve a workflow type themselves. No other worker has the activities of these workflows."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,16 +104,16 @@ class RefusedRun:
 
 @dataclass(frozen=True)
 class CheckedRunner(SandboxedWorkflowRunner):
-    """Sandboxed runner that checks input first.
+    """Sandboxed runner that checks the input before the workflow runs.
 
-    Each workflow declares whether its runs are pinned to a build. Only a worker with Worker Versioning may report that,
-    because Temporal refuses all tasks of others that do.
+    Each workflow declares whether its runs are pinned to a build. Only a worker with Worker Versioning may report this
+    declaration. Temporal refuses all tasks of other workers that report it.
     """
 
     versioned: bool = False  # the worker takes part in Worker Versioning
     encrypts: bool = False  # the worker encrypts payloads
     command_by_workflow: Mapping[str, str] = field(default_factory=dict)
-    """Commands that host a workflow themselves, by its type. A worker refuses its runs, and so does a replay."""
+    """Commands that serve a workflow type themselves. This runner refuses runs of these types."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         command = self.command_by_workflow.get(det.info.workflow_type, "")
@@ -123,7 +123,7 @@ class CheckedRunner(SandboxedWorkflowRunner):
 
 
 class CheckedPlainRunner(UnsandboxedWorkflowRunner):
-    """Runner without sandbox that checks input first, for a debugger."""
+    """Runner for a debugger: it has no sandbox, and checks the input before the workflow runs."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         command = COMMAND_BY_WORKFLOW.get(det.info.workflow_type, "")
@@ -131,7 +131,7 @@ class CheckedPlainRunner(UnsandboxedWorkflowRunner):
 
 
 class _CheckedInstance(WorkflowInstance):
-    """A run, or `RefusedRun` in its place."""
+    """Run of a workflow, or `RefusedRun` in its place."""
 
     def __init__(
         self,
@@ -149,8 +149,8 @@ class _CheckedInstance(WorkflowInstance):
         self._versioning_behavior = (declared or VersioningBehavior.UNSPECIFIED).value
         self._det = det
         self._queue = det.info.task_queue
-        # A foreign job could use such an id and would gain little. Unreadable input of children is refused too, only
-        # limits that earlier builds did not know are not applied, and activities check names and ids themselves.
+        # A foreign job could use such an id, but would gain little: unreadable input of children is refused, too, and
+        # activities check names and ids. Only limits that earlier builds did not know are not applied.
         is_child = det.info.parent is not None and det.info.parent.workflow_id.startswith(_PARENT_ID_PREFIXES)
         self._is_from_workflow = bool(det.info.continued_run_id) or is_child
 
@@ -180,7 +180,7 @@ class _CheckedInstance(WorkflowInstance):
         return completion
 
     def _check_job(self, job: WorkflowActivationJob, act: WorkflowActivation, commands: list[WorkflowCommand]) -> bool:
-        """Return whether the run may see the job. Add commands that a refusal needs."""
+        """Return whether to pass the job to the run. Append the commands of a refusal."""
         if job.HasField("initialize_workflow"):
             self._check_start(job.initialize_workflow, act)
         elif job.HasField("signal_workflow"):
@@ -236,10 +236,10 @@ class _CheckedInstance(WorkflowInstance):
         return False
 
     def get_serialization_context(self, command_info: Any) -> None:  # noqa: ANN401 - the SDK's own type
-        """Return `None`, without a call into the sandbox: no converter here depends on the context."""
+        """Return `None` without a call into the sandbox, because no converter here depends on the context."""
 
     def get_external_store_context(self, command_info: Any) -> StorageDriverStoreContext:  # noqa: ANN401 - as above
-        """Return an empty context: no payload is stored elsewhere."""
+        """Return an empty context, because Temporal stores all workflow payloads itself."""
         del command_info
         return StorageDriverStoreContext(target=None)
 
@@ -251,7 +251,7 @@ class _CheckedInstance(WorkflowInstance):
 
 
 async def _create_refused_run(det: WorkflowInstanceDetails) -> WorkflowInstance:
-    """Create a `RefusedRun`. A coroutine, because the SDK creates instances only on a running event loop."""
+    """Create a `RefusedRun`. This is a coroutine, because the SDK creates instances only on a running event loop."""
     definition = workflow._Definition.must_from_class(RefusedRun)  # noqa: SLF001 - the SDK has no public way
     return UnsandboxedWorkflowRunner().create_instance(replace(det, defn=definition))
 
@@ -263,7 +263,7 @@ def _recorded_patches(act: WorkflowActivation) -> set[str]:
 def _find_refusal(
     field: str, payloads: Sequence[Payload], types: Sequence[type] | None, *, queue: str, outside: bool
 ) -> InputRefusal | None:
-    """Return the reason to refuse the input, recorded if earlier builds would have accepted it, or `None`."""
+    """Return the refusal of the input, or `None` if the input is valid."""
     try:
         _check_payloads(field, payloads, types or (), queue=queue, outside=False)
     except InvalidInput as error:
@@ -278,9 +278,9 @@ def _find_refusal(
 def _check_payloads(
     field: str, payloads: Sequence[Payload], types: Sequence[type], *, queue: str, outside: bool
 ) -> None:
-    """Refuse payloads that are too few or too many, unreadable, or beyond their limits.
+    """Refuse workflow payloads that are too few, too many, unreadable, or beyond their limits.
 
-    Input from `outside` must have the JSON type of each field, and no other fields: `"7"` is not the number 7.
+    Input from `outside` must have the JSON type of each field, and no unknown fields. For example, `"7"` is no number.
     """
     if len(payloads) != len(types):
         count = f"{len(payloads)} values" if payloads else "nothing"

@@ -43,10 +43,10 @@ from workers.hosting.request_subject import (
 )
 
 FINAL: Final = (TerminalError, ProgramMissing)
-"""Errors that no retry can mend."""
+"""Errors that a retry cannot mend."""
 
 UNKNOWN_FAULT: Final = "UnknownFault"
-"""Type, in Temporal, of a fault that no code expects."""
+"""Temporal's error type for a fault that no code expects."""
 
 _MAX_ATTEMPTS_AFTER_FAULT: Final = 10
 _FAULTS_DESCRIPTION: Final = "Attempts of activities that met an error which no code expects or translates"
@@ -55,17 +55,17 @@ _log = logging.getLogger(__name__)
 
 
 class ActivityEdge(Interceptor):
-    """Translates the errors of each activity, and names its subject in spans and logs."""
+    """Interceptor that translates the errors of each activity, and adds its subject to spans and logs."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
         return _ActivityEdgeInbound(next)
 
 
 class RunningActivities(Interceptor):
-    """Number of activities that run in this process."""
+    """Interceptor that counts the running activities of this process."""
 
     def __init__(self) -> None:
-        self.activities = 0  # changed on the event loop alone
+        self.activities = 0  # changed only on the event loop
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
         return _CountedActivity(next, self)
@@ -96,7 +96,7 @@ class _ActivityEdgeInbound(ActivityInboundInterceptor):
                 result = await self.next.execute_activity(input)
             except SextonError as error:
                 raise _mark_error(to_application_error(error), span) from error
-            except ApplicationError as error:  # it defines its own retry
+            except ApplicationError as error:  # the error defines its own retry
                 raise _mark_error(error, span) from error.__cause__
             except FailureError:
                 raise  # an error of Temporal, such as a cancellation
@@ -114,8 +114,8 @@ def _mark_error(error: ApplicationError, span: Span) -> ApplicationError:
 def _to_unknown_fault(error: Exception, info: activity.Info) -> ApplicationError:
     """Count and log a fault that no code expects: a bug, or a vendor's error that no adapter maps.
 
-    Some activities retry without end until a service answers. A bug must not be retried without end, so it is final
-    from the tenth attempt on. Then its rows become dead letters, or the job fails.
+    Some activities retry without end until a service answers. A bug must not be retried without end, so this fault is
+    final from the tenth attempt on. Its rows then become dead letters, or the job fails.
     """
     _log.exception("%s: attempt %d met a fault that nothing here expects", info.activity_type, info.attempt)
     faults = activity.metric_meter().create_counter("sexton_unknown_faults_total", _FAULTS_DESCRIPTION)
@@ -125,9 +125,9 @@ def _to_unknown_fault(error: Exception, info: activity.Info) -> ApplicationError
 
 
 def to_application_error(error: SextonError) -> ApplicationError:
-    """Return the error for Temporal. Its type is the class name, because Temporal does not match base classes.
+    """Return the error for Temporal. The error type is the class name, because Temporal does not match base classes.
 
-    `NotOwner` is benign: a router expects it, so it fails no span and raises no alarm.
+    `NotOwner` is benign, because a router expects it. It fails no span and raises no alarm.
     """
     benign = isinstance(error, NotOwner)
     return ApplicationError(
@@ -140,9 +140,9 @@ def to_application_error(error: SextonError) -> ApplicationError:
 
 
 class WorkflowEdge(Interceptor):
-    """Shows the subject, the failure and the trace of each run in Temporal's Web UI.
+    """Interceptor that shows the subject, the failure and the trace of each run in Temporal's Web UI.
 
-    Summaries and *Current Details* are not commands, so a history that was recorded without them replays.
+    Summaries and *Current Details* are not commands. A history without them therefore replays.
     """
 
     def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:  # noqa: A002 - its name
@@ -151,7 +151,10 @@ class WorkflowEdge(Interceptor):
 
 
 class _WorkflowEdgeInbound(WorkflowInboundInterceptor):
-    """Deterministic, because the trace id is in the run's first event or comes from the run's own random numbers."""
+    """Handler of one run.
+
+    It is deterministic, because the trace id is in the run's first event or comes from the run's own random numbers.
+    """
 
     _trace_id: str | None = None
 
@@ -190,8 +193,6 @@ class _WorkflowEdgeInbound(WorkflowInboundInterceptor):
 
 
 class _ActivitySummaries(WorkflowOutboundInterceptor):
-    """Adds a summary to each activity that has none."""
-
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002 - its name
         if not input.summary and input.args:
             input.summary = summarize_request(input.args[0]) or None
@@ -203,17 +204,16 @@ def _describe_run(step: str, args: Sequence[Any]) -> str:
 
 
 def _show_failure(error: ApplicationError) -> None:
-    """Put the failure before the run's details, unless they have it."""
     details = workflow.get_current_details()
     if error.message not in details:
         workflow.set_current_details(f"**failed** — {error.type}: {error.message}\n\n{details}")
 
 
 def to_run_failure(error: ActivityError | ChildWorkflowError) -> ApplicationError:
-    """Return the failure of a run from the failure of its activity or child workflow.
+    """Convert the failure of an activity or a child workflow to the failure of the run.
 
-    Type and details are those of the error that the activity or child raised. After a timeout or a termination the type
-    is that of Temporal's error.
+    The type and the details come from the error that the activity or the child raised. After a timeout or a
+    termination, the type is the class name of Temporal's error.
     """
     cause: BaseException | None = error
     source = ""
@@ -228,7 +228,7 @@ def to_run_failure(error: ActivityError | ChildWorkflowError) -> ApplicationErro
 
 
 def add_trace_id(error: ApplicationError, trace_id: str | None) -> ApplicationError:
-    """Return the error with the trace id in its details, unless they have one. All attempts keep the same message."""
+    """Return the error with the trace id in its details, if they have none. All attempts keep the same message."""
     if trace_id is None or find_detail(error.details, TRACE_ID) is not None:
         return error
     return ApplicationError(

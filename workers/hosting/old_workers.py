@@ -1,4 +1,4 @@
-"""Workers of a catalog that is about to be rebuilt. While one of them lives, its database is perhaps not lost.
+"""Search for workers of a catalog that is about to be rebuilt. While such a worker lives, its database may not be lost.
 
 A rebuild ends the old catalog. Changes that its workers confirm afterwards exist only in the old database.
 """
@@ -23,7 +23,7 @@ _MAX_NAMES_IN_MESSAGE: Final = 5
 
 
 async def require_no_workers(client: Client, settings: Settings) -> None:
-    """Refuse while a worker of the catalog lives: in this home, at a task queue, or by the heartbeat of a flush.
+    """Refuse if a worker of the catalog lives: it runs in this home, polls a task queue, or flushes.
 
     Raises:
         PreconditionFailed: A worker lives.

@@ -1,8 +1,12 @@
 """Metrics, spans and log lines of one worker's ownership. `docs/reference/metrics.md` explains the metrics.
 
-Spans: `ownership.recovery` lasts from the loss of a session until all bundles are settled, `ownership.suspended` while
-the connection is lost, `ownership.acquire` while bundles are acquired. Other events (`session opened`, `bundles
-unloaded`) belong to a running recovery, or have a span without length.
+Spans:
+
+- `ownership.recovery` lasts from the loss of a session until no bundle is unsettled.
+- `ownership.suspended` lasts while the connection is lost.
+- `ownership.acquire` lasts while bundles are acquired.
+
+Other events, such as `session opened`, are added to a running recovery. Without one, each is a span of zero length.
 """
 
 import logging
@@ -31,7 +35,7 @@ _tracer = trace.get_tracer("sexton.ownership")
 
 
 class OwnershipTelemetry(OwnershipEvents):
-    """`OwnershipEvents` of one worker. Thread-safe: the worker's thread and kazoo's call it."""
+    """Telemetry of one worker's ownership. Thread-safe, because the worker's thread and kazoo's thread call it."""
 
     def __init__(self, meter: MetricMeter, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._bundles = meter.create_gauge("sexton_ownership_bundles", "Bundles that this worker has a lease of")
@@ -58,7 +62,7 @@ class OwnershipTelemetry(OwnershipEvents):
         self._suspended: Span | None = None
         self._recovery: Span | None = None
         self._lost_at = 0.0
-        self._has_new_session = False  # since the loss
+        self._has_new_session = False  # a session was opened since the loss
 
     def on_session_opened(self, session: int) -> None:
         self._opened.add(1)

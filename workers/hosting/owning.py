@@ -1,4 +1,4 @@
-"""Ownership of topics by a worker: by ZooKeeper sessions, or of all topics with `ownership=single`."""
+"""Ownership of topics by a worker. It uses ZooKeeper, or covers all topics with `ownership=single`."""
 
 import threading
 from collections.abc import Callable
@@ -24,13 +24,13 @@ class Ownership(Owners, Protocol):
     """Ownership of one worker. It is started once and stopped once."""
 
     stopping: threading.Event
-    """Set when the worker owns nothing and will own nothing again."""
+    """Set once the worker owns nothing and will never own anything again."""
 
     failure: SextonError | None
     """Error that ended the ownership. The worker then shuts down."""
 
     def start(self) -> None:
-        """Join the owners. The adapters state the errors."""
+        """Become an owner of bundles. The implementations document their errors."""
 
     def stop(self) -> None:
         """Release all bundles at once."""
@@ -40,24 +40,18 @@ class Ownership(Owners, Protocol):
 
 
 class TopicCaches:
-    """Caches of topics in this process. They follow the ownership of bundles."""
+    """Caches of topics in this process. They change when this worker acquires or loses bundles."""
 
     def __init__(self, log: LogStore) -> None:
         self._log = log
         self._bundles = log.catalog.fences.count_bundles()
 
     def on_acquired(self, lease: Lease) -> None:
-        """Reload the bundle's topics before work starts under the lease.
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer.
-        """
         self._log.subscriptions.forget()
         parse_name, bundles = TopicName.from_encoded, self._bundles
         self._log.managed.reload_hints(lambda topic: bundle_of(parse_name(topic.name), bundles=bundles) == lease.bundle)
 
     def on_unloaded(self, bundle: BundleId) -> None:
-        """Drop cached subscriptions, because other workers change them from now on."""
         del bundle
         self._log.subscriptions.forget()
 
@@ -70,7 +64,7 @@ def create_ownership(
     *,
     events: OwnershipEvents | None = None,
 ) -> Ownership:
-    """Return the ownership that the settings define, not started. `load` returns the worker's load; 1 means full.
+    """Create the ownership that the settings define. `load` returns the worker's load, where 1 means full.
 
     Raises:
         ServiceFailed: The settings name no ZooKeeper and are not `ownership=single`.

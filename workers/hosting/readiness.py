@@ -1,9 +1,9 @@
 """Readiness of a worker: it polls its queues, and the services that every job needs have answered recently.
 
-Probes are answered from memory. Each service is asked separately every few seconds, so that a service that hangs hides
-no other. Results older than `FRESH_S` count as failed.
+Probes are answered from memory. Each service has its own check every few seconds, so that one hanging service does not
+hide other faults. Results older than `FRESH_S` count as failed.
 
-ZooKeeper is not asked, because a worker without a session still does all work that has no owner.
+ZooKeeper is not checked, because a worker without a session still does all work that has no owner.
 """
 
 import asyncio
@@ -64,13 +64,13 @@ class CheckResult:
 
 
 class Readiness:
-    """Latest check results of one process. Not thread-safe: it belongs to the process's event loop."""
+    """Latest check results of one process. Not thread-safe: use it only on the process's event loop."""
 
     def __init__(self, *, interval_s: float = _CHECK_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.phase = Phase.STARTING
         self.started_s = int(time.time())
         self._interval_s, self._clock = interval_s, clock
-        self._result_by_name: dict[str, tuple[float, CheckResult]] = {}  # with its time
+        self._result_by_name: dict[str, tuple[float, CheckResult]] = {}  # with the time of the check
 
     @property
     def is_ready(self) -> bool:
@@ -79,7 +79,7 @@ class Readiness:
         return self.phase is Phase.SERVING and bool(results) and all(check.ok for check in results if check.required)
 
     def results(self) -> Sequence[CheckResult]:
-        """Return the latest results in the order of the checks. Results that are too old are failed."""
+        """Return the latest results in the order of the checks. Results older than `FRESH_S` count as failed."""
         now_s = self._clock()
         return [
             result
@@ -93,8 +93,8 @@ class Readiness:
 
         Args:
             checks: Required checks.
-            reported: Checks of matters that all workers share. They leave workers ready, so that a new worker can
-                replace the present ones and mend the matter.
+            reported: Checks of problems that all workers share. A failure leaves the worker ready, so that new workers
+                can replace the present workers and solve the problem.
         """
         now_s = self._clock()
         for name in [*checks, *reported]:
@@ -155,7 +155,7 @@ def list_required_checks(
 
 
 def checks_in_threads(blocking: Mapping[str, Callable[[], object]]) -> dict[str, Check]:
-    """Return blocking functions as checks. They have their own threads, because hanging calls could block others."""
+    """Convert blocking functions to checks. Each check has its own thread, because a call may hang."""
     threads = ThreadPoolExecutor(len(blocking), "readiness")
 
     def to_check(function: Callable[[], object]) -> Check:

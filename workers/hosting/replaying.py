@@ -39,16 +39,16 @@ class ReplayResult:
     run_id: str
     events: int
     failure: str | None = None  # `None` if the code of this build repeats the history
-    nondeterministic: bool = False  # the code deviates from the history; otherwise it raised an error
+    nondeterministic: bool = False  # the code deviates from the history; if False, the code raised an error
 
 
 def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings | None = None) -> ReplayResult:
-    """Replay one run. A run that has not ended is replayed as far as its history goes.
+    """Replay one run. An unfinished run is replayed to the end of its history.
 
     Args:
         history: History from Temporal, or from a file that Temporal's command or Web UI wrote.
         debug: Stop in Python's debugger, on this process's terminal, at the first line of the workflow's `run`.
-        settings: Settings with the keys of encrypted payloads. `None` means no keys.
+        settings: Settings with the keys of workflow payloads. `None` means no keys.
 
     Raises:
         InvalidInput: The history is not of a workflow of this build.
@@ -84,7 +84,6 @@ def _extract_message(fault: str) -> str:
 
 
 def _find_workflow(history: WorkflowHistory) -> tuple[str, Callable[..., Any]]:
-    """Return the workflow's type and its method `run`."""
     first = history.events[0] if history.events else None
     if first is None or first.event_type != EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
         event = "no event" if first is None else EventType.Name(first.event_type)
@@ -109,7 +108,7 @@ class _Debugger(pdb.Pdb):
 
 
 def _set_breakpoint(function: Callable[..., Any]) -> None:
-    """Stop once, in this thread, at the first line of the function's body."""
+    """Stop the debugger once, in this thread, at the first line of the function's body."""
     code, debugger = inspect.unwrap(function).__code__, _Debugger()
     debugger.reset()
     problem = debugger.set_break(code.co_filename, code.co_firstlineno, temporary=True, funcname=code.co_name)

@@ -1,4 +1,4 @@
-"""The subject of a request: attributes of spans, and summaries of activities and runs in Temporal's Web UI."""
+"""Subject of a request, as attributes of spans and as a summary in Temporal's Web UI."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
@@ -23,19 +23,19 @@ _MAX_ERROR_CHARACTERS: Final = 1_000  # the failure has the full text
 _ATTRIBUTE_BY_ARGUMENT: Final = {"workflow_id": "temporalWorkflowID", "bundle": "sexton.bundle"}
 
 MAX_SUMMARY_BYTES: Final = 200
-"""Servers refuse summaries of more than 400 bytes, together with the whole workflow task."""
+"""Maximum size of a summary. A server refuses a workflow task with a summary of more than 400 bytes."""
 
 
 def subject_attributes(value: object) -> dict[str, AttributeValue]:
-    """Return topic, ledgers, batch, transaction, row range and outcome, as far as a request or result names them.
+    """Return span attributes for the topic, ledgers, batch, transaction, row range and outcome of a request or result.
 
-    Requests and results of all activities and workflows use the same field names.
+    Subjects that the value does not name are absent. All requests and results use the same field names.
     """
     return dict(_iterate_attributes(value))
 
 
 def _iterate_attributes(value: object) -> Iterator[tuple[str, AttributeValue]]:
-    request = getattr(value, "order", value)  # the deletion of a topic has its request in one field
+    request = getattr(value, "order", value)  # an input of `delete-topic` has its request in `order`
     key, chunk = getattr(value, "key", value), getattr(value, "chunk", None)
     for name, attribute in ((TOPIC, "topic"), (BATCH, "batch_id"), (TXN, "txn")):
         text = getattr(request, attribute, None) or getattr(value, attribute, None)
@@ -59,12 +59,12 @@ def _iterate_attributes(value: object) -> Iterator[tuple[str, AttributeValue]]:
 
 
 def format_span_error(error_type: str, message: str) -> str:
-    """Return the text of a span's error status."""
+    """Return the description of a span's error status, in at most 1,000 characters."""
     return f"{error_type}: {message}"[:_MAX_ERROR_CHARACTERS]
 
 
 def command_attributes(command: str, arguments: Mapping[str, object]) -> dict[str, AttributeValue]:
-    """Return topic, ledgers, workflow and bundle, as far as the arguments of a command name them."""
+    """Return span attributes for the topic, ledgers, workflow and bundle in the arguments of a command."""
     attributes: dict[str, AttributeValue] = {}
     for name, value in arguments.items():
         if isinstance(value, str) and value.startswith("persistent://"):
@@ -79,15 +79,15 @@ def command_attributes(command: str, arguments: Mapping[str, object]) -> dict[st
 
 
 def summarize_request(request: object) -> str:
-    """Return rows, ledgers, topics, transaction and batch of a request, in at most `MAX_SUMMARY_BYTES` of UTF-8.
+    """Return a summary such as the rows, ledgers and topics of a request, in at most `MAX_SUMMARY_BYTES` of UTF-8.
 
-    The summary depends on the request only, so that a replay repeats it.
+    The summary depends only on the request, so that a replay returns the same summary.
     """
     return shorten_summary(", ".join(_iterate_summary(request)))
 
 
 def shorten_summary(text: str) -> str:
-    """Return the text, cut to `MAX_SUMMARY_BYTES` of UTF-8."""
+    """Cut the text to `MAX_SUMMARY_BYTES` of UTF-8. A cut text ends with an ellipsis."""
     encoded = text.encode()
     if len(encoded) <= MAX_SUMMARY_BYTES:
         return text
@@ -166,6 +166,6 @@ def _iterate_page(request: object) -> Iterator[str]:
 
 
 def find_detail(details: Sequence[object], name: str) -> str | None:
-    """Return the entry of that name in the details of a failure, or `None`."""
+    """Return the first value with this name in the details of a failure, or `None`."""
     values = (detail[name] for detail in details if isinstance(detail, Mapping) and name in detail)
     return next((str(value) for value in values), None)

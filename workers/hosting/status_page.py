@@ -1,6 +1,6 @@
-"""Pages `/status` and `/status.json`: the state of the store, for people and for programs. They change nothing.
+"""Read-only pages `/status` and `/status.json`: the state of the store, for people and for programs.
 
-The state may be some seconds old. One thread reads it at most once in that time, however many clients ask.
+The state may be ten seconds old. It is read at most once in this time, even if many clients ask.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Read = Callable[[], Awaitable[dict[str, Any]]]
 
 
 class CachedDocument:
-    """Document that is read again after some seconds. Concurrent callers share one read. For one event loop."""
+    """Cache of a document for some seconds. Concurrent callers share one read. Use it only on one event loop."""
 
     def __init__(
         self, read: Read, *, max_age_s: float = _MAX_AGE_S, clock: Callable[[], float] = time.monotonic
@@ -46,7 +46,7 @@ class CachedDocument:
 
 
 class BoundedRead:
-    """Read in a thread with a timeout. While a read hangs, no other is started. For one event loop."""
+    """Reader in a thread, with a timeout. While a read hangs, no other read starts. Use it only on one event loop."""
 
     def __init__(self, read: Callable[[], dict[str, Any]], timeout_s: float) -> None:
         self._read, self._timeout_s = read, timeout_s

@@ -1,7 +1,7 @@
 """State of one store for its status page: totals, and a few rows of each list.
 
-No query reads a whole table, so that a store of ten million ledgers answers as fast as an empty one. The next ids bound
-the numbers of ledgers and topics. The newest plan has counted the ledgers.
+No query reads a whole table, so a store with ten million ledgers answers as fast as an empty store. The next ids are
+upper bounds for the numbers of ledgers and topics. The exact number of ledgers comes from the newest finished plan.
 """
 
 import logging
@@ -43,7 +43,7 @@ class WebUi:
     namespace: str
 
     def link_job(self, workflow_id: str, run_id: str = "") -> Section:
-        """Return the job's id and the URL of that run, or of its newest run."""
+        """Return the job's id and the URL of the run `run_id`. Without `run_id` the URL shows the newest run."""
         path = "/".join(quote(part, safe="") for part in (workflow_id, run_id) if part)
         return {"workflow_id": workflow_id, "url": self._make_url(f"/{path}")}
 
@@ -75,15 +75,15 @@ class StoreStatus:
 
     @property
     def names(self) -> Collection[str]:
-        """Names of the catalog's sections."""
+        """Names of the sections that `read` returns."""
         return self._read_by_section
 
     def read(self) -> Section:
-        """Return each section of the catalog by its name. A section that cannot be read has only an `error`."""
+        """Return all sections about the catalog, by name. A section that cannot be read has only an `error`."""
         return {name: _read_or_error(read) for name, read in self._read_by_section.items()}
 
     def read_replicas(self) -> Section:
-        """Return the section of replicas, read from the records bucket, or only an `error`."""
+        """Read the section about replicas from the records bucket. After a failure it has only an `error`."""
 
         def to_row(replica: ReplicaStatus) -> Section:
             return {"replica": replica.replica, "state": str(replica.state or "NEW"), "lag_s": replica.lag_s}
@@ -94,7 +94,7 @@ class StoreStatus:
         state = self._catalog.records.state()
         totals: Section = {
             **select_fields(state, "catalog_id epoch adopting"),
-            "next_topic_id": state.next_ids.topic,  # an upper bound: a rebuilt catalog leaves ids out
+            "next_topic_id": state.next_ids.topic,  # an upper bound, because a rebuilt catalog skips ids
             "next_ledger_id": state.next_ids.ledger,
         }
         finished = next((plan for plan in self._newest_plans() if plan.finished_us is not None), None)

@@ -57,8 +57,8 @@ _SNAPSHOTS_INTERVAL_S: Final = 1.0  # a fifth of the time after which a snapshot
 async def write_snapshots(write_due: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S) -> None:
     """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
 
-    All workers do so, each for topics that no other has taken. The topics of a worker that dies become due again.
-    Transaction coordinators do not, because they would have to stay awake for it.
+    Each worker writes snapshots of topics that no other worker has taken. If a worker dies, its topics become due
+    again. Transaction coordinators do not write snapshots, because they would have to stay awake for it.
 
     Args:
         write_due: Writes a page of snapshots and returns how many were due.
@@ -101,9 +101,9 @@ async def watch_rebuild_pins(client: Client, start: ColdStart, *, interval_s: fl
 async def end_rebuild_pins(client: Client, start: ColdStart) -> None:
     """End the pins of rebuilds whose workflow is closed.
 
-    Nothing else ends the pin of a workflow that is terminated while no command serves it. A workflow that Temporal does
-    not know keeps its pin, because the namespace may be lost or a command may be about to start it. A run that starts
-    meanwhile pins the manifest again before it reads it.
+    Nothing else ends the pin of a workflow that is terminated while no command serves it. If Temporal does not know the
+    workflow, the pin stays: the namespace may be lost, or a command may be about to start the workflow. A run that
+    starts meanwhile pins its manifest again before it reads the manifest.
 
     Raises:
         RPCError: Temporal does not answer.
@@ -129,15 +129,15 @@ async def _is_closed(client: Client, workflow_id: str) -> bool:
 async def watch_currency(
     log: LogStore, *, interval_s: float, require: Callable[[Records, OwnedStore], None] = require_current
 ) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
-    """Check during the block that no other database has been rebuilt from the record log. Yield a task.
+    """Check while the block runs that no other database was rebuilt from the record log. Yield a task.
 
-    The task ends only with the error of a check, and then the worker must end. It would otherwise take work of the new
-    catalog's jobs and answer from the old database. Buckets refuse its deletes in any case.
+    The task ends only with the error of a check. Then the worker must end, because it would otherwise do work of the
+    new catalog's jobs on the old database. Buckets refuse the deletes of such a worker in any case.
 
     Args:
-        log: Provides the catalog and the record log.
+        log: Log store with the catalog and the record log.
         interval_s: Seconds between two checks, above 0. A store that does not answer is asked again.
-        require: The check, which tests replace.
+        require: Check, which tests replace.
     """
     check = partial(require, log.catalog.records, log.record_objects)
     watch = asyncio.create_task(_await_outdated(check, interval_s))

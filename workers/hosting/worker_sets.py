@@ -76,15 +76,15 @@ WORKFLOWS = [
 ]
 
 FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
-"""Errors of unreadable input. They fail the workflow, because a retry of its task would fail without end."""
+"""Errors of unreadable input. They fail the workflow, because retries of its task would never succeed."""
 
-_STICKY_TIMEOUT = timedelta(seconds=5)  # workflows of a killed worker wait so long for its cache
+_STICKY_TIMEOUT = timedelta(seconds=5)  # how long a workflow task waits for a killed worker
 _MAX_RECORD_ACTIVITIES: Final = 6
-"""Activities on the record log at once: a waiting flush, one of each other kind, and a reserve."""
+"""Maximum of concurrent activities on the record log: a waiting flush, one of each other kind, and a reserve."""
 
 
 def workflow_runner(client: Client, *, versioned: bool = False) -> CheckedRunner:
-    """Return the runner of a worker that serves the common queue with this client."""
+    """Return the workflow runner for workers of the common task queue."""
     encrypts = bool(get_codec(client).first_key_name)
     return CheckedRunner(versioned=versioned, encrypts=encrypts, command_by_workflow=COMMAND_BY_WORKFLOW)
 
@@ -100,16 +100,16 @@ class WorkerSet:
 
     @contextmanager
     def workers(self, queues: Sequence[str], worker_id: str) -> Iterator[list[Worker]]:
-        """Yield all workers, which the caller runs. Their threads end with the block.
+        """Yield all workers, which the caller must run. Their thread pools close when the block ends.
 
-        Each queue has one worker for all workflows and activities, and these beside it:
+        Each queue has one worker for all workflows and activities, and these additional workers:
 
-        - uploads, which take minutes, so that no deletion waits for one;
-        - bulk jobs, one at a time, because each may use the whole machine;
-        - transaction coordinators and record jobs, which hold their threads while they wait for work.
+        - uploads: an upload takes minutes, and deletions must not wait for it;
+        - bulk jobs: one runs at a time, because a bulk job may use the whole machine;
+        - transaction coordinators and record jobs: these activities hold their threads while they wait for work.
 
-        The last worker serves the activities of owned topics. It is never versioned: versioned workers get no tasks
-        beyond 100 queues, and a roll-out would leave owners without their work.
+        The last worker serves the activities of owned topics. It never uses Worker Versioning: versioned workers get no
+        tasks beyond 100 queues, and a roll-out would leave owners without their work.
         """
         settings, activities, queue_count = self.settings, self.activities, len(queues)
         versioned = own_build(settings) is not None

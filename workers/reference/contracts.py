@@ -1,7 +1,8 @@
 """Contract of each workflow for programs in any language, read from the code.
 
 Names, types and defaults come from the values that the workflow takes and returns. Bounds come from the rules that
-refuse input. The meaning of a field is the comment beside it. Errors are those that its activities document.
+refuse input. The meaning of a field is the comment beside it. Errors come from the docstrings of the workflow's
+activities.
 """
 
 import inspect
@@ -44,7 +45,7 @@ class FieldFacts:
     kind: Any  # annotated type
     default: Any  # `MISSING` if the field is required
     bounds: tuple[str, ...]  # phrases of the rules that refuse values
-    about: str  # "" if the name says all
+    about: str  # empty if the field has no comment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +137,6 @@ def _list_final_errors(workflow: type, refused: set[str]) -> set[str]:
 
 
 def _list_id_forms(name: str) -> tuple[str, ...]:
-    """Return the forms of a workflow's id.
-
-    Raises:
-        LookupError: No job has this name, and no known workflow starts one.
-    """
     job = jobs().get(name)
     if job:
         return tuple(job.id(key) if key else job.id() for key in job.keys)

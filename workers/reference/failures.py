@@ -1,11 +1,13 @@
-"""Errors that a workflow can meet, read from the code that its methods reach.
+"""Errors that a workflow can meet, found in the code that its methods reach.
 
-A method reaches what it names within `workflows`, and what that names in turn: functions and constants, and of a class
-the methods whose names the reached code uses. Other workflows are not followed. Their failures are their own, unless
-the parent says that it waits for them.
+Reached code consists of the functions and constants in `workflows` that a method names, directly or indirectly. Of a
+class it has only the methods whose names occur in reached code. Code of other workflows is not included. Failures of
+other workflows count only if the parent declares that it waits for these workflows.
 
-The errors of a reached activity are those in its docstring. They do not end the run in two cases: an update called the
-activity, so its sender gets the error; or an `except ActivityError` turns the error into a result.
+The errors of an activity come from its docstring. They do not end the run in two cases:
+
+1. An update called the activity. The sender of the update gets the error.
+2. An `except ActivityError` turns the error into a result.
 """
 
 import ast
@@ -30,7 +32,7 @@ _FUNCTION_NODES: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 _REFUSAL_HANDLERS: Final = frozenset({"refused", "find_refusal", "require_refusal", "refusal_certificate"})
 """Functions that turn only a guard's refusal into a result."""
-_FAILURE_HANDLERS: Final = frozenset({"_refuse"})  # turn any failure into a sentence of the result
+_FAILURE_HANDLERS: Final = frozenset({"_refuse"})  # functions that turn any failure into a text of the result
 
 CodePieces = tuple[tuple[ModuleType, ast.AST], ...]
 """Pieces of code, each with its module."""
@@ -38,7 +40,7 @@ CodePieces = tuple[tuple[ModuleType, ast.AST], ...]
 
 @cache
 def reachable_code(workflow: type) -> CodePieces:
-    """Return all code in `workflows` that a run may reach, without other workflows."""
+    """Return all code in `workflows` that a run may reach, without the code of other workflows."""
     return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__).pieces)
 
 
@@ -48,7 +50,8 @@ def ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
 
     Args:
         workflow: Class of the workflow.
-        includes_guarded: Whether to include code whose guard refusals become a result. Other errors of it end the run.
+        includes_guarded: Whether to include code whose guard refusals become a result. Other errors of such code end
+            the run.
     """
     handlers = _FAILURE_HANDLERS if includes_guarded else _FAILURE_HANDLERS | _REFUSAL_HANDLERS
     return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__, _TryRemover(handlers)).pieces)
@@ -99,7 +102,7 @@ def own_failures(code: CodePieces) -> set[str]:
 
 
 def guard_refusals(code: CodePieces) -> set[str]:
-    """Return the types of the refusals of the guards that the code names."""
+    """Return the types of guard refusals: the `GUARDS` of each module whose `GUARDS` the code contains."""
     guarded_modules = {module.__name__ for module, piece in code if "GUARDS" in _assigned_names(piece)}
     return {kind for module in list_modules(code) if module.__name__ in guarded_modules for kind in module.GUARDS}
 
@@ -111,7 +114,7 @@ def error_class(name: str) -> type[errors.SextonError]:
 
 
 class _TryRemover(ast.NodeTransformer):
-    """Removes the body of each `try` whose `except ActivityError` calls one of the handlers for every failure."""
+    """Transformer that empties each `try` whose `except ActivityError` calls one of the handlers for every failure."""
 
     def __init__(self, handlers: frozenset[str]) -> None:
         self._handlers = handlers
@@ -132,7 +135,7 @@ class _TryRemover(ast.NodeTransformer):
 
 
 class _CodeWalk:
-    """Walk from one class through everything that it names."""
+    """Walk through all code that one class names, directly or indirectly."""
 
     def __init__(self, module: ModuleType, name: str, remover: _TryRemover | None = None) -> None:
         self._remover = remover

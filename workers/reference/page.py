@@ -49,7 +49,7 @@ _JSON_TYPE_NAMES: Final[dict[Any, str]] = {
 
 
 def render_page() -> str:
-    """Return the text, which ends with one line break."""
+    """Return the page. It ends with one line break."""
     all_contracts = contracts()
     inputs = {contract.takes for contract in all_contracts}
     results = {contract.gives for contract in all_contracts}
@@ -154,7 +154,6 @@ def _format_type(kind: Any) -> str:  # noqa: ANN401 - an annotation
 
 
 def _format_link(kind: type) -> str:
-    """Return the type's name as a link to the table of the workflow that takes or returns it, or to its own table."""
     for contract in contracts():
         if kind is contract.takes:
             return f"[{kind.__name__}](#input-of-{contract.name})"

@@ -1,4 +1,4 @@
-"""Settings: one validated, immutable value, and the origin of each field."""
+"""Settings as one validated, immutable value, with the origin of each field."""
 
 from workers.settings.files import read_secret, read_temporal_api_key
 from workers.settings.kinds import OFF, format_duration, parse_duration

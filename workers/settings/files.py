@@ -8,13 +8,13 @@ from logstore.whole_files import read_regular_file
 from workers.settings.model import Settings
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
-"""Maximum length of a file that a setting names, inclusive; many times a bundle of all public authorities."""
+"""Maximum length of a file that a setting names, inclusive. A bundle of all public authorities is much shorter."""
 
 
 def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> bytes:
-    """Return the content of a regular file, or of a link to one, of at most `MAX_FILE_BYTES`.
+    """Return the content of a regular file of at most `MAX_FILE_BYTES`. A link is followed.
 
-    `rule` says what the setting `field` expects, as a phrase.
+    `rule` is a phrase for messages that says what the setting `field` expects.
 
     Raises:
         InvalidInput: The file cannot be read, is not a regular file or is too long.
@@ -28,7 +28,7 @@ def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> 
 
 
 def read_text(field: str, path: str, rule: str) -> str:
-    """Return the text of a UTF-8 file, without a byte order mark. An error does not show the content."""
+    """Return the text of a UTF-8 file, without a byte order mark. An error message does not show the content."""
     try:
         return read_bytes(field, path, rule).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -54,7 +54,7 @@ def read_secret(field: str, path: str) -> str:
 
 
 def read_temporal_api_key(settings: Settings) -> str:
-    """Return the API key for Temporal from its setting or its file, which exclude each other, or ""."""
+    """Return the API key for Temporal from its setting or its file, or "". Refuse settings with both."""
     key, path = settings.temporal_api_key.get_secret_value(), settings.temporal_api_key_file
     if key and path:
         raise InvalidInput("temporal_api_key_file", expected="it or temporal_api_key, not both", found=path)

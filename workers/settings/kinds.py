@@ -36,7 +36,7 @@ def parse_duration(text: str, field: str) -> int:
 
 
 def format_duration(seconds: int) -> str:
-    """Return seconds (0 or more) in the largest unit that divides them. `parse_duration` reads the result back."""
+    """Return seconds (0 or more) in the largest unit that divides them. `parse_duration` reads the result."""
     if seconds == 0:
         return "0s"
     unit = next(unit for unit, size in _SECONDS_BY_UNIT.items() if seconds % size == 0)
@@ -44,7 +44,7 @@ def format_duration(seconds: int) -> str:
 
 
 def _make_validator(pattern: str, rule: str) -> Callable[[str], str]:
-    """Return a function that returns a text which the whole pattern matches, and otherwise raises the rule."""
+    """Return a validator that accepts a text if the whole pattern matches, and otherwise raises the rule."""
     compiled = re.compile(pattern)
 
     def validate(value: str) -> str:
@@ -73,7 +73,7 @@ _validate_build_id = _make_validator(  # the rule of Temporal's worker controlle
 
 
 def validate_spark_master(value: str) -> str:
-    """Return the value if it names a Spark cluster, and otherwise raise the rule."""
+    """Return the value if it is the address of a Spark master in a supported form. Otherwise raise the rule."""
     if not is_master(value):
         raise ValueError(MASTER_FORMS)
     return value
@@ -129,7 +129,7 @@ def _validate_identity(value: SecretStr) -> SecretStr:
 
 
 OFF: Final = "off"
-"""Address at which nothing listens. It has a name because an empty variable counts as absent."""
+"""Address that turns a server off. An empty variable cannot do so, because it counts as absent."""
 
 
 def _validate_listen_address(value: str) -> str:
@@ -168,7 +168,7 @@ def _validate_absolute_path(value: str) -> str:
 
 
 def to_upper(value: object) -> object:
-    """Return a text in capital letters, and any other value as it is."""
+    """Return text in capital letters. Return any other value unchanged."""
     return value.upper() if isinstance(value, str) else value
 
 

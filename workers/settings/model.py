@@ -1,4 +1,4 @@
-"""`Settings`: every setting of Sexton, validated once and immutable."""
+"""All settings of Sexton, as one validated and immutable value."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,31 +67,31 @@ SERVICE_SETTINGS = frozenset({
     "bulk_dir",
     "spark_master",
 })  # fmt: skip
-"""Settings that name services and credentials for them. They belong to one home and have no meaning in another."""
+"""Settings that name services and their credentials. They belong to one home and are wrong for another home."""
 
 
 class Settings(BaseModel):
     """Settings of every part of Sexton. Durations are whole seconds, sizes are bytes.
 
-    An empty address is unknown: no stack was started in this home, and none is configured. Addresses have no defaults
-    on purpose: a command with another home would reach the stack on the usual ports.
+    An empty address means that no stack was started in this home and that no service is configured. Addresses have no
+    defaults on purpose. With defaults, a command with another home would reach the stack on the usual ports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    home: Path  # catalog.db, objects, logs, spans and credentials
-    application: Word = "sexton"  # part of every owner digest; never changes once ledgers exist
+    home: Path  # folder of catalog.db, objects, logs, spans and credentials
+    application: Word = "sexton"  # part of every owner digest; must not change once ledgers exist
     temporal_address: Address = ""  # frontend of Temporal
     temporal_namespace: Word = "default"  # one namespace serves one catalog
-    temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next six is set
-    temporal_ca_file: File = ""  # authorities that may sign the server's certificate; empty: those of this machine
-    temporal_server_name: ServerName = ""  # name in the server's certificate, if the address is another one
+    temporal_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next six settings is set
+    temporal_ca_file: File = ""  # authorities that may sign the server's certificate; empty: this machine's
+    temporal_server_name: ServerName = ""  # name in the server's certificate, if it is not the address
     temporal_cert_file: File = ""  # client certificate with its chain
     temporal_key_file: File = ""  # private key of the client certificate
     temporal_api_key: SecretStr = SecretStr("")  # sent with each call, never without TLS
     temporal_api_key_file: File = ""  # read again every few seconds, so that the key can change
-    payload_key_file: File = ""  # keys that encrypt Temporal's payloads; empty: no encryption
-    codec_origin: WebAddress = ""  # Web UI for which workers decrypt payloads; empty: none
+    payload_key_file: File = ""  # keys that encrypt workflow payloads; empty: no encryption
+    codec_origin: WebAddress = ""  # Web UI for which workers decrypt workflow payloads; empty: none
     ui_address: WebAddress = ""  # Temporal's Web UI, for links in messages and pages
     task_queue: Word = "sexton"  # the same for all workers, commands and programs of a catalog
     deployment_name: DeploymentName = ""  # the same for all workers of a task queue; empty: no Worker Versioning
@@ -114,17 +114,23 @@ class Settings(BaseModel):
     zookeeper: Ensemble = ""  # addresses, separated by commas, and an optional path
     zookeeper_auth: Identity = SecretStr("")  # digest:USER:PASSWORD, or sasl:USER:PASSWORD (DIGEST-MD5)
     zookeeper_acl: Literal["anyone", "creator"] = "anyone"  # creator: only this identity has access to Sexton's nodes
-    zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next three is set
-    zookeeper_ca_file: File = ""  # authorities that may sign the servers' certificates; empty: those of this machine
+    zookeeper_tls: Literal["auto", "on", "off"] = "auto"  # auto: on if one of the next three settings is set
+    zookeeper_ca_file: File = ""  # authorities that may sign the servers' certificates; empty: this machine's
     zookeeper_cert_file: File = ""  # client certificate with its chain
     zookeeper_key_file: File = ""  # private key of the client certificate
     session_timeout: Annotated[Seconds, Field(ge=1, le=300)] = 10  # silence after which ZooKeeper ends a session
     session_expired_policy: Literal["reconnect", "shutdown"] = "reconnect"  # shutdown: the worker ends with exit code 4
-    session_reconnect_attempts: Count = 10  # sessions asked for after a loss, up to 5 s apart; then the worker ends
+    session_reconnect_attempts: Count = (
+        10  # attempts to open a session after a loss, up to 5 s apart; then the worker ends
+    )
     bundles: Annotated[Count, Field(le=MAX_BUNDLES)] = 64  # fixed when the catalog is created
     deletion_parallelism: Annotated[Count, Field(le=256)] = 4  # chunks of one batch that are deleted at the same time
-    deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = 10  # attempts at one copy; then it is a dead letter
-    deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = 600  # between two attempts at one copy
+    deletion_max_attempts: Annotated[Count, Field(le=1_000_000)] = (
+        10  # attempts to delete a copy; then it is a dead letter
+    )
+    deletion_retry_interval: Annotated[Seconds, Field(ge=0, le=30 * 86_400)] = (
+        600  # between two attempts to delete a copy
+    )
     deletion_chunk: Annotated[Count, Field(le=1_000)] = (
         100  # maximum number of copies that one activity deletes; parallel chunks of a batch share 1,000 at most
     )
@@ -148,13 +154,13 @@ class Settings(BaseModel):
     defragment_interval: Interval = 3_600  # between defragmentations of the record log
     replicate_interval: Interval = 60  # between shipments to the replicas
     raid_interval: Interval = 86_400  # between raids, which remove tombstones that nothing needs
-    eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # age of a tombstone below which no raid removes it
+    eligible_age: Annotated[Seconds, Field(ge=0)] = 86_400  # minimum age of a tombstone that a raid may remove
     tomb_raider_sleep: Annotated[int, BeforeValidator(refuse_boolean), Field(ge=0, le=60_000)] = (
         1  # milliseconds that a raid sleeps between two blocks that it scans
     )
     functions: FunctionList = ""  # functions that `records end` may name; workers import them
     clock_bound: Annotated[Seconds, Field(ge=1, le=3_600)] = (
-        60  # maximum difference of a writer's and the store's clock
+        60  # maximum difference between a writer's clock and the store's clock
     )
     plan_interval: Interval = 86_400  # between reconciliation plans, which change nothing
     scrub_interval: Interval = 0  # between scrubs, which read all of storage and compare digests
@@ -166,8 +172,8 @@ class Settings(BaseModel):
     ledger_max_age: Annotated[Seconds, Field(ge=1)] = 4 * 3_600  # age at which the next ledger begins
     cursor_inline_bytes: Count = 16 * 1024  # packed size above which a cursor's state moves to a ledger
     registration_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = (
-        600  # time after which an append fails that has not registered its segment; a new ledger that no list
-        # names after this time is abandoned, and the next trim or sweep deletes it
+        600  # time after which an append fails if its segment is not registered; a new ledger that is in no
+        # list after this time is abandoned, and the next trim or sweep deletes it
     )
     offload_timeout: Annotated[Seconds, Field(ge=1, le=86_400)] = 45 * 60  # maximum duration of one upload
     offload_parallelism: Annotated[Count, Field(le=64)] = 2  # ledgers of one topic that are uploaded at the same time
@@ -187,7 +193,7 @@ class Settings(BaseModel):
     )  # time that a span file stays after its last write
     trace_max_bytes: Annotated[Count, Field(ge=1024 * 1024)] = (
         256 * 1024 * 1024
-    )  # bytes of all span files; the oldest go first
+    )  # maximum bytes of all span files; the oldest are deleted first
     log_level: Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(to_upper)] = (
         "INFO"  # lowest level that workers log
     )
@@ -217,7 +223,7 @@ class Settings(BaseModel):
 
     @property
     def has_object_store(self) -> bool:
-        """Whether an object store is known: an endpoint, or AWS if the database is outside the home."""
+        """Whether an object store is configured: an endpoint, or AWS if the database is not the home's default."""
         return bool(self.s3_endpoint) or self.database_url != Settings(home=self.home).database_url
 
     @property
@@ -229,17 +235,17 @@ class Settings(BaseModel):
         return self.home / "traces"
 
     def with_changes(self, **changes: object) -> "Settings":
-        """Return validated settings with some replaced. Some validators refuse an explicit default: it is left out."""
+        """Return a validated copy with changes. Default values are left out, because some validators refuse them."""
         return Settings.model_validate(self.model_dump(exclude_defaults=True) | changes)
 
     def without_services(self) -> "Settings":
         return Settings.model_validate({name: value for name, value in self if name not in SERVICE_SETTINGS})
 
     def require(self, name: str) -> str:
-        """Return the address of that name.
+        """Return the address in the setting `name`.
 
         Raises:
-            ServiceFailed: The address is empty: no stack was started in this home, and none is configured.
+            ServiceFailed: The address is empty.
         """
         value = str(getattr(self, name))
         if not value:

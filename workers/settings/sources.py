@@ -1,7 +1,7 @@
 """Sources of settings, strongest first: flags, environment, `sexton.toml`, the home's stack, defaults.
 
-pydantic-settings reads the environment and the working directory of the process. Here both are arguments, so that tests
-need no patching. That is why Sexton has its own sources.
+Sexton does not use pydantic-settings, which reads the environment and the working directory of the process. Here both
+are arguments, so that tests need no patching.
 """
 
 import json
@@ -23,7 +23,8 @@ from workers.settings.model import SERVICE_SETTINGS, Settings
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "temporal_api_key"})
 _SECRET_BY_FILE = {f"{name}_file": name for name in _SECRETS if f"{name}_file" not in Settings.model_fields}
-"""Secret by the name of the key that gives it in a file. Files that are settings themselves are read again later."""
+"""Secret settings by the key that names a file with the secret. Keys that are settings themselves are not included,
+because their files are read again later."""
 
 _PREFIX = "SEXTON_"
 _OTHER_VARIABLES = frozenset({"SEXTON_CONFIG", "SEXTON_FAILPOINTS", "SEXTON_PROCESS"})
@@ -33,11 +34,11 @@ _MAX_HOME_CHARS = 1_024  # leaves room for the names of files in the home
 _Source = Mapping[str, tuple[object, str]]  # value and origin by setting
 
 RecordReader = Callable[[Path], Mapping[str, object]]
-"""Function that returns what `up` recorded in a home: values by setting."""
+"""Function that returns the values by setting that `up` recorded in a home."""
 
 
 def read_stack_record(home: Path) -> Mapping[str, object]:
-    """Return the settings that the stack in `home` recorded, by name; none if no stack was ever started there."""
+    """Return the values by setting that the stack in `home` recorded. The result is empty if no stack was started."""
     ports = _read_json_object(home / "ports.json")
     credentials = _read_json_object(home / "credentials.json")
     addresses_by_setting = {
@@ -87,7 +88,7 @@ def load_settings(
     """Merge all sources.
 
     Args:
-        flags: Values by setting. `None` is a flag that was not given.
+        flags: Values by setting. `None` means that the flag was not given.
         environ: Environment variables. An empty variable counts as absent.
         cwd: Base of relative paths, and the folder of `sexton.toml`.
         read_record: Function that reads what `up` recorded in the home.
@@ -111,7 +112,7 @@ def load_settings(
 
 
 def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
-    """Replace each file of a secret by the secret in it. Refuse a source that gives a secret twice."""
+    """Replace the path of each secret's file by the secret. Refuse a source with both a secret and its file."""
     resolved = {name: entry for name, entry in source.items() if name not in _SECRET_BY_FILE}
     for file, name in _SECRET_BY_FILE.items():
         if file in source:
@@ -129,7 +130,7 @@ def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
 def _without_foreign_services(environment: _Source, flags: _Source, cwd: Path) -> _Source:
     """Drop the services from the environment if a flag names another home.
 
-    `eval "$(sexton env)"` exports the home and its services, which are wrong for another `--home`.
+    `eval "$(sexton env)"` exports the home and its services. These services are wrong for another `--home`.
     """
     if "home" not in flags or "home" not in environment:
         return environment

@@ -53,7 +53,7 @@ class TlsFiles:
 
 
 def read_chain(field: str, path: str) -> "list[x509.Certificate]":
-    """Return the certificates of a file, at least one, the server's or client's own first."""
+    """Return the certificates of a file, at least one. The first is the certificate of the server or client itself."""
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
     content = read_bytes(field, path)
