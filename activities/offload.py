@@ -16,7 +16,7 @@ from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, PublishedCo
 from logstore.positions import LedgerId, TopicId
 from logstore.units import raise_if_stopped
 
-_SAMPLE = 20  # doubts that are told by name
+_SAMPLE = 20  # doubts in a result
 
 
 class Uploader(Protocol):
@@ -35,14 +35,14 @@ class UploadInput:
 
     ledger_id: int
     timeout_s: float  # afterwards nothing more is sent
-    topic: str = ""  # encoded; the ledger's topic must bear it
+    topic: str = ""  # encoded name that the ledger's topic must have; empty: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadResult:
-    """Result of an upload attempt, with the proven content of storage."""
+    """Result of an upload attempt, with the proved content of storage."""
 
-    answer: OffloadAnswer  # BEGUN: stored and proved, to be published
+    answer: OffloadAnswer  # BEGUN: the copy is stored and proved, and must be published
     uuid: str = ""
     entries: int = 0
     size_bytes: int = 0
@@ -52,32 +52,32 @@ class UploadResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishInput:
-    """Copy of one attempt, with the lengths of its objects."""
+    """Input of a publication: the copy of one attempt, with the lengths of its objects."""
 
     ledger_id: int
     uuid: str
-    size_bytes: int = 0  # of the data; 0: not known
-    index_bytes: int = 0
+    size_bytes: int = 0  # of the data object; 0: not known
+    index_bytes: int = 0  # of the index object; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidatesInput:
-    """Page of a topic's ledgers."""
+    """Selection of a page of a topic's ledgers."""
 
     topic_id: int
     after: int  # ledger id, exclusive
     limit: int
     ledger_ids: list[int] | None = None  # at most `limit`; None: all of the topic
-    check: bool = False  # count ids that are gone, refuse those that cannot be offloaded
-    topic: str = ""  # encoded; the topic of that id must bear it
+    check: bool = False  # count requested ids that are not listed, and refuse ledgers that cannot be offloaded
+    topic: str = ""  # encoded name that the topic must have; empty: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Ledgers to offload, ascending. Without `ledger_ids` in the input, an empty page is the last one."""
+    """Ledgers to offload, ascending. If the input has no `ledger_ids`, the first empty page ends the topic."""
 
     ledger_ids: list[int]  # at most `CandidatesInput.limit`
-    gone: int = 0  # asked for, checked, and in no list of the topic: deleted since, or never there
+    gone: int = 0  # requested ledgers that are in no list of the topic; counted only with `check`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class RemovePrimariesInput:
 
     topic_id: int
     batch_id: str
-    batch_workflow_id: str  # which workflow will do phase two: it gets the claim
+    batch_workflow_id: str  # workflow that does phase two; it gets the claim
     actor: str
     reason: str
     ledger_ids: list[int] | None = None  # at most `limit`; None: all of the topic
@@ -101,9 +101,9 @@ class RemovePrimariesResult:
     ledgers: int
     intents: int
     catalog_epoch: int
-    unproved: int = 0  # ledgers that keep their primary copy: storage did not show their tiered one
-    doubts: dict[int, str] = field(default_factory=dict)  # why, by ledger; at most 20
-    next_after: int | None = None  # where to go on; None: this was the last page
+    unproved: int = 0  # ledgers that keep their primary copy, because storage did not prove their tiered copy
+    doubts: dict[int, str] = field(default_factory=dict)  # reason by unproved ledger, at most 20
+    next_after: int | None = None  # `after` of the next page; None: this was the last page
 
 
 class LedgerOffload:
@@ -127,10 +127,10 @@ class LedgerOffload:
     @defined(name="offload.upload")
     @beating()
     def upload(self, request: UploadInput) -> UploadResult:
-        """Write a ledger's tiered copy and prove by reading it back that storage holds it (apache/pulsar#22839).
+        """Write a ledger's tiered copy. Prove by reading it back that storage holds it (apache/pulsar#22839).
 
         Idempotency: each attempt has its own uuid. The copy of an earlier attempt gets its deletion intent before this
-        one begins, and overlapping attempts never use the same object.
+        attempt begins. Overlapping attempts never use the same object.
         Heartbeat: while it runs.
         Raises: InvalidInput, PreconditionFailed, MissingData, CorruptData (terminal); UploadTimedOut, UploadUnproven,
         StoreUnavailable, CatalogBusy, OutcomeUnknown, ServiceRefused (retry).
@@ -152,9 +152,10 @@ class LedgerOffload:
     @defined(name="offload.publish")
     @beating()
     def publish(self, request: PublishInput) -> OffloadAnswer:
-        """Publish a proved copy, or leave it to deletion if the attempt has lost.
+        """Publish a proved copy. If another attempt or a deletion came first, leave the copy to deletion.
 
-        ALREADY means that the copy is LIVE, GONE that the ledger is not listed, BEGUN that a new attempt is needed.
+        ALREADY means that the copy is LIVE. GONE means that the ledger is not listed. BEGUN means that a new attempt is
+        needed.
 
         Idempotency: keyed by uuid.
         Raises: CatalogBusy, StoreUnavailable (retry).
@@ -172,7 +173,7 @@ class LedgerOffload:
         """Find the next ledgers of a topic to offload.
 
         Idempotency: reads only.
-        Raises: InvalidInput, PreconditionFailed when `check` finds a ledger that cannot be offloaded (terminal).
+        Raises: InvalidInput, PreconditionFailed if `check` finds a ledger that cannot be offloaded (terminal).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
         topic_id, requested_ids = TopicId(request.topic_id), _ids(request.ledger_ids)
@@ -186,12 +187,13 @@ class LedgerOffload:
     @defined(name="offload.remove_primaries")
     @beating()
     def remove_primaries(self, request: RemovePrimariesInput) -> RemovePrimariesResult:
-        """Detach primary copies whose LIVE tiered copy storage proves now, and file an intent for each.
+        """Detach primary copies of ledgers whose LIVE tiered copy is proved now, and file an intent for each.
 
-        A copy may be lost after its publication, so each is proved again (apache/pulsar#22839). A ledger without proof
-        keeps its primary copy and does not block the others.
+        A copy may be lost after its publication, so each copy is proved again (apache/pulsar#22839). A ledger without
+        proof keeps its primary copy and does not block other ledgers.
 
-        Idempotency: keyed by `batch_id`. A repeated call returns the first result, and where to look again.
+        Idempotency: keyed by `batch_id`. A repeated call returns the first counts, and the `after` from which to look
+        again.
         Heartbeat: while it runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
@@ -201,7 +203,7 @@ class LedgerOffload:
                 topic_id, requested_ids, after=LedgerId(request.after), limit=request.limit
             )
         except UnknownObject:
-            page = []  # the topic may be gone since an earlier call, which its batch then answers for
+            page = []  # the topic may have been deleted since an earlier call, whose batch has the result
         doubts = self._doubts(page)
         detached = self._offloads.remove_primaries(
             topic_id,
@@ -213,7 +215,7 @@ class LedgerOffload:
         result = RemovePrimariesResult(
             ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=self._ledgers.epoch()
         )
-        if detached.ledgers and not detached.filed_counts:  # by an earlier call, of a page that cannot be seen any more
+        if detached.ledgers and not detached.filed_counts:  # by an earlier call, whose page is not known any more
             return replace(result, next_after=request.after)
         last = int(_id(page[-1])) if len(page) == request.limit else None
         sample = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}

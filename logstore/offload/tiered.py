@@ -1,11 +1,11 @@
 """Tiered copy of a ledger: its location, one Parquet file with all entries, and an index that proves the file.
 
-The offload context states the location. Readers and deletions look there, and not where the current settings point: a
-deletion at a wrong location finds nothing and takes the copy for deleted (apache/pulsar#16687).
+The offload context states the location. Readers and deletions use this location, not the current settings. A deletion
+at a wrong location finds nothing and would count the copy as deleted (apache/pulsar#16687).
 
-Both objects are named after the attempt that wrote them. So an attempt that died is never taken for the published one,
-and never conflicts with it. The data is written first and the index last, and they are deleted in the same order. So an
-index always proves data that exists, unless a deletion is under way.
+The names of both objects contain the uuid of the attempt that wrote them. So attempts never conflict, and an attempt
+that died is never mistaken for the published one. The data is written first and the index last. A deletion removes them
+in the same order. So an index always proves data that exists, except during a deletion.
 
 Source: Pulsar's tiered storage (`{uuid}-ledger-{id}` and its `-index`).
 """
@@ -37,18 +37,18 @@ _FORM_BY_FIELD: Final = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class CopyLocation:
-    """Bucket of a tiered copy, and the store that has the bucket."""
+    """Bucket of a tiered copy, and the object store of the bucket."""
 
     bucket: str
-    endpoint: str = ""  # URL; empty for the store of the settings
-    region: str = ""  # empty for the region of the settings
+    endpoint: str = ""  # URL; empty: the store of the settings
+    region: str = ""  # empty: the region of the settings
 
 
 def parse_copy_location(ledger_id: int, context: Mapping[str, str]) -> tuple[str, CopyLocation]:
     """Return the attempt's uuid and the copy's location from an offload context.
 
     Raises:
-        CorruptData: The context has no uuid or no bucket, or a field has an impossible value.
+        CorruptData: The context has no uuid or no bucket, or a field is invalid.
     """
     uuid, bucket = context.get("uuid"), context.get("bucket")
     if not uuid or not bucket:
@@ -60,7 +60,7 @@ def parse_copy_location(ledger_id: int, context: Mapping[str, str]) -> tuple[str
 
 
 def find_location_problem(context: Mapping[str, str]) -> str | None:
-    """Return what is wrong with the first bad field of an offload context, or `None`. Absent fields are accepted."""
+    """Return the problem of the first invalid field of an offload context, or `None`. Absent fields are accepted."""
     driver = context.get("driver")
     if driver and driver != DRIVER:
         return f"driver: expected {DRIVER}, found {driver!r}"
@@ -77,9 +77,9 @@ def find_location_problem(context: Mapping[str, str]) -> str | None:
 
 
 UPLOAD_GRACE_S = 120
-"""Time after the end of an upload within which its last request may still arrive.
+"""Seconds after the end of an upload within which its last request may still arrive.
 
-One request may take 5 s to connect and 60 s to be answered, and in between the time to send one part.
+One request may take 5 s to connect, the time to send one part, and 60 s until its answer.
 """
 
 _UPLOAD_END_FIELD = "until_us"
@@ -98,11 +98,11 @@ def index_key(uuid: str, ledger_id: LedgerId) -> str:
 
 
 class UploadStart(StrEnum):
-    """State of a ledger's tiered copy when an attempt to offload it begins."""
+    """State of a ledger's tiered copy when an attempt to offload the ledger begins."""
 
     ALREADY = "ALREADY"  # the copy is LIVE
     AGAIN = "AGAIN"  # the copy belongs to an earlier call of this attempt
-    ANEW = "ANEW"  # there is no copy, or this attempt replaces the copy of another one
+    ANEW = "ANEW"  # there is no copy, or this attempt replaces the copy of another attempt
 
 
 def decide_upload_start(
@@ -118,9 +118,9 @@ def decide_upload_start(
     Args:
         ledger_id: Ledger to offload.
         uuid: Uuid of the attempt.
-        tiered: State and context of the tiered copy, if there is one.
+        tiered: State and offload context of the tiered copy, if there is one.
         state: State of the ledger.
-        primary: Reads the state of the primary copy, `None` without one. It is called only for `ANEW`.
+        primary: Reads the state of the primary copy, or `None` if it does not exist. Called only for `ANEW`.
 
     Raises:
         PreconditionFailed: The attempt is new, and the ledger is not CLOSED or has no LIVE primary copy.
@@ -138,10 +138,10 @@ def decide_upload_start(
 
 
 def upload_ends_us(context: Mapping[str, str]) -> int | None:
-    """Return the time, by the catalog's clock, after which no request of the upload can arrive. `None` if it has ended.
+    """Return the time, by the catalog's clock, after which no request can arrive. `None` if the upload has ended.
 
     Raises:
-        CorruptData: The field of the context is no time.
+        CorruptData: The field of the context is not a time.
     """
     end_us = context.get(_UPLOAD_END_FIELD)
     if end_us is None:
@@ -152,14 +152,14 @@ def upload_ends_us(context: Mapping[str, str]) -> int | None:
 
 
 def was_published(context: Mapping[str, str]) -> bool:
-    """Return whether the copy was ever LIVE. Storage may have nothing of a copy that was not."""
+    """Return whether the copy was ever LIVE. A copy that was never LIVE may have no objects in storage."""
     return _UPLOAD_END_FIELD not in context
 
 
 def context_after_upload(context: Mapping[str, str], until_us: int | None) -> dict[str, str]:
-    """Return the context after the last request of the upload, at `until_us`, or `None` if all requests were answered.
+    """Return the context after the last request of the upload, which was at `until_us`.
 
-    An end that was stored before is never delayed.
+    `None` means that all requests were answered. An end that was stored before is never delayed.
     """
     other_fields = {name: value for name, value in context.items() if name != _UPLOAD_END_FIELD}
     if until_us is None:
@@ -172,7 +172,7 @@ def context_after_upload(context: Mapping[str, str], until_us: int | None) -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyLengths:
-    """Lengths of the two objects of a tiered copy in its offload context, so that a plan finds truncated objects."""
+    """Lengths of a tiered copy's objects. The offload context has them, so that a plan finds truncated objects."""
 
     data_bytes: int
     index_bytes: int
@@ -182,7 +182,7 @@ class CopyLengths:
 
 
 def parse_lengths(context: Mapping[str, str]) -> CopyLengths | None:
-    """Return the lengths of a context, or `None` if it has no valid ones."""
+    """Return the lengths in an offload context, or `None` if a length is absent or invalid."""
     data, index = (str(context.get(name, "")) for name in (_DATA_BYTES_FIELD, _INDEX_BYTES_FIELD))
     if not (_NUMBER_FORM.fullmatch(data) and _NUMBER_FORM.fullmatch(index)):
         return None
@@ -199,17 +199,17 @@ class RowGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieredIndex:
-    """Index of a tiered copy: owner, length and checksum of the data, and the row group of each segment."""
+    """Index of a tiered copy: owner, length and digest of the data, and the row group of each segment."""
 
     statement: LedgerStatement
     uuid: str
     entries: int
     size_bytes: int  # of the data object
-    sha256: str  # of the data object, hexadecimal
+    sha256: str  # SHA-256 of the data object, hexadecimal
     row_groups: tuple[RowGroup, ...]  # in the order of the entries
-    footer: str  # digest of the data's footer
-    chunks: tuple[str, ...]  # digests of column chunks by row group
-    etag: str = ""  # of the data when it was read back; empty if the store has none
+    footer: str  # digest of the data object's footer
+    chunks: tuple[str, ...]  # digests of column chunks, by row group
+    etag: str = ""  # of the data object when it was read back; empty: the store has none
 
     def to_json(self) -> bytes:
         facts = {name: value for name, value in asdict(self).items() if name != "statement"}
@@ -220,7 +220,7 @@ class TieredIndex:
         """Parse the JSON document of the object `name`.
 
         Raises:
-            CorruptData: The object is no index.
+            CorruptData: The object is not an index.
         """
         try:
             facts = json.loads(body)

@@ -1,1 +1,1 @@
-"""Durable jobs of offload: of one ledger, and of a topic."""
+"""Durable jobs that offload one ledger or the ledgers of a topic."""

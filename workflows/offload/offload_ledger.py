@@ -1,12 +1,12 @@
-"""`offload-ledger`: the ledger has a tiered copy that was read back, or the ledger is gone.
+"""`offload-ledger`: give a ledger a tiered copy that was read back, unless the ledger is gone.
 
-Destroys nothing that a reader could miss: deletion removes the objects of lost attempts, which were never published.
-Invariant: a copy is published only after storage has proved all of it, and a ledger that is being offloaded is not
-deleted. To stop it, cancel or terminate it. The topic's next trims delete what it has uploaded; after a termination
-once the time of the attempt is over.
+Destroys no published copy. Deletion removes only the objects of lost attempts, which no reader uses. Invariant: a copy
+is published only after storage has proved all of it. A ledger is not deleted while it is offloaded. To stop it, cancel
+or terminate it. The topic's next trims delete the uploaded objects. After a termination they wait until the time of the
+attempt is over.
 
-1. Under a new uuid, upload the copy and prove it. Every retry is a new attempt.
-2. Publish it, unless another attempt or a deletion came first.
+1. Upload the copy under a new uuid and prove it. Every retry is a new attempt.
+2. Publish the copy, unless another attempt or a deletion came first.
 3. If this attempt lost and the ledger is still listed, begin again.
 
 Source: Pulsar's tiered storage; apache/pulsar#13219, #22839.
@@ -30,13 +30,13 @@ with workflow.unsafe.imports_passed_through():
         OffloadPolicy,
     )
 
-_MAX_TURNS = 3  # uploads that were proved and lost to another attempt: it is at work, let it be
+_MAX_TURNS = 3  # proved uploads that lost to another attempt; then the other attempt does the work
 
 
 def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=policy.queue or None,
-        start_to_close_timeout=timedelta(seconds=2 * policy.timeout_s + 300),  # upload, then read it all back
+        start_to_close_timeout=timedelta(seconds=2 * policy.timeout_s + 300),  # upload, then read all data back
         heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=5), maximum_attempts=policy.attempts),
     )

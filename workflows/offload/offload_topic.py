@@ -1,17 +1,17 @@
-"""`offload-topic`: every closed ledger of a topic has a tiered copy, and on request no other.
+"""`offload-topic`: give every closed ledger of a topic a tiered copy, and on request remove the primary copies.
 
 Destroys, on request only, primary copies of ledgers whose tiered copy was proved. The ledgers stay listed and readable.
-Invariant: a ledger's only copy is never removed. To stop it, cancel it: running uploads are abandoned, offloaded
+Invariant: a ledger's only copy is never removed. To stop it, cancel it. Running uploads are abandoned, offloaded
 ledgers stay offloaded, and a started `delete-ledgers` continues.
 
-For each ask, in turn:
+For each request, in turn:
 
 1. Page by page, find closed ledgers without a tiered copy.
-2. Run an `offload-ledger` for each, `parallelism` at a time. One that fails does not block the others.
-3. On request, page by page: prove the tiered copies, detach the primary copies (phase one), and run `delete-ledgers` on
-that batch (phase two).
+2. Run an `offload-ledger` for each ledger, `parallelism` at a time. A failed ledger does not block other ledgers.
+3. If the request says so, page by page: prove the tiered copies, detach the primary copies (phase one), and run
+   `delete-ledgers` on that batch (phase two).
 
-The result contains asks that cannot be done. They do not block others.
+A request that cannot be done is in the result, and does not block other requests.
 
 Source: Pulsar's tiered storage; PIP-186.
 """
@@ -52,20 +52,17 @@ with workflow.unsafe.imports_passed_through():
         OffloadTopicResult,
     )
 
-_LEDGERS_PER_PAGE = 50  # ledgers: some 400 events of history, then continue as new if the server suggests it
-_LEDGERS_PER_REMOVAL = (
-    500  # ledgers: two requests to storage each, well within the timeout even of one that hardly answers
-)
-_MAX_WAITING_BYTES = (
-    100_000  # bytes of asks: with samples they are carried on in one payload, well under the 256 KB from
-)
-# which servers warn (temporalio/sdk-python#1285)
-_BYTES_PER_ID = 20  # of one id in JSON, with its comma
-_BYTES_PER_ASK = 100  # of one ask without its texts and ids
-_MAX_NAMED_PROBLEMS = 20  # of what went wrong, of each kind: told by name, and small however much did
+_LEDGERS_PER_PAGE = 50  # ledgers: some 400 events of history, after which the workflow may continue as new
+_LEDGERS_PER_REMOVAL = 500  # ledgers: two requests to storage each, within the timeout even if storage is slow
+# Asks and samples are carried on in one workflow payload, which must stay under 256 KB. From that size on, servers warn
+# (temporalio/sdk-python#1285).
+_MAX_WAITING_BYTES = 100_000
+_BYTES_PER_ID = 20  # size of one id in JSON, with its comma
+_BYTES_PER_ASK = 100  # size of one ask without its texts and ids
+_MAX_NAMED_PROBLEMS = 20  # problems of each kind that a result names, so that results stay small
 _REMOVAL: workflow.ActivityConfig = {
     **options.CATALOG,
-    "start_to_close_timeout": timedelta(hours=1),  # a page of copies proved, by a store that is slow to answer
+    "start_to_close_timeout": timedelta(hours=1),  # time to prove a page of copies, even if the store is slow
 }
 
 
@@ -99,7 +96,7 @@ class OffloadTopic:
 
     @workflow.signal
     def ask(self, ask: OffloadAsk) -> None:
-        """Add an ask for the same topic. It is refused if too many bytes of asks are waiting."""
+        """Add an ask for the same topic. If the waiting asks have too many bytes, the new ask is refused."""
         waiting = sum(map(_size_of_ask, self._asks))
         if waiting + _size_of_ask(ask) > _MAX_WAITING_BYTES:
             reason = f"{waiting:,} bytes of asks are waiting, expected at most {_MAX_WAITING_BYTES:,} with this one"
@@ -109,7 +106,6 @@ class OffloadTopic:
 
     @workflow.query
     def progress(self) -> OffloadTopicResult:
-        """Return the result so far."""
         return self._result
 
     def _refuse(self, reason: str) -> None:
@@ -162,7 +158,7 @@ class OffloadTopic:
             except WorkflowAlreadyStartedError:
                 self._result = replace(self._result, running=self._result.running + 1)
             except ChildWorkflowError as error:
-                if workflow.cancellation_reason() is not None:  # ours, not that of the child alone
+                if workflow.cancellation_reason() is not None:  # this workflow was cancelled, not only the child
                     raise
                 before = self._result
                 errors = (
@@ -263,12 +259,12 @@ class OffloadTopic:
 
 
 def _next_ids(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | None:
-    """Return the next requested ids, or `None` for all ledgers."""
+    """Return the next requested ids, or `None` if all ledgers are requested."""
     return None if ledger_ids is None else sorted({ledger_id for ledger_id in ledger_ids if ledger_id > after})[:limit]
 
 
 def _size_of_ask(ask: OffloadAsk) -> int:
-    """Return the approximate size in bytes of the ask in a payload."""
+    """Return the approximate size of the ask in a workflow payload, in bytes."""
     texts = len(ask.actor.encode()) + len(ask.reason.encode())
     return _BYTES_PER_ASK + texts + _BYTES_PER_ID * len(ask.ledger_ids or ())
 

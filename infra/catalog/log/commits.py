@@ -1,8 +1,9 @@
 """Group commit in SQL: many small writes in one transaction of set-based statements.
 
-All rows that the writes depend on are locked first, in the order topic, ledger, sequence, transaction, cursor, and by
-key within each. Then each write is decided under those locks, and all are written. So a batch either registers a
-segment because all conditions hold, or returns the error.
+1. All rows that the writes depend on are locked: topics, ledgers, sequences, transactions, cursors, in this order, and
+   by key within each kind.
+2. Each write is decided under these locks.
+3. All accepted writes are written. Each refused write gets its error.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +63,7 @@ class SqlCommits(CatalogAdapter):
         states = {txn: TransactionState(row.state) for txn, row in transactions.items()}
         begins, acknowledgements = _writes_of_kind(writes, BeginTransaction), _writes_of_kind(writes, Acknowledge)
         cursors = {(acknowledgement.topic_id, acknowledgement.subscription) for acknowledgement in acknowledgements}
-        now_us = self._db.now_us(connection) if begins or ends else 0  # asked under the locks; appends need no clock
+        now_us = self._db.now_us(connection) if begins or ends else 0  # read under the locks; appends need no clock
         results_by_kind: dict[type[Write], Iterator[WriteResult]] = {
             RegisterSegment: iter(_register_all(connection, locked, registrations, states) if locked else ()),
             BeginTransaction: iter(begin_transactions(connection, begins, now_us=now_us)),
@@ -79,7 +80,7 @@ def _writes_of_kind(writes: Sequence[Write], kind: type[W]) -> list[W]:
 
 
 def _find_transactions(writes: Sequence[Write]) -> set[TransactionId]:
-    """Return the transactions that any write depends on. Locking them at once prevents a deadlock of two commits."""
+    """Return the transactions that any write depends on. Locking all at once prevents deadlocks between two commits."""
     txns: set[TransactionId] = set()
     for write in writes:
         match write:
@@ -113,7 +114,7 @@ class _LockedRows:
     sequences: dict[ProducerKey, ProducerSequence]
     segments: list[tuple[int, int, int, int, int, str | None, int]] = field(default_factory=list)
     touched: set[int] = field(default_factory=set)
-    delayed: dict[int, int] = field(default_factory=dict)  # topic -> entries with a delivery time
+    delayed: dict[int, int] = field(default_factory=dict)  # entries with a delivery time, by topic
     advanced: dict[ProducerKey, ProducerSequence] = field(default_factory=dict)
 
 
@@ -123,7 +124,7 @@ def _register_all(
     writes: Sequence[RegisterSegment],
     transactions: Mapping[TransactionId, TransactionState],
 ) -> list[WriteResult]:
-    """Decide registrations in order. A refused one does not change its ledger and its producers."""
+    """Decide registrations in order. A refused registration changes neither its ledger nor its producers."""
     results = [_decide_registration(locked, write, transactions) for write in writes]
     if locked.segments:
         rows = [
@@ -142,7 +143,8 @@ def _register_all(
     put_sequences(connection, locked.advanced)
     if locked.delayed:
         count_delayed(connection, locked.delayed)
-    # an OPEN ledger has its primary copy, so no deletion can have searched storage for the last time
+    # An OPEN ledger has its primary copy, so phase two has not searched storage for this ledger. Uploads to other
+    # ledgers may be late.
     open_ledgers = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
     late_ledgers = {
         write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in open_ledgers
@@ -168,7 +170,7 @@ def _lock_rows(connection: Connection, writes: Sequence[RegisterSegment]) -> _Lo
         )
         states |= {row.topic_id: row.state for row in rows}
     return _LockedRows(
-        epoch=(topics and topics[0].epoch) or read_epoch(connection),  # topics without one: the row is lost
+        epoch=(topics and topics[0].epoch) or read_epoch(connection),  # no epoch: the row is lost
         topics=states,
         names={row.topic_id: row.name for row in topics},
         ledgers={row.ledger_id: dataclass_from_row(_LockedLedger, row) for row in ledgers},
@@ -177,7 +179,7 @@ def _lock_rows(connection: Connection, writes: Sequence[RegisterSegment]) -> _Lo
 
 
 def _add_to_buffers(connection: Connection, locked: _LockedRows, writes: Sequence[tuple[RegisterSegment, int]]) -> None:
-    """Add transactional entries and markers of registered segments to the buffers of their topics."""
+    """Add transactional entries and transaction markers of registered segments to the buffers of their topics."""
     if not writes:
         return
     ranges, hidden, participants = [], dict[LedgerId, BitMap](), set()
@@ -248,10 +250,10 @@ def _transaction_refusal(
 
 
 class _LockStatements(NamedTuple):
-    """Locks of an append, in this order."""
+    """Statements that lock the rows of an append, in this order."""
 
-    topics: Statement  # those that are ACTIVE, share-locked, with the catalog's epoch
-    ledgers: Statement  # locked, listed ones only, with the topic of their list
+    topics: Statement  # share-locks the ACTIVE ones, and reads the catalog's epoch
+    ledgers: Statement  # locks the listed ones, and reads the topic of their list
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Ledgers of components in SQL: their lists, creation, publication and retirement."""
+"""Component ledgers in SQL: their lists, creation, publication and retirement."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
     Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
 }
-"""Column that refers to a used ledger, for components whose ledgers are used by reference and not by place."""
+"""Column that refers to a ledger in use, for components whose ledgers are used by reference and not by place."""
 
 
-_LEDGERS_PER_PAGE: Final = 1_000  # a megabyte of rows, and a hundredth of a second of the database
-_LISTS_PER_READ: Final = 500  # of cursors, schemas and indexes: a list of those has few ledgers
+_LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a second
+_LISTS_PER_READ: Final = 500  # lists of cursors, schemas and indexes, which have few ledgers each
 
 
 class SqlComponents(CatalogAdapter):
@@ -81,7 +81,7 @@ class SqlComponents(CatalogAdapter):
 def share_lock_newborn_topic(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
     """Return the topic under a share lock, or `None` if it was deleted.
 
-    Then storage is searched again for what the creator stored since.
+    If it was deleted, storage is searched again for objects that the creator stored since.
     """
     try:
         return read_topic(connection, topic_id, share=True)
@@ -91,13 +91,13 @@ def share_lock_newborn_topic(connection: Connection, topic_id: TopicId, ledger_i
 
 
 def read_newborn(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
-    """Return the row of a ledger that its creator wants to publish, or `None` if it was abandoned.
+    """Return the row of a ledger that its creator wants to publish, or `None` if the ledger was abandoned.
 
-    Then storage is searched again for what the creator stored since.
+    If it was abandoned, storage is searched again for objects that the creator stored since.
 
     Args:
         connection: Connection in a writing transaction that holds the lock of the list.
-        ledger_id: Newborn, or a ledger that was published already.
+        ledger_id: Newborn ledger, or a ledger that is already published.
         list_id: List of the ledger.
     """
     query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
@@ -108,9 +108,9 @@ def read_newborn(connection: Connection, ledger_id: LedgerId, list_id: int) -> R
 
 
 def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
-    """Replace a component's ledger by an audited intent without a workflow.
+    """Replace a component ledger by an audited intent without a workflow.
 
-    A trim of the topic or a sweep processes the intent, even if this process dies (apache/pulsar#982).
+    A trim of the topic or a sweep takes up the intent, even if this process dies (apache/pulsar#982).
     """
     durable = is_durable(EndingOperation.UPKEEP, topic_setting=topic.durable_delete)
     file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us, durable=durable)
@@ -128,7 +128,7 @@ def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, 
 
 @dataclass(frozen=True, slots=True)
 class _OwnedList:
-    """List of the ledgers of one component's owner."""
+    """List of the ledgers of one ledger owner."""
 
     list_id: int
     component: Component

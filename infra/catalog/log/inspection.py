@@ -1,4 +1,4 @@
-"""Records of the catalog about one ledger, read in one transaction."""
+"""All records of the catalog about one ledger, read in one transaction."""
 
 from collections.abc import Container, Iterable, Iterator
 from itertools import islice
@@ -44,7 +44,8 @@ class SqlInspection(CatalogAdapter):
         filed = _read_intents(connection, ledger_id, now_us=self._db.now_us(connection))
         live = list(read_live_copies(connection, row)) if row else []
         topics = {one.intent.topic_id for one in filed} | ({row.topic_id} if row else set())
-        # of a ledger whose topic is not known any more the whole log is read: nothing else is left to go by
+        # If the ledger's topic is not known any more, the whole audit log is read, because nothing else identifies the
+        # rows.
         of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
         named = _concerns_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
@@ -84,7 +85,7 @@ def _read_intents(connection: Connection, ledger_id: LedgerId, *, now_us: int) -
 
 
 def _detached_copies(intents: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
-    """Yield copies that only intents describe: the newest generation of each copy."""
+    """Yield copies that only intents describe. Of each copy, the newest generation is yielded."""
     known_copies = {(copy.intent.copy, copy.intent.context.get("uuid")) for copy in live}
     for intent in intents:
         key = (intent.intent.copy, intent.intent.context.get("uuid"))
@@ -96,7 +97,7 @@ def _detached_copies(intents: Iterable[InspectedIntent], live: Iterable[Inspecte
 def _concerns_ledger(
     ledger_id: LedgerId, of_topics: ColumnElement[bool], intents: list[InspectedIntent], *, live: bool
 ) -> ColumnElement[bool]:
-    """Select rows about this ledger or its batches. If it is gone, ranges that may contain it count, too."""
+    """Select rows about this ledger or its batches. If the ledger is gone, also select ranges that may contain it."""
     is_in_range = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
     if live:
         is_in_range = and_(is_in_range, _A.first_ledger == _A.last_ledger)
@@ -117,10 +118,10 @@ def _iterate_concerning(
 
 
 def _is_unrelated(entry: AuditEntry, ledger_id: LedgerId, batch_ids: Container[str | None]) -> bool:
-    """Return whether a range does not mean this ledger. A complete sample decides.
+    """Return whether the range of an audit row does not mean this ledger. A complete sample decides.
 
-    If the sample is incomplete, ledgers of one topic are contiguous, and ledgers of several topics have nothing in
-    common.
+    With an incomplete sample, the answer depends on the topics. Ledgers of one topic are contiguous, so the range means
+    this ledger. Ledgers of several topics are not, so only the batch id decides.
     """
     sample, count = entry.detail.get("sample"), entry.detail.get("ledgers")
     if isinstance(sample, list) and count == len(sample):
@@ -129,14 +130,14 @@ def _is_unrelated(entry: AuditEntry, ledger_id: LedgerId, batch_ids: Container[s
 
 
 def _iterate_entries(connection: Connection, where: ColumnElement[bool]) -> Iterator[AuditEntry]:
-    """Yield rows of the audit log, newest first, read as they are drawn."""
+    """Yield rows of the audit log, newest first. They are read while the caller iterates."""
     newest = select(t.audit).where(where).order_by(_A.audit_id.desc())
     with connection.execute(newest, execution_options={"yield_per": 100}) as result:
         yield from (dataclass_from_row(AuditEntry, row) for row in result)
 
 
 def read_live_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """Return the ledger's row with its list's owner and its topic's name, or `None`."""
+    """Return the ledger's row with the owner of its list and the name of its topic, or `None`."""
     lists, topics = t.ledger_list, t.topic
     source = t.ledger.join(lists, lists.c.list_id == t.ledger.c.list_id).join(
         topics, topics.c.topic_id == lists.c.topic_id
@@ -176,7 +177,7 @@ def _intent_of_detach(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
 
 
 def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
-    """Yield the references to the ledger. An unlisted ledger has none."""
+    """Yield the references to the ledger. An unlisted ledger has no references."""
     if row.place is None:
         return
     last = last_ledger_id(connection, row.list_id) == row.ledger_id
@@ -204,7 +205,7 @@ def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
 
 
 def _cursor_references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
-    """Yield subscriptions that have not acknowledged the whole ledger, or whose state it holds, by name."""
+    """Yield, by name, subscriptions that have not acknowledged the whole ledger, or whose state the ledger holds."""
     c = t.cursor.c
     inside = and_(c.mark_ledger == row.ledger_id, c.mark_entry < row.entries - 1)
     holds_data = row.component == Component.MANAGED_LEDGER.value and row.entries > 0

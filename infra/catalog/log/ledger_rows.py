@@ -1,7 +1,7 @@
 """Writes of ledgers with their lists, copies and segments. No other module writes these rows.
 
-Every change of a list raises its version here, and every removal of a copy raises its ledger's generation. Unless
-stated otherwise, the caller holds the lock of the list, taken after that of its topic.
+This module raises the list version with every change of a list, and a ledger's generation with every removal of a copy.
+Unless stated otherwise, the caller holds the locks of the topic and of the list, taken in this order.
 """
 
 import json
@@ -36,12 +36,12 @@ _LISTS = t.ledger_list.c
 
 
 def canonical_json(keys: Mapping[str, str]) -> str:
-    """Return keys of a component as text, equal for equal keys."""
+    """Return the keys of a ledger owner as text. Equal keys give equal texts."""
     return json.dumps(dict(keys), sort_keys=True, separators=(",", ":"))
 
 
 def list_query(topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> Any:  # noqa: ANN401 - SQLAlchemy's select
-    """Return the query of the id of an owner's list."""
+    """Return the query of the id of the list of one ledger owner."""
     conditions = (
         _LISTS.topic_id == topic_id,
         _LISTS.component == component.value,
@@ -51,7 +51,7 @@ def list_query(topic_id: TopicId, component: Component, keys: Mapping[str, str])
 
 
 def data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
-    """Return the id of the topic's list of data ledgers, locked if requested.
+    """Return the id of the topic's list of data ledgers. Lock the list if `lock` is set.
 
     Raises:
         UnknownObject: The topic does not exist.
@@ -66,21 +66,22 @@ def data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = Fals
 def lock_component_list(
     connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]
 ) -> int:
-    """Lock a component's list and return its id, or -1 if the component never had a ledger."""
+    """Lock a component's list. Return its id, or -1 if the component never had a ledger."""
     list_id = connection.execute(list_query(topic_id, component, keys).with_for_update()).scalar_one_or_none()
     return -1 if list_id is None else int(list_id)
 
 
 def lock_lists(connection: Connection, *conditions: ColumnElement[bool]) -> list[int]:
-    """Lock the lists that meet the conditions, ascending, against deadlocks. Return their ids."""
+    """Lock the lists that satisfy the conditions, ascending, against deadlocks. Return their ids."""
     locked = select(_LISTS.list_id).where(*conditions).order_by(_LISTS.list_id).with_for_update()
     return list(connection.execute(locked).scalars())
 
 
 def ensure_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
-    """Return the id of an owner's list, and create it if necessary, under a share lock of the topic's row.
+    """Return the id of an owner's list. Create the list if necessary.
 
-    The list is not locked. Its unique key decides between concurrent creators.
+    The caller holds a share lock of the topic's row, and no lock of the list. If several callers create the list, its
+    unique key decides.
     """
     query = list_query(topic_id, component, keys)
     list_id = connection.execute(query).scalar_one_or_none()
@@ -92,7 +93,7 @@ def ensure_list(connection: Connection, topic_id: TopicId, component: Component,
 
 
 def raise_version(connection: Connection, list_id: int) -> None:
-    """Count a change of the list, or of the cursors on it."""
+    """Raise the list version, for a change of the list or of a cursor on it."""
     change = update(t.ledger_list).where(_LISTS.list_id == list_id)
     connection.execute(change.values(version=_LISTS.version + 1))
 
@@ -103,7 +104,7 @@ def remove_lists(connection: Connection, topic_id: TopicId) -> int:
 
 
 def insert_newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
-    """Insert a ledger with the next id, CREATING, and its primary copy. The list is not locked.
+    """Insert a ledger with the next id, CREATING, and its primary copy. The caller need not lock the list.
 
     Raises:
         IdsExhausted: The next id is not below the ceiling.
@@ -144,14 +145,14 @@ def _insert(connection: Connection, list_id: int, statements: Sequence[LedgerSta
 def attach_newborn(
     connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int
 ) -> None:
-    """Put a newborn at the end of the list, OPEN, and close its predecessor if that is open."""
+    """Put a newborn ledger at the end of the list, OPEN. Close the ledger before it if that is open."""
     was_open = (t.ledger.c.ledger_id == after, t.ledger.c.state == LedgerState.OPEN.value)
     connection.execute(update(t.ledger).where(*was_open).values(state=LedgerState.CLOSED.value, closed_us=now_us))
     _add_to_list(connection, list_id, t.ledger.c.ledger_id == ledger_id, state=LedgerState.OPEN.value)
 
 
 def publish_newborn(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
-    """List a component's newborn, CLOSED, with its one segment of one entry."""
+    """Put a component's newborn ledger into its list, CLOSED, with its one segment of one entry."""
     segment = {"ledger_id": row.ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
     connection.execute(insert(t.segment).values(**segment, sha256=sha256, delayed=0))
     totals = {"entries": 1, "size_bytes": size_bytes, "segments": 1, "last_segment": 0}
@@ -160,14 +161,14 @@ def publish_newborn(connection: Connection, row: Row[Any], *, size_bytes: int, s
 
 
 def insert_stored_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
-    """List data ledgers that only storage knew, each in the place of its id, OPEN and empty."""
+    """Insert data ledgers that only storage has, each in the place of its id, OPEN and empty."""
     if statements:
         _insert(connection, list_id, statements)
         list_newborns(connection, list_id, [statement.ledger_id for statement in statements])
 
 
 def list_newborns(connection: Connection, list_id: int, ledger_ids: Collection[LedgerId]) -> None:
-    """List newborn data ledgers that storage states as opened, OPEN."""
+    """Put newborn data ledgers into the list, OPEN. Storage must state that they were opened."""
     if ledger_ids:
         _add_to_list(
             connection, list_id, among(connection, t.ledger.c.ledger_id, ledger_ids), state=LedgerState.OPEN.value
@@ -175,7 +176,7 @@ def list_newborns(connection: Connection, list_id: int, ledger_ids: Collection[L
 
 
 def close_followed_ledgers(connection: Connection, *, now_us: int) -> int:
-    """Close each open ledger that another one follows in its list. Return their number."""
+    """Close each open ledger that is not the last of its list. Return their number."""
     c, later = t.ledger.c, t.ledger.alias()
     has_successor = exists().where(later.c.list_id == c.list_id, later.c.place > c.place)
     change = update(t.ledger).where(c.state == LedgerState.OPEN.value, c.place.is_not(None), has_successor)
@@ -183,7 +184,7 @@ def close_followed_ledgers(connection: Connection, *, now_us: int) -> int:
 
 
 def _add_to_list(connection: Connection, list_id: int, is_newborn: ColumnElement[bool], **columns: Any) -> None:  # noqa: ANN401
-    """List newborns. Places are ids, because ids ascend along a list."""
+    """Put newborn ledgers into the list. Places are ids, because ids ascend along a list."""
     copies = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(select(t.ledger.c.ledger_id).where(is_newborn)))
     connection.execute(update(t.ledger).where(is_newborn).values(place=t.ledger.c.ledger_id, **columns))
     connection.execute(copies.values(state=CopyState.LIVE.value))
@@ -193,7 +194,7 @@ def _add_to_list(connection: Connection, list_id: int, is_newborn: ColumnElement
 def insert_segments(
     connection: Connection, segments: Iterable[tuple[Any, ...]], grown: Iterable[tuple[Any, ...]]
 ) -> None:
-    """Insert segments and update their ledgers. The caller holds the locks of topics and ledgers, and of no list.
+    """Insert segments and update their ledgers. The caller holds the locks of topics and ledgers, but of no list.
 
     Args:
         connection: Connection in a writing transaction.
@@ -217,11 +218,11 @@ def _insert_segments_statements(dialect: str) -> tuple[Statement, Statement]:
 
 
 def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, int]) -> None:
-    """Raise the number that the next segments of ledgers must exceed. The caller holds the locks of the ledgers.
+    """Raise the numbers that the next segments of ledgers must exceed. The caller holds the locks of the ledgers.
 
     Args:
         connection: Connection in a writing transaction.
-        number_by_ledger: Number by ledger id. A number that is not above the ledger's own changes nothing.
+        number_by_ledger: Number by ledger id. A number that is not above the ledger's present number changes nothing.
     """
     numbers = bulk_parameter(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
     is_above = (t.ledger.c.ledger_id == numbers.source.c.ledger_id, t.ledger.c.last_segment < numbers.source.c.number)
@@ -232,7 +233,7 @@ def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, i
 def begin_copy(
     connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
 ) -> None:
-    """Insert a copy of a listed ledger, WRITING. The ledger has none of this kind."""
+    """Insert a copy of a listed ledger, WRITING. The ledger must have no copy of this kind."""
     connection.execute(insert(t.ledger_copy).values(_copy(ledger_id, kind, context)))
     raise_version(connection, list_id)
 
@@ -252,7 +253,7 @@ def publish_copy(
 def set_copy_context(
     connection: Connection, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str], **columns: str
 ) -> None:
-    """Set the context of a copy. The caller counts the change of the list."""
+    """Set the context of a copy. The caller raises the list version."""
     copy = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id == ledger_id, t.ledger_copy.c.kind == kind.value)
     connection.execute(copy.values(context=dict(context), **columns))
 
@@ -260,7 +261,7 @@ def set_copy_context(
 def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
     """Insert a primary copy for each ledger of the topic without any copy, in every list.
 
-    Then storage is searched for it, and the ledger's row can be removed.
+    Then phase two searches storage for this copy, and the ledger's row can be removed.
     """
     lists = select(_LISTS.list_id).where(_LISTS.topic_id == topic_id)
     has_no_copy = t.ledger.c.list_id.in_(lists), ~exists().where(t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
@@ -271,11 +272,11 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
 
 
 def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, buried_us: int | None = None) -> None:
-    """Remove ledgers with their copies and segments, and count the changes of their lists.
+    """Remove ledgers with their copies and segments, and raise the versions of their lists.
 
     Args:
         connection: Connection in a writing transaction that holds the locks of the lists.
-        condition: Condition on `ledger`. Each such ledger has intents, or a rebuild leaves it out.
+        condition: Condition on `ledger`. Each selected ledger has intents, or a rebuild leaves it out.
         buried_us: Time of the tombstones, or `None` for no tombstones.
     """
     if buried_us is not None:
@@ -291,7 +292,7 @@ def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, bu
 
 
 def remove_copies(connection: Connection, list_id: int, kind: CopyKind, condition: ColumnElement[bool]) -> None:
-    """Remove one copy of listed ledgers. Their generation rises, so that a later intent gets another one."""
+    """Remove one kind of copy of listed ledgers. Their generation rises, so that later intents get another one."""
     is_in_list = (t.ledger.c.list_id == list_id) & condition
     ids = select(t.ledger.c.ledger_id).where(is_in_list)
     copies = (t.ledger_copy.c.kind == kind.value, t.ledger_copy.c.ledger_id.in_(ids))
@@ -301,7 +302,7 @@ def remove_copies(connection: Connection, list_id: int, kind: CopyKind, conditio
 
 
 def set_generation(connection: Connection, ledger_id: LedgerId, generation: int) -> None:
-    """Set the generation of the ledger, if it still exists. Later intents have higher ones."""
+    """Set the generation of the ledger, if the ledger exists. Later intents have higher generations."""
     connection.execute(update(t.ledger).where(t.ledger.c.ledger_id == ledger_id).values(generation=generation))
 
 
@@ -312,7 +313,7 @@ def last_ledger_id(connection: Connection, list_id: int) -> int | None:
 
 
 def is_abandoned_newborn(before_us: int) -> ColumnElement[bool]:
-    """Select unlisted ledgers of any component that were created before the time."""
+    """Select unlisted ledgers of any component that were created before `before_us`."""
     c = t.ledger.c
     return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
 
@@ -324,5 +325,5 @@ def to_ledger(
     component: Component = Component.MANAGED_LEDGER,
     **more: Any,  # noqa: ANN401
 ) -> Ledger:
-    """Return the ledger of a row, with `more` about its copies and keys."""
+    """Return the ledger of a row. `more` are fields about copies and keys."""
     return dataclass_from_row(Ledger, row, topic_id=topic_id, component=component, state=LedgerState(row.state), **more)

@@ -82,7 +82,7 @@ class SqlLedgers(CatalogAdapter):
             topic = None
         if newborn is None or topic is None:
             reopen_intent(connection, ledger_id)
-            return False  # a trim took it for abandoned, or its topic was deleted
+            return False  # a trim took the ledger for abandoned, or its topic was deleted
         data_list_id(connection, newborn.topic_id, lock=True)
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
         if current is None:
@@ -132,7 +132,7 @@ def read_epoch(connection: Connection) -> int:
 
 
 def require_epoch(connection: Connection, expected: int | None) -> None:
-    """Refuse a request for another catalog. `None` accepts any.
+    """Refuse a request for another epoch of the catalog. `None` accepts any epoch.
 
     Raises:
         StaleCatalog: The catalog has another epoch.
@@ -144,7 +144,7 @@ def require_epoch(connection: Connection, expected: int | None) -> None:
 
 @cache
 def _segments_in_ranges(dialect: str) -> Statement:
-    """Return the statement that selects segments with entries in ranges of ledgers, in order."""
+    """Return the statement that selects segments with entries in given ranges of ledgers, in order."""
     rows, s = bulk_parameter(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
     range_columns = rows.source.c
     overlaps = and_(

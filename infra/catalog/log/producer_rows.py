@@ -1,7 +1,8 @@
-"""Rows of producers' sequence ids. No other module writes them.
+"""Rows of producers' sequence ids. No other module writes these rows.
 
 The last ids of a row may be in a transaction, whose outcome decides whether they count. The outcome is read each time.
-It is written into the row before the transaction is forgotten, so ending a transaction costs no statement here.
+It is written into the row only before the transaction is forgotten. So the end of a transaction costs no statement
+here.
 
 Locks: after topics and ledgers, before transactions, by topic and producer.
 """
@@ -29,14 +30,14 @@ _OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 
 
 def read_sequences(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
-    """Return the sequences of those producers that have a row."""
+    """Return the sequences by producer. Producers without a row are left out."""
     query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
     sequences = _to_sequences(connection, connection.execute(query).all())
     return {producer: sequence for (_, producer), sequence in sequences.items()}
 
 
 def lock_sequences(connection: Connection, keys: Collection[ProducerKey]) -> dict[ProducerKey, ProducerSequence]:
-    """Lock the rows of producers. The lock of the topic's open ledger stands for a row that does not exist."""
+    """Lock the rows of producers. A missing row is protected by the lock of the topic's open ledger."""
     rows = _locking(connection.dialect.name).execute(connection, keys).all() if keys else []
     return _to_sequences(connection, rows)
 
@@ -92,9 +93,9 @@ def _putting(dialect: str, more: tuple[str, ...]) -> Statement:
     """Return the statement that writes the columns and `more`. Other columns become null."""
     type_by_column: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
     moved = bulk_parameter(dialect, "moved", {**type_by_column, **dict.fromkeys(more, BIG)})
-    source = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite reads ON as a join's
+    source = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite misreads ON as a join
     statement = dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, source)
-    new = {name: statement.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # what is not given, is null
+    new = {name: statement.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # others become null
     return Statement(sql=statement.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved)
 
 

@@ -42,7 +42,7 @@ class SqlSchemas(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> SchemaVersion | None:
-        """Publish a newborn. A refusal is raised after the commit, which files the newborn's intent."""
+        """Publish a newborn ledger. A refusal is raised after the commit, which files the newborn's intent."""
 
         def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
             topic = share_lock_newborn_topic(connection, topic_id, ledger_id)
@@ -77,18 +77,18 @@ class SqlSchemas(CatalogAdapter):
 
 
 def remove_versions(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the versions of a topic that is being deleted, under the lock of its row. Return their number."""
+    """Remove the schema versions of a topic that is being deleted, under the lock of its row. Return their number."""
     return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
 
 
 def remove_versions_where(connection: Connection, condition: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
-    """Remove versions, and return their ledgers, each with its topic."""
+    """Remove schema versions. Return the topic of each of their ledgers."""
     rows = connection.execute(delete(t.schema_version).where(condition).returning(_V.ledger_id, _V.topic_id))
     return {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
 
 
 def _newest(connection: Connection, topic_id: TopicId, *conditions: ColumnElement[bool]) -> SchemaVersion | None:
-    """Return the newest version of the topic that meets the conditions."""
+    """Return the newest schema version of the topic that satisfies the conditions."""
     query = select(t.schema_version).where(_V.topic_id == topic_id, *conditions).order_by(_V.version.desc()).limit(1)
     row = connection.execute(query).first()
     return None if row is None else dataclass_from_row(SchemaVersion, row)

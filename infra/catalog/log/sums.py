@@ -1,6 +1,7 @@
-"""Totals of data ledgers and backlogs of cursors, summed by the database, and the frontier of readers.
+"""Totals of data ledgers, backlogs of cursors, and the frontier of readers.
 
-No row of a ledger is read for a sum. Readers see entries up to the first message of the oldest open transaction.
+The database computes the sums, so no row of a ledger is read. Readers see entries up to the first message of the oldest
+open transaction.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ _IS_DATA = (_LISTS.component == Component.MANAGED_LEDGER.value) & _L.place.is_no
 
 
 BufferViewByTopic = Mapping[TopicId, BufferView]
-"""Result of `views` by topic, read after the topic's ledgers."""
+"""Result of `read_buffers`, by topic, read after the topic's ledgers."""
 
 
 def read_totals(
@@ -113,7 +114,7 @@ def count_topic_backlogs(
     states: Mapping[tuple[TopicId, str], CursorState],
     buffers: BufferViewByTopic,
 ) -> dict[tuple[TopicId, str], int]:
-    """Return the backlogs of all cursors of the topics. `states` are those of their rows, without snapshots."""
+    """Return the backlogs of all cursors of the topics. `states` are read from rows, without snapshots."""
     c = t.cursor.c
     query = (
         select(c.topic_id, c.name, func.sum(_entries_after(c.mark_ledger, c.mark_entry)).label("left"))
@@ -155,7 +156,7 @@ def _subtract_acknowledged(visible_entries: int, state: CursorState, listed: set
 
 
 def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
-    """Return the entries that readers of a topic may see at one moment. The last entry is read first (`views`)."""
+    """Return the entries that readers of a topic may see at one moment. The last entry is read before the buffers."""
     end = last_entry(connection, topic_id)
     view = read_buffers(connection, [topic_id], from_ledger=from_ledger)[topic_id]
     if end is None:
@@ -171,9 +172,10 @@ def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -
 def last_entry(
     connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None, empty_too: bool = False
 ) -> Position | None:
-    """Return the topic's last entry, or the last one in ledgers before `before`, or `None`.
+    """Return the topic's last entry, or the last entry of ledgers before `before`, or `None`.
 
-    With `empty_too` an empty last ledger counts, by the position before its first entry, which never moves back.
+    With `empty_too`, an empty last ledger counts: the result is the position before its first entry, which never moves
+    back.
     """
     c, list_id = t.ledger.c, list_query(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
     conditions = [c.list_id == list_id, c.place.is_not(None)]

@@ -1,4 +1,4 @@
-"""Rows of topics. No other module writes them."""
+"""Rows of topics. No other module writes these rows."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -15,13 +15,13 @@ from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
 
 TOPIC_QUERY: Final = select(t.topic)
-"""Query whose rows `to_topic` reads."""
+"""Query whose rows `to_topic` converts."""
 
 
 def create_topic(
     connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None, now_us: int
 ) -> Topic:
-    """Insert an ACTIVE topic with its empty list. The unique key of the name decides between concurrent creators.
+    """Insert an ACTIVE topic with its empty list. If several callers create the name, its unique key decides.
 
     Raises:
         AlreadyExists: The name is taken.
@@ -59,7 +59,7 @@ def create_topic(
 
 
 def recreate_topic(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
-    """Insert an ACTIVE topic that only storage knew. Its name is free.
+    """Insert an ACTIVE topic that only storage has. Its name must be free.
 
     Its limits are unknown, so it keeps all entries until an operator sets limits.
     """
@@ -73,20 +73,20 @@ def add_share_lock(topics: Select[Any]) -> Select[Any]:
     """Add the share lock of work on topics. A deletion may begin meanwhile, but removes nothing before the work ends.
 
     PostgreSQL lets further share locks overtake a waiting exclusive lock. So the deletion of a busy topic would never
-    begin if it had to wait for them. Source: PostgreSQL's README.tuplock.
+    begin if it had to wait for share locks. Source: PostgreSQL's README.tuplock.
     """
     return topics.with_for_update(read=True, key_share=True)
 
 
 def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
-    """Share-lock topics, ascending, so that a deletion of their rows waits. Return the ACTIVE ones."""
+    """Share-lock topics, ascending, so that a deletion of their rows waits. Return the ACTIVE topics."""
     c = t.topic.c
     locked = add_share_lock(select(c.topic_id, c.state).where(among(connection, c.topic_id, ids)).order_by(c.topic_id))
     return {row.topic_id for row in connection.execute(locked) if row.state == TopicState.ACTIVE.value}
 
 
 def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
-    """Read a topic, with `share` under a share lock, so that a deletion of its rows waits.
+    """Read a topic. With `share`, take a share lock, so that a deletion of its rows waits.
 
     Raises:
         UnknownObject: The topic does not exist.
@@ -99,9 +99,9 @@ def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False
 
 
 def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
-    """Lock a topic and require it ACTIVE.
+    """Lock a topic and require that it is ACTIVE.
 
-    Another topic is not locked, because its deletion waits for every lock of its row.
+    A topic in another state is not locked, because its deletion waits for every lock of its row.
 
     Raises:
         UnknownObject: The topic does not exist.
@@ -122,7 +122,7 @@ def begin_deletion(connection: Connection, topic_id: TopicId) -> None:
 
 
 def remove_topic(connection: Connection, topic_id: TopicId) -> None:
-    """Remove the row of a DELETING topic, which is locked against all holders and has nothing attached."""
+    """Remove the row of a DELETING topic. The row is locked against all other locks, and no ledger refers to it."""
     connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
 
 

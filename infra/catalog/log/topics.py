@@ -1,4 +1,4 @@
-"""Topics in SQL, single ones and pages of summaries."""
+"""Topics in SQL: single topics, and pages of summaries."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -52,13 +52,13 @@ class SqlTopics(CatalogAdapter):
         return self._db.read(lambda connection: _summaries(connection, [topic])[0])
 
 
-_PAST_ASCII = "\x7f"  # encoded names are ASCII that can be printed
+_PAST_ASCII = "\x7f"  # encoded names are printable ASCII
 
 
 def _page_of(
     connection: Connection, *, prefix: str, state: TopicState | None, after: str, limit: int
 ) -> TopicSummaryPage:
-    # as SQLite orders them; PostgreSQL has the order of its locale, unless told
+    # Compare by bytes, like SQLite. PostgreSQL compares by its locale unless a collation is given.
     name = t.topic.c.name if connection.dialect.name == "sqlite" else t.topic.c.name.collate("C")
     conditions = [name > after, name >= prefix, name < prefix + _PAST_ASCII]
     if state is not None:
@@ -87,7 +87,7 @@ def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSum
                 _summarize_subscription(cursor, backlogs[topic.topic_id, cursor.name])
                 for cursor in sorted(
                     cursors_by_topic[topic.topic_id], key=attrgetter("name")
-                )  # here: a database has its locale
+                )  # a database sorts by its locale
             ],
         )
         for topic in topics

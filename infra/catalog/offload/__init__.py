@@ -1,1 +1,1 @@
-"""Tiered copies in SQL."""
+"""Tiered copies of ledgers in SQL."""

@@ -1,4 +1,4 @@
-"""Tiered copies in SQL: begun, published, abandoned, and read."""
+"""Tiered copies in SQL: begin, publish, abandon and read them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -239,7 +239,7 @@ class SqlOffloads(CatalogAdapter):
 
 
 def _read_listed_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """Return the ledger with its list, or `None` if it is not listed."""
+    """Return the ledger's row, with topic and component of its list, or `None` if the ledger is not listed."""
     joined = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
     columns = (t.ledger, t.ledger_list.c.topic_id, t.ledger_list.c.component)
     query = select(*columns).select_from(joined).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.place.is_not(None))
@@ -260,14 +260,13 @@ def _lock_ledger(connection: Connection, ledger_id: LedgerId) -> tuple[int | Non
 
 
 def _read_primary_state(connection: Connection, row: Row[Any]) -> str | None:
-    """Return the state of the ledger's primary copy, or `None` without one."""
     c = t.ledger_copy.c
     primary = select(c.state).where(c.ledger_id == row.ledger_id, c.kind == CopyKind.LEDGER.value)
     return connection.execute(primary).scalar_one_or_none()
 
 
 def _is_removable(connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
-    """Select ledgers of the list with two LIVE copies, for `_removable_query`."""
+    """Select ledgers of the list with a LIVE primary copy, for `_removable_query`."""
     c = _primary.c
     has_primary = exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == CopyKind.LEDGER.value, c.state == _LIVE)
     condition = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None) & has_primary
@@ -276,7 +275,7 @@ def _is_removable(connection: Connection, list_id: int, ledger_ids: Sequence[Led
 
 
 def _removable_query(condition: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of ledgers with the context of their LIVE tiered copy, ascending."""
+    """Return the query of ledgers with a LIVE tiered copy and its context, ascending."""
     c = _tiered.c
     is_live = (c.ledger_id == t.ledger.c.ledger_id) & (c.kind == TIERED.value) & (c.state == _LIVE)
     source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).join(_tiered, is_live)

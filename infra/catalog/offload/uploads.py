@@ -1,4 +1,4 @@
-"""Uploads of tiered copies: which have ended, and how their copies leave the catalog."""
+"""Uploads of tiered copies: which uploads have ended, and how their copies leave the catalog."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def is_abandoned_upload(now_us: int) -> ColumnElement[bool]:
 
 
 def build_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
-    """Return the expected statement of a ledger of messages. `row` has the `component` of its list."""
+    """Return the expected statement of a ledger of messages. `row` must include the `component` of its list."""
     owner = LedgerOwner(
         application=row.application,
         component=Component(row.component),
@@ -45,7 +45,7 @@ def build_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
 
 
 def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """Return the row of the ledger's tiered copy, with its context as text."""
+    """Return the row of the ledger's tiered copy, with the offload context as text."""
     c = t.ledger_copy.c
     query = select(c.ledger_id, c.kind, c.state, as_text(c.context))
     return connection.execute(query.where(c.ledger_id == ledger_id, c.kind == TIERED.value)).first()
@@ -54,14 +54,14 @@ def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | 
 def end_upload(
     connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
 ) -> None:
-    """End an attempt as `Offloads.abandon`. The caller holds the lock of the list, if it still exists.
+    """End an attempt like `Offloads.abandon`. The caller holds the lock of the list, if the list still exists.
 
     Args:
         connection: Connection in a writing transaction.
         list_id: List of the ledger, or `None`.
         ledger_id: Ledger of the copy.
         uuid: Uuid of the attempt.
-        until_us: Time of its last request, or `None` if all requests were answered.
+        until_us: Time of the attempt's last request, or `None` if all requests were answered.
         now_us: The database's time.
     """
     copy = read_tiered_copy(connection, ledger_id)
@@ -80,9 +80,9 @@ def _end_upload_of_intents(
 ) -> None:
     """Shorten the wait of the attempt's last intent, or file one more intent.
 
-    Phase two deletes nothing before the upload's end. An intent that still waits sees every object later. An intent
-    that stopped waiting may have missed objects, so one more is filed. An intent without a wait was handled by an
-    earlier call.
+    Phase two deletes nothing before the upload's end. So an intent that still waits will see every object. An intent
+    that no longer waits may have missed objects, so one more intent is filed. If the last intent has no end time, an
+    earlier call has done this.
     """
     conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
     rows = connection.execute(select(*INTENT).where(*conditions).order_by(_P.c.generation).with_for_update()).all()

@@ -1,1 +1,1 @@
-"""Services that write tiered copies, and prove that storage has them."""
+"""Services that write tiered copies and prove that storage has them."""

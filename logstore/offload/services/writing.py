@@ -1,11 +1,11 @@
-"""Writer of tiered copies: it builds a copy from a ledger's segments, uploads it and proves that storage has it.
+"""Writer of tiered copies. It builds a copy from a ledger's segments, uploads it and proves that storage has it.
 
-A published copy may be lost later, by a lifecycle rule of the bucket or by a stray delete. So it is proved again before
-the primary copy is deleted.
+A published copy may be lost later, by a lifecycle rule of the bucket or by a stray delete. So the copy is proved again
+before the primary copy is deleted.
 
-Each attempt has its own uuid. The catalog stores the uuid before storage gets an object. So a row or a deletion intent
-names whatever an attempt leaves behind, wherever it dies (apache/pulsar#13526). An attempt succeeds only by evidence of
-what the store holds, not of what was sent (apache/pulsar#22839).
+Each attempt has its own uuid. The catalog stores the uuid before storage gets an object. So if an attempt dies, a row
+or a deletion intent always names its objects (apache/pulsar#13526). An attempt succeeds only by evidence of the stored
+objects, not of the sent data (apache/pulsar#22839).
 
 Source: Pulsar's tiered storage. Readers never use a copy that was not proved.
 """
@@ -43,24 +43,23 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Proven content of storage."""
+    """Proved content of storage."""
 
     uuid: str
     entries: int
     size_bytes: int  # of the data object
-    sha256: str  # of the data object, hexadecimal
+    sha256: str  # SHA-256 of the data object, hexadecimal
     index_bytes: int  # of the index object
 
 
 def prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
     """Prove that storage has a published copy: index and data of this ledger and attempt, with length and content.
 
-    The content is proved by the ETag of the object if it is the one from publication. Otherwise all data is read, and
-    its digest is compared.
+    An unchanged ETag since the publication proves the content. Otherwise all data is read, and its digest is compared.
 
     Raises:
         MissingData: The index or the data is not in storage.
-        CorruptData: The index or the data differs from the catalog, or the context has no location.
+        CorruptData: The index or the data differs from the catalog, or the context has no valid location.
         StoreUnavailable: Storage did not answer.
     """
     return read_twice(lambda: _prove_published(buckets, copy))
@@ -92,7 +91,7 @@ def _prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
 def compute_stored_digest(
     objects: ObjectStore, key: str, size_bytes: int, *, on_part: Callable[[int], None] = lambda _: None
 ) -> str:
-    """Return the SHA-256 of an object, hexadecimal. At most `size_bytes` are read, in parts.
+    """Return the SHA-256 of an object, hexadecimal. At most `size_bytes` bytes are read, in parts.
 
     `on_part` receives the size of each part in bytes.
     """
@@ -107,10 +106,10 @@ def compute_stored_digest(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadedCopy:
-    """Result of an attempt. BEGUN means that its copy is stored and proved, and not published yet."""
+    """Result of an attempt. BEGUN means that the copy is stored and proved, but not yet published."""
 
     answer: OffloadAnswer
-    evidence: Evidence | None = None  # None if the ledger is gone
+    evidence: Evidence | None = None  # None: the ledger is gone
 
 
 class Offloader:
@@ -121,9 +120,9 @@ class Offloader:
         ledgers: The catalog's ledgers.
         primary: The primary bucket.
         buckets: Tiered buckets by location.
-        driver_metadata: Location for new copies, stored in each offload context: `driver` and `bucket`, and if known
+        driver_metadata: Location of new copies, stored in each offload context: `driver` and `bucket`, and if known
             `endpoint` and `region`.
-        folder: Folder for one temporary file as large as a ledger. It is made if necessary, and must be on disk.
+        folder: Folder for one temporary file as large as a ledger. It is created if necessary, and must be on disk.
         monotonic_s: Clock, for tests.
     """
 
@@ -151,17 +150,17 @@ class Offloader:
 
         Args:
             ledger_id: Ledger to copy.
-            uuid: Uuid of the attempt, never used before.
+            uuid: New uuid of the attempt.
             timeout_s: Time after which nothing more is sent.
-            topic: Encoded name of the ledger's topic, to be checked if given.
+            topic: Encoded name that the ledger's topic must have, or `None` for any.
 
         Raises:
             UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
             InvalidInput: The ledger belongs to another topic.
             PreconditionFailed: The ledger cannot be offloaded.
-            MissingData, CorruptData: The primary copy is incomplete, or a published copy is not in storage.
+            MissingData, CorruptData: The primary copy is incomplete or damaged, or a published copy is not in storage.
         """
-        deadline_s = self._monotonic_s() + timeout_s  # read before the catalog sets the end by its own clock
+        deadline_s = self._monotonic_s() + timeout_s  # set before the catalog sets the end by its own clock
         begun = self._offloads.begin(
             ledger_id, uuid=uuid, driver_metadata=self._driver_metadata, timeout_s=timeout_s, topic=topic
         )
@@ -185,7 +184,7 @@ class Offloader:
             raise
 
     def prove(self, copy: PublishedCopy) -> Evidence:
-        """Return the evidence of a published copy. It raises the errors of `prove_published`."""
+        """Return the evidence of a published copy. Raise the errors of `prove_published`."""
         return prove_published(self._buckets, copy)
 
     def _require_time(self, uuid: str, deadline_s: float) -> Callable[[], None]:
@@ -282,7 +281,7 @@ def _evidence(index: TieredIndex, *, index_bytes: int) -> Evidence:
 
 
 def _prove_object(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> str:
-    """Read an object back. Return its ETag, empty if the store has none.
+    """Read an object back. Return its ETag, or the empty text if the store has none.
 
     Raises:
         UploadUnproven: The object is missing or differs.
