@@ -59,9 +59,22 @@ class TopicSummaryPage:
 class Topics(Protocol):
     """Topics and their data ledger lists."""
 
-    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic: ...
+    def create(self, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None) -> Topic:
+        """Create a topic with an empty list. `name` is encoded.
 
-    def get(self, name: str) -> Topic: ...
+        `durable_delete` decides whether deletions of this topic leave tombstones by default. `None` keeps the default
+        of each operation.
+
+        Raises:
+            AlreadyExists: The name is taken.
+        """
+
+    def get(self, name: str) -> Topic:
+        """Return the topic with this encoded name.
+
+        Raises:
+            UnknownObject: The topic does not exist.
+        """
 
     def get_by_id(self, topic_id: TopicId) -> Topic:
         """Return the topic with this id.
