@@ -1,4 +1,4 @@
-"""The command line `sexton`: a contract that others script against (names, options, JSON fields, exit codes)."""
+"""Command line `sexton`. Scripts rely on its names, options, JSON fields and exit codes."""
 
 from workers.cli.app import app, main
 

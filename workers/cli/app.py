@@ -178,7 +178,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open closed standard streams, so that a use of them is an error instead of lost output or an empty input."""
+    """Make every use of a closed standard stream an error. Otherwise output is lost, and input seems empty."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

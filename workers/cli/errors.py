@@ -33,7 +33,7 @@ class ExitCode(IntEnum):
 
 
 class Interrupted(SextonError):
-    """Ctrl-C, or a signal that a program sends instead."""
+    """Interruption of the command by Ctrl-C or by a signal of another program."""
 
     def __init__(self, remains: str = "what was done stays done, and what was started in Temporal goes on") -> None:
         super().__init__(f"interrupted: {remains}")

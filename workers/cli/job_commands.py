@@ -34,7 +34,7 @@ _MAX_IDS = 10  # in a suggested command, which must fit into one line
 
 
 def describe_run(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, of any result
-    """Return the ids of the workflow and of the started or joined run. A note has the run's page in the Web UI."""
+    """Return the ids of the workflow and of the started or joined run. A note shows the run's page in the Web UI."""
     run_id: str | None = handle.first_execution_run_id or handle.result_run_id or handle.run_id
     page = client.page_of(handle.id, run_id)
     if page:
@@ -66,7 +66,7 @@ class JobRequest(Generic[Result]):
 
 
 JobOrAnswer = JobRequest[Any] | Answer
-"""Answer if no job is needed, as with `--dry-run`."""
+"""Job to start, or an answer if no job is needed, as with `--dry-run`."""
 
 Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])
 

@@ -75,7 +75,7 @@ class ConvertedRows:
 
 
 Document = Row | Sequence[Row] | SpooledRows | ConvertedRows
-"""Value that `--json` prints."""
+"""Values that `--json` can print."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def select_columns(rows: Iterable[Mapping[str, Any]], names: str) -> list[dict[s
 
 
 class AnswerLost(SextonError):
-    """The answer could not be written to stdout."""
+    """Failure to write the answer to stdout."""
 
 
 def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:

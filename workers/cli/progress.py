@@ -56,7 +56,7 @@ class ProgressBar:
 
 @contextmanager
 def showing_progress(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
-    """Show a bar while the block runs, if stderr is a terminal. The bar appears after a second, or at once."""
+    """Show a bar while the block runs, if stderr is a terminal: after a second, or immediately with `at_once`."""
     bar = ProgressBar(text)
     timer = threading.Timer(_BAR_DELAY_S, bar.show)
     timer.daemon = True

@@ -43,10 +43,7 @@ if TYPE_CHECKING:
     from workers.assembly.log import LogStore
 
 _COORDINATOR_LINGER_S: Final = 0.5
-"""Time for which a coordinator looks for more work by itself, after it was woken or has sent a decision.
-
-It is a lower bound: the coordinator lingers for longer.
-"""
+"""Minimum time for which a coordinator looks for more work by itself, after it was woken or has sent a decision."""
 
 _WAKE_AGAIN_AFTER_S: Final = 1.0
 """Time without progress after which the client wakes a coordinator again, because a signal may be lost."""

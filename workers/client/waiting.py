@@ -77,7 +77,7 @@ _SWEEP_ADVICE: Final = "what it had detached stays listed, and the next sweep ta
 
 
 class JobStopped(SextonError):
-    """The job, or a job that it waited for, was terminated or cancelled."""
+    """Termination or cancellation of the job, or of a job that it waited for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ class InterruptHandler:
 
     def __init__(self, *, keep: bool = False) -> None:
         self.home: Path | None = None
-        """Folder of the demo, or `None` before its creation."""
         self._keep = keep
         self._signal_count = 0
         self._is_interruptible = False

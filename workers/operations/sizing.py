@@ -39,10 +39,7 @@ ROW_BYTES: Final[Mapping[str, Mapping[str, int]]] = {
         "pending_deletion": 347,
     },
 }
-"""Bytes of a newly written row with its share of the indexes, by database and table.
-
-Updates and deletes make PostgreSQL's files larger.
-"""
+"""Bytes of a new row with its share of the indexes, by database and table. Updates enlarge PostgreSQL's files."""
 
 MANIFEST_BLOCK_BYTES: Final = 270
 """Bytes of one block in a manifest of the record log."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MAX_DECISIONS = 20
 _MAX_COMPARED_BYTES = 64 << 20
-"""Bytes of segments that are read without `--verify`: some seconds, whatever the size of the ledger."""
+"""Maximum bytes of segments that are read without `--verify`. The limit bounds the time to some seconds."""
 
 Id = Annotated[
     int, typer.Argument(metavar="ID", callback=check_number, help="A ledger's id, whether it is still there or not.")

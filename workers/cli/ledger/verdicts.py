@@ -114,7 +114,7 @@ _NEEDS: Final[Mapping[ReferenceKind, str]] = {
     ReferenceKind.DELAYED_INDEX: "listed: it holds the delayed messages of the entries {from} to {to}",
     ReferenceKind.SCHEMA: "listed: it holds version {version} of its topic's schema",
 }
-"""Sentences by kind of reference, with the names of its facts."""
+"""Sentences by kind of reference. A name in braces is a fact of the reference."""
 
 
 def _describe_need(live: LiveLedger, references: Sequence[Reference]) -> str:
