@@ -99,10 +99,7 @@ def list_buckets(settings: Settings) -> tuple[tuple[Role, str], ...]:
 
 
 def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
-    """Mark each unmarked bucket as the catalog's. Return a phrase about each bucket.
-
-    A bucket is marked at its first use if it is missing now or its store does not answer.
-    """
+    """Mark each unmarked bucket as the catalog's, if its store answers. Return a phrase about each bucket."""
     get_bucket = own_buckets_by_name(settings, OwnStores(SqlCatalog(database).identities))
     error_by_bucket = {
         bucket: _try_to_compare(get_bucket(role, bucket).require) for role, bucket in list_buckets(settings)

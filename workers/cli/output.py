@@ -148,11 +148,7 @@ def _iterate_json(document: Document) -> Iterator[str]:
 
 @contextmanager
 def reporting_lost_output(stdout: TextIO) -> Iterator[None]:
-    """Flush the block's output. If the reader has closed the pipe, end the block without an error.
-
-    Raises:
-        AnswerLost: Output cannot be written.
-    """
+    """Flush the block's output. A closed pipe silently ends the block. Any other failure raises `AnswerLost`."""
     try:
         try:
             yield

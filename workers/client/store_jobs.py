@@ -175,10 +175,7 @@ class StoreJobs(JobClient):
         return await self.start(SCRUB_LEDGERS, request, *scrub_scope(ids), summary=f"scrub ledgers of {scope}")
 
     async def seal_buckets(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[SealBucketsResult]:
-        """Seal all delayed messages of a topic that consumers may see, however few. Joins a running seal of the topic.
-
-        If the topic then has too many index buckets, a merge starts.
-        """
+        """Seal all delayed messages that consumers of a topic may see. Joins a running seal. May start a merge."""
         request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
         summary = f"seal delayed messages of {topic.name}"
         return await self.start(
@@ -188,10 +185,7 @@ class StoreJobs(JobClient):
     async def merge_buckets(
         self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
     ) -> Handle[MergeBucketsResult]:
-        """Merge index buckets of a topic until at most `max_buckets`, 1 or more, are left. Joins a running merge.
-
-        `None` uses the workers' setting.
-        """
+        """Merge index buckets of a topic down to `max_buckets`, by default the workers' setting. Joins a merge."""
         request = MergeBucketsInput(
             topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
         )

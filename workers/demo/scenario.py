@@ -85,7 +85,6 @@ def _write_ledger(log: LogStore, written: WrittenTopic, index: int) -> None:
 
 
 def _acknowledge(log: LogStore, written: WrittenTopic) -> None:
-    """Acknowledge entries of the first ledger out of order, then everything up to the last acknowledged ledger."""
     for subscription, count in written.acknowledged.items():
         ledgers = list(written.payloads)[:count]
         if not ledgers:

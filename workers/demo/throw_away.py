@@ -33,9 +33,6 @@ def lock_home(home: Path) -> int:
     """Lock the home, so that later demos can remove it once this process is dead. Return the locked descriptor.
 
     The lock ends only with its process. A start time would prove nothing, because it changes with the clock.
-
-    Raises:
-        ServiceFailed: The folder cannot be written.
     """
     at_home = StackHome.at(home)
     at_home.prepare()

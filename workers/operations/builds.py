@@ -91,10 +91,7 @@ async def read_deployment(client: Client, name: str) -> Deployment:
 async def find_unserved_queues(
     client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
 ) -> Sequence[str]:
-    """Return the task queues that no worker of the build polls now, ascending. Temporal must know the build.
-
-    Workers of `dead_identities` are ignored, because their processes are gone.
-    """
+    """Return the task queues of a known build that no live worker of the build polls now, ascending."""
     unserved: set[str] = set()
     for queue, kind in await list_queues(client, name, build_id):
         pollers = await live_pollers(client, queue, kind, dead_identities=dead_identities)

@@ -23,9 +23,6 @@ def check_deletes(settings: Settings) -> str:
     """Test deletes in each bucket: put a small object, delete it, and look for it by HEAD and LIST.
 
     The key is new at each call. A bucket of another catalog gets no object.
-
-    Raises:
-        ServiceFailed: A bucket keeps an object after a confirmed delete, or a bucket cannot be tested.
     """
     if not settings.has_object_store:
         settings.require("s3_endpoint")
