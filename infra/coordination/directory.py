@@ -1,16 +1,16 @@
 """Nodes of sessions, workers and owners in ZooKeeper.
 
-`OwnershipDirectory` creates no node. `WorkerDirectory` also writes, for one worker.
+`OwnershipDirectory` reads and deletes nodes. `WorkerDirectory` also creates and writes nodes, for one worker.
 
 ```
-/sessions/{session id}   ephemeral: exists exactly as long as the session; deletes are conditional on it
+/sessions/{session id}   ephemeral: exists as long as the session; deletes of owner nodes check it
 /workers/{worker id}     ephemeral: the worker's load, as JSON; one process per worker id
 /owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
 ```
 
-An owner node is created once and never changed, so that its version is always 0. A delete that compares only the
-version could remove the node of a later owner (apache/pulsar#295). Each delete is therefore one transaction that also
-checks the node of the session that was read as the owner. While that session node exists, the owner node is its own.
+An owner node is never changed, so its ZooKeeper version is always 0. A delete that compares only this version could
+remove the node of a later owner (apache/pulsar#295). Each delete is therefore a transaction that also checks the
+session node of the owner that was read. While this session node exists, the owner node belongs to the session.
 """
 
 import json
@@ -46,14 +46,13 @@ class LiveWorker:
 
 
 class OwnershipDirectory:
-    """Read access to the ownership of `bundles` bundles in one ensemble. Without any worker the directory is empty."""
+    """Ownership of `bundles` bundles in one ensemble. If no worker has ever started, the directory is empty."""
 
     def __init__(self, session: ZooKeeperSession, bundles: int) -> None:
         self._session, self._bundles = session, bundles
         self._logged_unknown_names: set[str] = set()
 
     def live_sessions(self) -> frozenset[int]:
-        """Return the ids of all sessions with a session node."""
         names = self._session.run_idempotent("reading sessions", lambda client: _list_children(client, SESSIONS))
         return frozenset(session for name in names if (session := _parse_session(name)) is not None)
 
@@ -99,7 +98,7 @@ class OwnershipDirectory:
         return self._session.run_idempotent("looking an owner up", read_node, patience_s=patience_s)
 
     def delete_owner_node(self, bundle: BundleId, session: int) -> bool:
-        """Delete the bundle's owner node if it belongs to `session`, of any process. Return whether this call did."""
+        """Delete the bundle's owner node if it belongs to `session`. Return whether this call deleted it."""
 
         def delete_node(client: KazooClient) -> bool:
             node = read_children(client, OWNERS, [self._node_name(bundle)]).get(self._node_name(bundle))
@@ -181,7 +180,7 @@ def _parse_owner_node(body: bytes, stat: ZnodeStat) -> OwnerNode:
 
 
 class WorkerDirectory(OwnershipDirectory):
-    """Access of the worker `worker_id` in one session. Construction creates the parent nodes and the session's node."""
+    """Access of one worker in one session. Construction creates the parent nodes and the session's node."""
 
     def __init__(self, session: ZooKeeperSession, worker_id: str, bundles: int) -> None:
         super().__init__(session, bundles)
@@ -209,7 +208,7 @@ class WorkerDirectory(OwnershipDirectory):
         self._session.run_idempotent("looking for what every worker needs", restore)
 
     def register(self, load: WorkerLoad) -> bool:
-        """Create the worker's node unless it exists. Return whether it belongs to this session and no earlier one."""
+        """Create the worker's node unless it exists. Return whether the node belongs to this session."""
         path = f"{WORKERS}/{self._worker_id}"
         body, session = _format_load(load), self._session.id
         return self._session.run_idempotent("enlisting", lambda client: _create_ephemeral(client, path, body, session))
@@ -272,7 +271,7 @@ class WorkerDirectory(OwnershipDirectory):
 
 
 def worker_id_taken_error(worker_id: str) -> WorkerIdTaken:
-    """Return the error of a process whose worker id another live process has."""
+    """Return the error of a process if another live process has its worker id."""
     return WorkerIdTaken(f"worker id {worker_id}: expected to be free, found another process alive under it")
 
 

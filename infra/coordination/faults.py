@@ -1,4 +1,4 @@
-"""Translation of kazoo's errors, and the reason why no server was reached, which kazoo does not report."""
+"""Translation of kazoo's errors, and search for the reason why no server was reached."""
 
 import socket
 import ssl
@@ -27,7 +27,7 @@ _ACCESS_DENIED: Final = (AuthFailedError, InvalidACLError, NoAuthError)
 
 @contextmanager
 def translate_kazoo_errors(action: str, address: str) -> Iterator[None]:
-    """Raise kazoo's errors of the block as errors of Sexton.
+    """Translate kazoo's errors in the block into errors of Sexton.
 
     Args:
         action: Phrase for messages, such as "reading owners".
@@ -35,7 +35,7 @@ def translate_kazoo_errors(action: str, address: str) -> Iterator[None]:
 
     Raises:
         StoreUnavailable: ZooKeeper did not answer in time. The request may have been executed.
-        SessionLost: The session ended, and its ephemeral nodes with it.
+        SessionLost: The session has ended, and its ephemeral nodes are deleted.
         ServiceFailed: ZooKeeper refuses this identity. A retry does not help.
     """
     try:
@@ -59,7 +59,7 @@ _TLS_CHECK_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PemFiles:
-    """Paths of PEM files. An empty path is not set; without `ca` this machine's authorities count."""
+    """Paths of PEM files. An empty path is not set. Without `ca`, the authorities of this machine count."""
 
     ca: str = ""
     cert: str = ""
@@ -67,7 +67,7 @@ class PemFiles:
 
 
 def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
-    """Return the error of an ensemble at `host:port,…/path` of which no server accepted the connection.
+    """Return the error for an ensemble at `host:port,…/path` if no server accepted the connection.
 
     With TLS each server is tried once more, because kazoo reports an untrusted server as unreachable.
     """
@@ -81,7 +81,6 @@ def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
 
 
 def _find_tls_problem(address: str, tls: PemFiles) -> str:
-    """Return why the server or the client is not trusted; empty if both are, or if no server answers."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     context = ssl.create_default_context(cafile=tls.ca or None)

@@ -1,18 +1,24 @@
-"""Bundles of one worker: acquired, settled after an expiry, acquired again after a foreign raise, released.
+"""Acquisition and release of one worker's bundles.
 
 A bundle is acquired in three steps:
 
 1. Create the owner node.
 2. Raise the fence.
-3. Read the node again. Only if it still belongs to this session, there is a lease.
+3. Read the node again. The worker has a lease only if the node still belongs to its session.
 
-So the holder of a lease was verified after the last raise, and the catalog refuses a write under any older lease
-(promise 7). The process may die, or its session may end, between any two steps: a node goes with its session.
+The holder of a lease is therefore verified after the last raise, and the catalog refuses writes under all older leases
+(promise 7). The process may die, or its session may end, between any two steps. ZooKeeper deletes the node with its
+session.
 
-Nothing ties a raise to the owner node. A worker that is paused between steps 1 and 2 for longer than its session lives
-raises the fence of the present owner. So does a worker without ZooKeeper that was started by mistake. The catalog then
-refuses all writes of the owner, and its node keeps others from taking the bundle. Each owner therefore compares its
-fences now and then, and acquires an overtaken bundle again.
+A worker without the owner node can raise a fence in two cases:
+
+- It is paused between steps 1 and 2 for longer than its session lives.
+- It runs without ZooKeeper, and was started by mistake.
+
+The catalog then refuses all writes of the present owner, and the owner's node keeps other workers from taking the
+bundle. Each owner therefore compares its leases with the fences regularly, and acquires an overtaken bundle again.
+
+In this module, a bundle is unsettled if it is still to be acquired, or if an earlier session owned it.
 
 Source: PIP-57; apache/pulsar#23011, #14736, #10351.
 """
@@ -44,19 +50,19 @@ from logstore.ports.catalog import Fences
 
 
 class BundleListener(Protocol):
-    """Reaction to the gain and loss of bundles. Methods run on the owner's thread and return soon."""
+    """Listener for acquired and lost bundles. Its methods run on the owner's thread and return soon."""
 
     def on_acquired(self, lease: Lease) -> None:
-        """Drop what is cached of the bundle's topics, and load it again.
+        """Drop the caches of the bundle's topics, and load them again.
 
         Other threads get the lease after this returns. The call may be repeated with a later lease.
 
         Raises:
-            RetryableError: Not possible now. The worker, or another one, tries again later.
+            RetryableError: The caches cannot be loaded now. This worker or another worker tries again later.
         """
 
     def on_unloaded(self, bundle: BundleId) -> None:
-        """Stop the work of a bundle that is lost or was not acquired, and drop what is cached of its topics."""
+        """Stop the work of a bundle that was lost or not acquired, and drop the caches of its topics."""
 
 
 class UnloadReason(StrEnum):
@@ -65,14 +71,14 @@ class UnloadReason(StrEnum):
     SHED = "SHED"  # released to a worker with fewer bundles
     STOPPED = "STOPPED"  # the worker ends
     REMOVED = "REMOVED"  # a person or a program deleted the node while the session lives
-    OVERTAKEN = "OVERTAKEN"  # another worker raised the fence, although the node is this worker's; acquired again
-    FOREIGN = "FOREIGN"  # after an expiry it belonged to another worker, or no attempt was left
+    OVERTAKEN = "OVERTAKEN"  # another worker raised the fence of this worker's bundle, which is acquired again
+    FOREIGN = "FOREIGN"  # after an expiry, the bundle had another owner or no attempt was left
 
 
 class OwnershipEvents:
     """Observer of a worker's ownership, for telemetry. The base class ignores all events.
 
-    Methods also run on kazoo's thread: an override returns at once and raises nothing.
+    Methods also run on kazoo's thread. An override must return at once and raise nothing.
     """
 
     def on_session_opened(self, session: int) -> None: ...
@@ -80,7 +86,7 @@ class OwnershipEvents:
     def on_session_state(self, state: SessionState) -> None: ...
 
     def on_lease_count(self, bundles: int) -> None:
-        """Note the number of leases held, 0 while the connection is away."""
+        """Note the number of leases. It is 0 after a session has expired."""
 
     def trace_acquisition(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
         del bundles
@@ -91,22 +97,22 @@ class OwnershipEvents:
     def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None: ...
 
     def on_reconciled(self, unsettled: int) -> None:
-        """Note the bundles that still wait to be acquired or checked after a `Holdings.reconcile`."""
+        """Note the number of bundles that are still unsettled after `Holdings.reconcile`."""
 
     def on_ended(self, failure: SextonError | None) -> None:
-        """Note that this worker owns nothing from now on. Without a failure it was asked to stop."""
+        """Note that this worker will own nothing from now on. `None` means that the worker was asked to stop."""
 
 
 _log = logging.getLogger(__name__)
 
-# Creates of one bundle's node within `_ATTEMPTS_RESET_S` in one session. More is a loop (apache/pulsar#14736).
+# Creations of one bundle's node within `_ATTEMPTS_RESET_S` in one session. More mean a loop (apache/pulsar#14736).
 _MAX_CREATES_PER_BUNDLE: Final = 5
 _ATTEMPTS_RESET_S: Final = 60.0  # a session may last for months: a limit per session would be reached without a loop
-_BUNDLES_PER_MOVE: Final = 50  # one bundle in 50 may be without an owner at a time, to even out the load
+_BUNDLES_PER_MOVE: Final = 50  # to even out the load, one bundle in 50 may be without an owner at a time
 
 
 class Holdings:
-    """Bundles of one worker, across its sessions. One thread calls the methods; any thread may read `leases`."""
+    """Bundles of one worker, across its sessions. Only one thread calls the methods. Any thread may read `leases`."""
 
     def __init__(
         self,
@@ -120,7 +126,7 @@ class Holdings:
         self._events = events or OwnershipEvents()
         self.bundles = fences.count_bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
-        # Bundles to acquire, and bundles of an earlier session to settle.
+        # Bundles to acquire, and bundles that an earlier session owned.
         self._unsettled: dict[BundleId, Acquisition | None] = {}
         self._postponed: set[BundleId] = set()  # unsettled bundles whose listener failed at the last `reconcile`
         self._is_catalog_away = False  # the last raise of fences failed
@@ -142,19 +148,19 @@ class Holdings:
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:
-        """Begin a session with fresh attempts. `waits` bounds how often an old session's node is awaited."""
+        """Begin a session with fresh attempts. `waits` is the maximum number of waits for an old session's node."""
         self._reset_attempts(session, waits)
         self._owner_change, self._published_load = -1, None
 
     def release_all(self) -> None:
-        """Release all bundles of a worker that stops. Its nodes go with its session."""
+        """Release all bundles of a worker that stops. ZooKeeper deletes the nodes with the session."""
         self._unload(list(self.leases), UnloadReason.STOPPED)
         self._unsettled = {}
 
     def reconcile(self, nodes: WorkerDirectory, load: float) -> None:
-        """Compare leases with nodes and fences, then acquire, settle and release bundles, and publish the load.
+        """Compare leases with nodes and fences, then acquire and release bundles, and publish the load.
 
-        A step that fails is repeated by the next call.
+        The next call repeats a failed step.
 
         Raises:
             RetryableError: ZooKeeper or the catalog did not answer.
@@ -190,7 +196,7 @@ class Holdings:
             self._published_load = worker_load
 
     def _can_acquire(self) -> bool:
-        """Ask the catalog again if it was away. An owner node without a lease would only block other workers."""
+        """Return whether the catalog answers. Otherwise new owner nodes would only block other workers."""
         if self._is_catalog_away:
             try:
                 self._fences.count_bundles()
@@ -205,7 +211,6 @@ class Holdings:
         self._attempts_reset_at_s = time.monotonic()
 
     def _read_view(self, nodes: WorkerDirectory) -> OwnershipView:
-        """Read workers and owners. Owners are read only if one has changed, and are then current."""
         change = nodes.owner_change_counter()
         if change != self._owner_change:
             self._worker_id_by_bundle = {bundle: node.worker_id for bundle, node in nodes.owner_nodes().items()}
@@ -216,7 +221,7 @@ class Holdings:
         return OwnershipView(bundle_count=self.bundles, workers=workers, owners=self._worker_id_by_bundle)
 
     def _bundles_without_lease(self, view: OwnershipView) -> set[BundleId]:
-        """Return bundles with a node of this worker and no lease, after a lost answer to a create or a delete."""
+        """Return bundles with this worker's node and no lease, left by a lost answer to a create or a delete."""
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
 
     def _settle(self, nodes: WorkerDirectory, now: float) -> None:
@@ -248,7 +253,7 @@ class Holdings:
                 self._acquire(nodes, to_acquire)
 
     def _acquire(self, nodes: WorkerDirectory, bundles: Collection[BundleId]) -> None:
-        """Do the three steps above. While the catalog is away, the next `reconcile` deletes nodes without a lease."""
+        """Do the three steps. If the catalog does not answer, the next `reconcile` deletes nodes without a lease."""
         created = nodes.create_owner_nodes(bundles)
         try:
             leases = self._fences.raise_fences(created, self._worker_id)
@@ -260,7 +265,7 @@ class Holdings:
         self._events.on_acquired([lease for lease in leases if lease.bundle in verified and self._hand_out(lease)])
 
     def _hand_out(self, lease: Lease) -> bool:
-        """Call the listener, then publish the lease: topics are loaded before work uses the lease."""
+        """Call the listener, then publish the lease, so that topics are loaded before work uses the lease."""
         try:
             self._listener.on_acquired(lease)
         except RetryableError as error:
@@ -274,7 +279,7 @@ class Holdings:
         return True
 
     def _shed(self, nodes: WorkerDirectory, view: OwnershipView, now: float) -> None:
-        """Release bundles that an underloaded worker should have: first the lease, then the node."""
+        """Release bundles that workers with less load should have. Drop each lease before its node."""
         max_ownerless = max(1, self.bundles // _BUNDLES_PER_MOVE)
         releasable = self.leases.keys() - self._takeover.reserved
         shed = [

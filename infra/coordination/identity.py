@@ -1,7 +1,7 @@
 """Identity of the catalog that a path of ZooKeeper serves.
 
 ```
-/catalog   persistent: the catalog's id, written by the first of its workers that joins
+/catalog   persistent: the catalog's id, which the catalog's first worker writes
 ```
 
 Two catalogs on one path would mistake each other's workers for their own.
@@ -19,7 +19,7 @@ CATALOG: Final = "/catalog"
 
 
 def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
-    """Write the catalog's id to the path unless it has one. If several catalogs try at once, one wins. Idempotent.
+    """Write the catalog's id to the path if it has none. If several catalogs try at once, one succeeds. Idempotent.
 
     Raises:
         CatalogMismatch: The path belongs to another catalog.
@@ -30,14 +30,14 @@ def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
             client.create(CATALOG, catalog_id.encode())
         except NodeExistsError:
             session.protect_node(client, CATALOG)
-            return _read_catalog_id(client) or catalog_id  # a person removed it just now: the next session writes it
+            return _read_catalog_id(client) or catalog_id  # if a person has removed it, the next session writes it
         return catalog_id
 
     _require_same_catalog(session, session.run_idempotent("claiming the path", write_id), catalog_id)
 
 
 def check_path(session: ZooKeeperSession, catalog_id: str) -> bool:
-    """Check that the path belongs to no other catalog, without writing. Return whether it has this catalog's id.
+    """Check, without writing, that no other catalog has the path. Return whether the path has this catalog's id.
 
     Raises:
         CatalogMismatch: The path belongs to another catalog.

@@ -1,9 +1,11 @@
-"""Thread that owns bundles for a worker, across its sessions.
+"""Thread that owns bundles for a worker, across the worker's sessions.
 
-- SUSPENDED: no lease is given out, and none is dropped. After a reconnect to the same session all leases hold again.
-- EXPIRED: all leases are dropped, and a new session is opened. It settles each bundle that was held. After a bounded
-  number of failed attempts the worker ends.
-- All ZooKeeper calls run on this thread, except `lookup`. Listeners only put a message into its queue (kazoo#355).
+- SUSPENDED: the worker returns no lease, but drops none. After a reconnect to the same session, all leases are valid
+  again.
+- EXPIRED: the worker drops all leases and opens a new session. It then acquires each bundle again, or gives it up.
+  After a bounded number of failed attempts to open a session, the worker ends.
+- All ZooKeeper calls except `lookup` run on this thread. Listeners only put a message into the thread's queue
+  (kazoo#355).
 
 Source: PIP-57.
 """
@@ -29,8 +31,8 @@ from logstore.ports.catalog import Fences
 from logstore.ports.owners import OtherOwner
 
 _log = logging.getLogger(__name__)
-_VANISHING_NODE_POLL_S: Final = 0.1  # while the node of an ended session is about to vanish
-# Wait for the end of an earlier session of this worker. A server's shortest timeout is two ticks, usually four seconds.
+_VANISHING_NODE_POLL_S: Final = 0.1  # between checks while the node of an ended session still exists
+# Minimum wait for the end of this worker's earlier session. A server's shortest timeout is two ticks, usually 4 s.
 _MIN_REGISTER_WAIT_S: Final = 8.0
 _SESSION_BACKOFF: Final = Backoff(first_s=0.2)  # between attempts to open a session
 
@@ -47,14 +49,14 @@ class OwnerPolicy:
     """Options of a `BundleOwner`."""
 
     expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
-    reconnect_attempts: int = 10  # attempts to open a session after an expiry, then the worker shuts down; 1 or more
+    reconnect_attempts: int = 10  # attempts to open a session after an expiry, 1 or more; then the worker shuts down
     check_interval_s: float = 1.0  # between checks of all bundles, without an event from ZooKeeper
     takeover: TakeoverTimes = field(default_factory=TakeoverTimes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """Message to the loop: the state of the session with that number, or without a state only a wake-up."""
+    """Message to the thread: a new state of the session with this number. Without a state it only wakes the thread."""
 
     session_number: int = -1
     state: SessionState | None = None
@@ -63,8 +65,8 @@ class _Message:
 class BundleOwner:
     """Ownership of one worker. An instance is started once and stopped once.
 
-    `load` is current work, 0 or more. A worker with load 1 attracts half as many bundles as an idle one.
-    `failure` is the reason why ownership ended by itself. The worker then shuts down.
+    `load` returns the current work, 0 or more. A worker with load 1 gets half as many bundles as an idle worker.
+    `failure` is the error that ended the ownership. The worker then shuts down.
     """
 
     def __init__(
@@ -122,14 +124,13 @@ class BundleOwner:
         return lease
 
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
-        """Fail at once while the connection is suspended, because the caller's thread is scarce."""
         try:
             return self.lease_of(topic)
         except NotOwner:
             nodes = self._nodes
         if nodes is None:
             raise SessionLost(f"worker {self._worker_id}: it has no session just now")
-        if not self._is_connected:
+        if not self._is_connected:  # no wait for a connection, because the caller's thread is scarce
             raise StoreUnavailable(f"zookeeper: worker {self._worker_id} has no connection just now")
         bundle = bundle_of(topic, bundles=self._holdings.bundles)
         node = nodes.find_owner_node(bundle, patience_s=patience_s)
@@ -140,7 +141,7 @@ class BundleOwner:
 
     @property
     def _is_connected(self) -> bool:
-        session = self._session  # read from kazoo's thread: the loop may be waiting for an answer and not know yet
+        session = self._session  # kazoo's thread sets its state; this owner's thread may not know yet
         return session is not None and session.state is SessionState.CONNECTED
 
     def _run(self) -> None:
@@ -201,13 +202,12 @@ class BundleOwner:
         self._events.on_session_opened(session.id)
 
     def _forward(self, message: _Message) -> None:
-        """Pass a message from kazoo's thread to the loop."""
         if message.state and message.session_number == self._session_count:
             self._events.on_session_state(message.state)
         self._messages.put(message)
 
     def _register(self, nodes: WorkerDirectory, timeout_s: float) -> None:
-        """Register after the node of an earlier session has vanished. A node that stays longer is another process's."""
+        """Register once an earlier session's node has vanished. A node that stays belongs to another process."""
         deadline_s = time.monotonic() + max(2 * timeout_s, _MIN_REGISTER_WAIT_S)
         while not nodes.register(WorkerLoad()):
             if self.stopping.wait(_VANISHING_NODE_POLL_S):
@@ -216,7 +216,6 @@ class BundleOwner:
                 raise worker_id_taken_error(self._worker_id)
 
     def _reconcile(self) -> None:
-        """Check all bundles once. The next call repeats a failed check."""
         if self._session and not self._is_connected:
             self._session.reset_last_zxid()
         if not self._is_connected or self._nodes is None or self.stopping.is_set():

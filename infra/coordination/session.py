@@ -2,12 +2,13 @@
 
 Rules that follow from kazoo's behaviour:
 
-1. Every wait for an answer is bounded. Kazoo queues a call that arrives between the loss of a connection and its
-   notice of the loss, and answers only after the next connection.
+1. Every wait for an answer is bounded. Kazoo queues calls between the loss of a connection and its detection. It
+   answers these calls only after the next connection.
 2. A new session id ends the `ZooKeeperSession`. Kazoo opens a new session by itself after an expiry, and a server may
-   give a new one at a reconnect (ClickHouse#116690). The caller then opens another and reads each of its nodes again.
-3. Listeners only pass the event to another thread. They run on kazoo's thread, where a call to ZooKeeper would wait
-   for itself (kazoo#355).
+   give a new session at a reconnect (ClickHouse#116690). The caller then opens another `ZooKeeperSession` and reads
+   each of its nodes again.
+3. Listeners only pass the event to another thread. They run on kazoo's thread, where a call to ZooKeeper would wait for
+   itself (kazoo#355).
 """
 
 import logging
@@ -45,7 +46,7 @@ class TimeoutHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
 
     @contextmanager
     def limit_wait(self, timeout_s: float) -> Iterator[None]:
-        """Shorten the current thread's longest wait for a result while the block runs."""
+        """Shorten the maximum wait for a result in the current thread while the block runs."""
         self._thread_local.timeout_s = min(timeout_s, self._default_timeout_s)
         try:
             yield
@@ -53,7 +54,6 @@ class TimeoutHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo
             del self._thread_local.timeout_s
 
     def async_result(self) -> "_BoundedResult":
-        """Return a result whose `get` is bounded. Kazoo calls this for each request."""
         return _BoundedResult(self)
 
 
@@ -72,8 +72,8 @@ class SessionState(StrEnum):
     """State of a session, as kazoo last reported it."""
 
     CONNECTED = "CONNECTED"  # also after a reconnect to the same session
-    SUSPENDED = "SUSPENDED"  # no connection; it is not known whether the session lives
-    EXPIRED = "EXPIRED"  # ended, and all of its ephemeral nodes with it
+    SUSPENDED = "SUSPENDED"  # no connection; the session may have ended
+    EXPIRED = "EXPIRED"  # ended; all of its ephemeral nodes are deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ class Ensemble:
     """Address of ZooKeeper and the identity of its client.
 
     Args:
-        hosts: `host:port`, several separated by commas, then the path under which all of Sexton's nodes are, if any.
+        hosts: `host:port`, several separated by commas, and optionally the path of all of Sexton's nodes.
         timeout_s: Session timeout. The server may negotiate another.
-        auth: Scheme and credential, such as `("digest", "user:password")`. `sasl` means its mechanism DIGEST-MD5.
+        auth: Scheme and credential, such as `("digest", "user:password")`. `sasl` means the SASL mechanism DIGEST-MD5.
         protected: Whether only this identity may access the nodes.
         tls: PEM files. `None` means a plain connection.
     """
@@ -136,15 +136,15 @@ class ZooKeeperSession:
         return hosts if "/" in hosts else f"{hosts}/"
 
     def run_idempotent(self, action: str, operation: Callable[[KazooClient], T], *, patience_s: float = math.inf) -> T:
-        """Run an operation that may be repeated. Retry it while the connection comes and goes.
+        """Run an operation that may be repeated. Retry it after the loss of a connection.
 
         Args:
             action: Phrase for messages and spans, such as "reading owners".
             operation: Calls of kazoo's client.
-            patience_s: Bound of all retries and waits, if shorter than the session timeout.
+            patience_s: Maximum time of all retries and waits, at most the session timeout.
 
         Raises:
-            StoreUnavailable: No answer. The operation may have been executed.
+            StoreUnavailable: ZooKeeper did not answer. The operation may have been executed.
             SessionLost: This session has ended.
             ServiceFailed: ZooKeeper refuses this identity.
         """
@@ -180,10 +180,11 @@ class ZooKeeperSession:
             self._client.close()
 
     def reset_last_zxid(self) -> None:
-        """Forget the last transaction id seen, once the connection was suspended for two session timeouts.
+        """Forget the last seen transaction id after a suspension of two session timeouts.
 
-        An ensemble that lost data refuses a client that has seen later transactions, and kazoo retries for ever.
-        Without the id a server answers whether the session lives. By then no server lags behind and serves clients.
+        An ensemble that lost data refuses a client that has seen later transactions. Kazoo would then retry forever.
+        Without the id, a server answers whether the session lives. After this time, no server that lags behind serves
+        clients.
         """
         if self.state is SessionState.SUSPENDED and time.monotonic() - self._suspended_since_s >= 2 * self.timeout_s:
             self._client.last_zxid = 0
@@ -227,7 +228,7 @@ class ZooKeeperSession:
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Client that remembers a refused identity. Kazoo tells its listeners only that the session has ended."""
+    """Client that remembers a refused identity. Kazoo's listeners learn only that the session has ended."""
 
     refused = False
 
@@ -237,7 +238,7 @@ class _Client(KazooClient):  # type: ignore[misc]
 
 
 def _build_client(ensemble: Ensemble) -> _Client:
-    max_delay_s = min(2.0, ensemble.timeout_s / 3)  # so that a server that is back is tried before it ends the session
+    max_delay_s = min(2.0, ensemble.timeout_s / 3)  # a server that is up again is tried before the session ends
     unlimited_retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=max_delay_s)
     scheme, credential = ensemble.auth or ("", "")
     user, _, password = credential.partition(":")

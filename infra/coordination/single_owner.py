@@ -1,7 +1,7 @@
 """Ownership without ZooKeeper: a setting declares a single worker the owner of all bundles.
 
-The worker raises every fence when it starts. If a second worker is started by mistake, its raise fences the first: the
-catalog refuses writes under the first worker's leases. The first worker goes on with work that needs no lease.
+The worker raises every fence when it starts. If a second worker is started by mistake, it raises all fences again. The
+catalog then refuses writes under the first worker's leases. The first worker continues with work that needs no lease.
 """
 
 import threading
@@ -13,11 +13,11 @@ from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences
 
-_MAX_RAISES: Final = 40  # each waits for seconds; together longer than PostgreSQL lets a paused transaction live
+_MAX_RAISES: Final = 40  # each waits for seconds; all wait longer than PostgreSQL lets a paused transaction live
 
 
 class SingleOwner:
-    """The `Owners` port without coordination."""
+    """Ownership of all bundles by one worker, without coordination."""
 
     def __init__(self, worker_id: str, fences: Fences, events: OwnershipEvents | None = None) -> None:
         self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipEvents()

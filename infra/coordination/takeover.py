@@ -1,4 +1,4 @@
-"""Rules for taking a free bundle, for leaving one to other workers, and for noticing an overtaken fence."""
+"""Rules for taking free bundles, for leaving bundles to other workers, and for detecting overtaken fences."""
 
 import logging
 import time
@@ -16,15 +16,15 @@ _log = logging.getLogger(__name__)
 class TakeoverTimes:
     """Waiting times before a worker takes a bundle or checks its fences."""
 
-    takeover_grace_s: float = 1.0  # how long each worker in a bundle's ranking waits for the one before it
-    rest_s: float = 10.0  # how long a worker leaves a bundle to others after it has lost it
+    takeover_grace_s: float = 1.0  # how long each worker in a bundle's ranking waits for the worker before it
+    rest_s: float = 10.0  # how long a worker does not take a bundle again that it has lost
     fence_check_interval_s: float = 5.0  # between two checks of the fences
 
 
 class Takeover:
-    """Bundles that this worker leaves to others for now, and bundles that it must not release yet.
+    """Bundles that this worker leaves to other workers for now, and bundles that it must not release yet.
 
-    All times are of one monotonic clock, in seconds.
+    All times are seconds of one monotonic clock.
     """
 
     def __init__(self, worker_id: str, times: TakeoverTimes) -> None:
@@ -35,18 +35,17 @@ class Takeover:
 
     @property
     def reserved(self) -> frozenset[BundleId]:
-        """Bundles that must not be released, because the worker whose turn it was may not take them yet."""
+        """Bundles that must not be released, because the worker that ranks first for them may not take them yet."""
         return frozenset(self._reserved_until)
 
     def leave_to_others(self, bundles: Iterable[BundleId], now: float) -> None:
         self._left_until |= dict.fromkeys(bundles, now + self._times.rest_s)
 
     def leave_briefly(self, bundles: Iterable[BundleId], now: float) -> None:
-        """Leave bundles for `takeover_grace_s` to the worker for which they were released. It takes them at once."""
+        """Leave released bundles for `takeover_grace_s` to the worker that should have them. It takes them at once."""
         self._left_until |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
 
     def due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
-        """Return the free bundles that this worker may take now."""
         self._free_since = {bundle: self._free_since.get(bundle, now) for bundle in view.free_bundles}
         self._left_until = {bundle: until for bundle, until in self._left_until.items() if until > now}
         free_for_s = {bundle: now - since for bundle, since in self._free_since.items()}
@@ -56,9 +55,9 @@ class Takeover:
         return set(due) - self._left_until.keys()
 
     def reserve(self, bundles: Iterable[BundleId], view: OwnershipView, now: float) -> None:
-        """Keep, for `rest_s`, the due bundles for which another worker ranks first.
+        """Reserve, for `rest_s`, the bundles for which another worker ranks first.
 
-        Otherwise such a bundle would be released at once and move to and fro. Source: apache/pulsar#14736.
+        Without this, such a bundle would be released at once and move back and forth. Source: apache/pulsar#14736.
         """
         self._reserved_until = {bundle: until for bundle, until in self._reserved_until.items() if until > now}
         takers = {worker_id: view.workers[worker_id] for worker_id in view.available_workers}
@@ -67,14 +66,17 @@ class Takeover:
 
 
 class FenceChecker:
-    """Periodic comparison of leases with fences, first `interval_s` after construction. Not thread-safe."""
+    """Periodic comparison of leases with fences. The first is `interval_s` after construction. Not thread-safe."""
 
     def __init__(self, fences: Fences, *, interval_s: float) -> None:
         self._fences, self._interval_s = fences, interval_s
         self._checked_at_s = time.monotonic()
 
     def find_overtaken(self, leases: Collection[Lease]) -> list[BundleId]:
-        """Return the bundles with a fence above the lease's; none between comparisons or if the catalog is away."""
+        """Return the bundles whose fence was raised again after this worker's lease.
+
+        Between comparisons, or if the catalog does not answer, return no bundles.
+        """
         now = time.monotonic()
         if not leases or now - self._checked_at_s < self._interval_s:
             return []

@@ -1,1 +1,1 @@
-"""The embedded servers: started, health-checked and stopped on this machine's loopback interface."""
+"""Start, health checks and stop of the embedded servers on this machine's loopback interface."""

@@ -29,8 +29,6 @@ class Credentials:
 
 
 class _HomePath:
-    """Descriptor of a path relative to the home's root."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 

@@ -26,7 +26,7 @@ class JavaRuntime:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
-    """Return the Java of JAVA_HOME, or else the one on the PATH.
+    """Return the Java in JAVA_HOME, or else the first Java on the PATH.
 
     A JAVA_HOME without `bin/java` is skipped. A JAVA_HOME that is too old is an error, because Spark would use it.
 

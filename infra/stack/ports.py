@@ -30,7 +30,7 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedPorts:
-    """Ports that a person types. 0 means any free port. Ports without a field here are always any free ones."""
+    """Ports that a person may choose. 0 means any free port. All other ports of a stack are chosen automatically."""
 
     temporal: int = 7233
     ui: int = 8233
@@ -49,7 +49,7 @@ class WantedPorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPorts:
-    """Every port of a stack. 0 means that the stack does not have the port's service."""
+    """All ports of a stack. A port is 0 if the stack does not have its service."""
 
     temporal: int = 0
     ui: int = 0
@@ -73,7 +73,7 @@ class ChosenPorts:
 
 
 def read_ports(home: StackHome) -> ChosenPorts | None:
-    """Return the ports of the home's last start, or `None` before the first."""
+    """Return the ports of the home's last start, or `None` if the home was never started."""
     stored = home.read_json(home.ports_file)
     if stored is None:
         return None
@@ -98,10 +98,11 @@ def choose_ports(
 
     1. A running service keeps its ports.
     2. While the stack is in use, a service that died keeps its ports, too: its users know no other address.
-    3. Otherwise a wanted number counts.
-    4. 0 takes the number of the last start if it is free, because other tools may know that address.
+    3. Otherwise a port gets its wanted number.
+    4. A port with the wanted number 0 keeps the number of the last start if this is free, because other tools may know
+       the address. Otherwise it gets any free number.
 
-    All chosen ports are bound until the last one is chosen, so that they differ.
+    All chosen ports stay bound until the last port is chosen, so that no two are equal.
 
     Raises:
         ServiceFailed: A wanted port is taken.
@@ -140,7 +141,7 @@ def _bind_requested_port(name: str, number: int, bound_sockets: ExitStack, chose
 
 
 def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
-    """Bind the port until `bound_sockets` closes. Return whether it was free. 0 is never free."""
+    """Bind the port until `bound_sockets` closes. Return whether the port was free. Port 0 is never free."""
     if not number:
         return False
     probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Server process that outlives the command that started it. A pid file identifies it."""
+"""Server process that outlives the command that started it. A pid file identifies the process."""
 
 import json
 import os
@@ -24,7 +24,7 @@ _KILL_WAIT_S = 10.0  # a killed process ends only after the kernel has freed its
 
 
 class ServiceProcess:
-    """Detached process of a stack home. All state is in the pid file, so that any command can manage it."""
+    """Detached process of a stack home. All state is in the pid file, so that any command can manage the process."""
 
     def __init__(self, name: str, home: StackHome) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class ServiceProcess:
     def find_process(self) -> psutil.Process | None:
         """Return the live process that the pid file records.
 
-        After a crash its pid may belong to another program, so start time or mark must match, too.
+        After a crash the pid may belong to another program, so the start time or the mark must also match.
         """
         record = self._read_record()
         if record is None:
@@ -87,7 +87,7 @@ class ServiceProcess:
         return process is not None
 
     def kill(self) -> bool:
-        """Send SIGKILL. Return whether a process ran. The data remain as after a power cut."""
+        """Send SIGKILL. Return whether a process ran. The data are left as after a power cut."""
         process = self.find_process()
         if process is not None:
             self._kill_tree(process)
@@ -127,7 +127,6 @@ class ServiceProcess:
             raise ServiceFailed(self.name, problem, advice="install the project's dependencies again") from fault
 
     def _read_record(self) -> dict[str, object] | None:
-        """Return the content of the pid file. An incomplete file counts as absent."""
         try:
             record = json.loads(self.pid_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -139,7 +138,7 @@ class ServiceProcess:
         try:
             started = psutil.Process(pid).create_time()
         except psutil.NoSuchProcess:
-            started = 0.0  # it died at once: the caller's health check reports it
+            started = 0.0  # the process died at once, which the caller's health check reports
         self.home.write(self.pid_file, json.dumps({"pid": pid, "started": started, "mark": mark}))
 
     def _rotate_large_log(self) -> int:
@@ -172,7 +171,7 @@ class ServiceProcess:
 
 
 def _is_recorded_process(process: psutil.Process, record: Mapping[str, object]) -> bool:
-    """Compare start time, then mark. Setting the system clock moves reported start times but not the mark."""
+    """Compare the start time, then the mark. A change of the system clock moves start times, but not the mark."""
     if abs(process.create_time() - float(str(record["started"]))) < 0.5:
         return True
     return bool(record.get("mark")) and process.environ().get(_MARK_VARIABLE) == record["mark"]

@@ -32,7 +32,7 @@ _EXISTS_CODES = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 def seaweedfs_service(
     home: StackHome, ports: ChosenPorts, *, credentials: Credentials, buckets: tuple[str, ...] = ()
 ) -> Service:
-    """Return the object store of a stack."""
+    """Return the object store service of a stack."""
     gateway = S3Gateway(port=ports.s3, credentials=credentials)
     return Service(
         process=ServiceProcess(SEAWEEDFS, home),
@@ -94,7 +94,6 @@ def _build_arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> li
 
 
 def _build_socket_arguments(home: StackHome) -> list[str]:
-    """Place the Unix sockets in the home. If its path is too long, leave them in /tmp, named by port."""
     sockets = {part: home.scratch / f"{part}.sock" for part in ("filer", "s3")}
     if max(len(str(path).encode()) for path in sockets.values()) > _MAX_SOCKET_PATH_BYTES:
         return []

@@ -78,7 +78,7 @@ def child_environment(*excluded_prefixes: str) -> dict[str, str]:
 
 
 def query_local_port(port: int, request: bytes = b"") -> bytes:
-    """Send the request to a port of this machine, and return the response up to its end. Without one, only connect.
+    """Send a request to a port of this machine, and return the whole response. Without a request, only connect.
 
     Raises:
         OSError: No server listens, or the response takes longer than `PROBE_TIMEOUT_S`.
@@ -91,14 +91,16 @@ def query_local_port(port: int, request: bytes = b"") -> bytes:
 
 
 def start_services(services: Collection[Service], on_progress: Callable[[str], None]) -> tuple[str, ...]:
-    """Start the unhealthy ones of at least one service in parallel, and wait until all are healthy.
+    """Start the unhealthy services in parallel, and wait until all services are healthy.
+
+    After an error, the services that this call started are stopped again.
 
     Args:
         services: At least one service.
         on_progress: Receives the names of services to start, then a sentence per ready service, on the caller's thread.
 
     Returns:
-        Names of the services that this call started. After an error all of them are stopped again.
+        Names of the services that this call started.
     """
     cancelled = Event()
     started: list[Service] = []
@@ -112,7 +114,7 @@ def start_services(services: Collection[Service], on_progress: Callable[[str], N
                 for future in as_completed(futures):
                     on_progress(future.result())
             except BaseException:
-                cancelled.set()  # the other starts end early, because the pool waits for them
+                cancelled.set()  # the pool waits for the other starts, so that they must end early
                 raise
     except BaseException:
         with suppress(ServiceFailed):  # report the first failure
@@ -122,12 +124,12 @@ def start_services(services: Collection[Service], on_progress: Callable[[str], N
 
 
 def roll_back(service: Service) -> bool:
-    """Stop a service that has just been started. Return whether it ran."""
+    """Stop a service that has just been started. Return whether its process ran."""
     return service.process.stop(min(_ROLLBACK_TIMEOUT_S, service.stop_timeout_s))
 
 
 def end_services(services: Collection[Service], end: Callable[[Service], bool]) -> list[str]:
-    """End the services in parallel and remove their leftover sockets. Return the names of those that ran, in order."""
+    """End the services in parallel and remove leftover sockets. Return the names of services that ran, in order."""
     if not services:
         return []
     with ThreadPoolExecutor(len(services)) as pool:
@@ -164,7 +166,7 @@ def _start_unless_healthy(service: Service, started: list[Service], cancelled: E
     if cancelled.is_set():
         raise ServiceFailed(service.name, "its start was cancelled", advice="another service failed first")
     command = service.command()
-    service.process.stop(service.stop_timeout_s)  # it may run and stay unhealthy
+    service.process.stop(service.stop_timeout_s)  # an unhealthy process may run
     started.append(service)
     log_start = service.process.start(command.argv, cwd=command.cwd, env=command.env)
     health = _await_health(service, cancelled, service.start_timeout_s)

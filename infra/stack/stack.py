@@ -38,7 +38,6 @@ class StackOptions:
     services: tuple[str, ...] = ALL_SERVICES
 
     def __post_init__(self) -> None:
-        """Refuse an unknown service, and a home whose path SeaweedFS would split into several directories."""
         for name in self.services:
             if name not in ALL_SERVICES:
                 raise InvalidInput("services", expected=f"one of {', '.join(ALL_SERVICES)}", found=name)
@@ -65,8 +64,8 @@ class StackAddresses:
 def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: None) -> StackAddresses:
     """Start the services that are not healthy, wait until all are healthy, and return their addresses.
 
-    A service that died starts again on its data. After an error the services that this call started are stopped again.
-    `on_progress` receives sentences for people, on the caller's thread.
+    A service that died starts again with its data. After an error, the services that this call started are stopped
+    again. `on_progress` receives sentences for people, on the caller's thread.
 
     Raises:
         ServiceFailed: A service, a port, Java, a program or the home is not usable. The message says what to try.
@@ -98,17 +97,17 @@ def down(home: Path | str) -> list[str]:
 
 
 def stop_started(home: Path | str, started: Collection[str]) -> list[str]:
-    """Stop the services in `StackAddresses.started` after a later step failed. Return the names of those that ran."""
+    """Stop the services in `StackAddresses.started` after a later failure. Return the names of services that ran."""
     return _end_home(home, roll_back, only=started)
 
 
 def kill(home: Path | str) -> list[str]:
-    """Send SIGKILL to the services of a temporary stack. Return the names of those that ran."""
+    """Send SIGKILL to the services of a temporary stack. Return the names of services that ran."""
     return _end_home(home, lambda service: service.process.kill())
 
 
 def health(home: Path | str) -> list[ServiceHealth]:
-    """Return the health of each service of the home's last start; all are unhealthy if there was none."""
+    """Return the health of each service of the home's last start. Without a start, all services are unhealthy."""
     stack_home = StackHome.at(home)
     ports = read_ports(stack_home)
     credentials = stack_home.read_credentials()
@@ -142,7 +141,6 @@ def _require_free_ports(home: StackHome, options: StackOptions) -> None:
 def _build_services(
     home: StackHome, ports: ChosenPorts, credentials: Credentials, options: StackOptions | None = None
 ) -> dict[str, Service]:
-    """Return every service by name. Only a start needs `options`."""
     options = options or StackOptions(home=home.root)
     return {
         TEMPORAL: temporal_service(home, ports, in_memory=options.temporal_in_memory),

@@ -26,7 +26,7 @@ _QUEUE_POLL_RATES = (  # by default the single shard polls 20 times a second, so
 
 
 def temporal_service(home: StackHome, ports: ChosenPorts, *, in_memory: bool = False) -> Service:
-    """Return the workflow engine of a stack."""
+    """Return the Temporal service of a stack."""
     return Service(
         process=ServiceProcess(TEMPORAL, home),
         command=lambda: _build_command(home, ports, in_memory=in_memory),

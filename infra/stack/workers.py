@@ -1,4 +1,4 @@
-"""Records of a home's worker processes: which run, and the addresses of their HTTP pages and metrics."""
+"""Records of a home's worker processes, with the addresses of their HTTP pages and metrics."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ class WorkerRecord:
 
     worker_id: str
     pid: int
-    started: float  # by the system; distinguishes the worker from a later process with the same pid
+    started: float  # as the system reports it; distinguishes the worker from a later process with the same pid
     metrics_url: str = ""  # empty: the worker does not listen
     http_url: str = ""  # empty: the worker does not listen
     found_dead: float = 0.0  # when another worker first found the process dead; 0: never
@@ -33,7 +33,7 @@ class WorkerRecord:
 
 @contextmanager
 def record_worker(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url: str = "") -> Iterator[None]:
-    """Keep a record of this process in the home while the block runs. An unwritable home only causes a warning.
+    """Keep a record of this process in the home while the block runs. If the home is not writable, log a warning.
 
     The record outlives a crash. Later workers remove it once Temporal has forgotten the crashed worker.
     """
@@ -64,7 +64,7 @@ def live_workers(home: StackHome) -> list[WorkerRecord]:
 
 
 def crashed_worker_ids(home: StackHome) -> set[str]:
-    """Return the ids of workers that left a record and do not run, except ids that a running worker uses."""
+    """Return the ids of recorded workers that do not run. Ids that a running worker uses are left out."""
     records = _read_records(home)
     live_ids = {record.worker_id for record in records if _is_alive(record)}
     return {record.worker_id for record in records} - live_ids
@@ -87,7 +87,6 @@ def _read_records(home: StackHome) -> list[WorkerRecord]:
 
 
 def _read_record(path: Path) -> WorkerRecord | None:
-    """Read a record. Unknown fields, perhaps of a newer build, are ignored. An incomplete file counts as absent."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         return WorkerRecord(**{name: value for name, value in stored.items() if name in WorkerRecord.__slots__})

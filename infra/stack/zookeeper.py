@@ -1,4 +1,4 @@
-"""ZooKeeper server, from the jars that PySpark brings."""
+"""Embedded ZooKeeper server, which runs from the jars of PySpark."""
 
 import os
 from importlib.util import find_spec
@@ -26,7 +26,7 @@ autopurge.purgeInterval=1
 
 
 def zookeeper_service(home: StackHome, ports: ChosenPorts) -> Service:
-    """Return the coordination service of a stack."""
+    """Return the ZooKeeper service of a stack."""
     return Service(
         process=ServiceProcess(ZOOKEEPER, home),
         command=lambda: _build_command(home, ports),
@@ -72,7 +72,7 @@ def _probe(ports: ChosenPorts) -> ServiceHealth:
 
 
 def build_class_path() -> str:
-    """Return the class path of the server alone. To open all of Spark's jars would double the time of a start."""
+    """Return a class path with only the server's jars. All jars of Spark would double the time of a start."""
     jars = _find_jars_directory()
     return os.pathsep.join(str(jar) for prefix in _JAR_PREFIXES for jar in sorted(jars.glob(f"{prefix}-*.jar")))
 

@@ -1,6 +1,6 @@
 """Spans, logs and metrics.
 
-This module does not import OpenTelemetry: every process uses it, and most trace nothing.
+This module does not import OpenTelemetry, because every process imports this module and most trace nothing.
 """
 
 import sys
@@ -14,7 +14,7 @@ _COLLECTOR_VARIABLES: Final = (
 
 
 def current_trace_id() -> str | None:
-    """Return the id of the current trace, as 32 lower-case hexadecimal digits. `None` means that there is none."""
+    """Return the id of the current trace, as 32 lower-case hexadecimal digits. `None` means that there is no trace."""
     if "opentelemetry.trace" not in sys.modules:
         return None  # without OpenTelemetry no span can be open, and its import would cost start-up time
     from opentelemetry import trace  # noqa: PLC0415 - loaded already

@@ -1,7 +1,7 @@
-"""Addresses that a process listens at, and the Prometheus endpoint for Temporal's metrics and Sexton's.
+"""Listening addresses of a process, and the Prometheus endpoint for the metrics of Temporal and Sexton.
 
 Temporal's metrics keep the SDK's default names and units (milliseconds, counters without `_total`), because its
-published dashboards read those. Sexton's names end with the unit or with `_total`.
+published dashboards read these names. Sexton's names end with the unit or with `_total`.
 
 Metrics are defined in `activities/deletion/metrics.py` (counters of deletion), in
 `activities/transactions/coordination.py` (histogram of broadcasts), in `workers/hosting/gauges.py` (remaining work and
@@ -73,8 +73,8 @@ _ACTIVITY_WAIT_BUCKETS_MS: Final = (
     300_000.0,
     1_000_000.0,
 )
-"""Upper bounds for the wait of activities. The SDK has none between 10 s and 100 s: Prometheus would interpolate a wait
-of 11 s to 95 s and raise the alert on waits of a minute."""
+"""Upper bounds for the wait of activities. The SDK has no bound between 10 s and 100 s. Prometheus would interpolate a
+wait of 11 s to 95 s, and raise the alert on waits of a minute."""
 
 _PORT_TAKEN_TEXT = f"os error {errno.EADDRINUSE}"  # in the message of the SDK's core
 _SETTING_NAME = "metrics_address"
@@ -84,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsEndpoint:
-    """Running endpoint. It lives as long as `runtime`, which the process's client must use."""
+    """Running endpoint. It lives as long as `runtime`. The process's Temporal client must use this runtime."""
 
     runtime: "Runtime"
     url: str

@@ -87,7 +87,6 @@ def _add_span_ids(_logger: object, _method: str, event: EventDict) -> EventDict:
 
 
 def _rename_temporal_ids(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Replace the dictionaries of ids from Temporal's loggers by the fields that all other lines use."""
     for source in ("temporal_workflow", "temporal_activity"):
         details: Mapping[str, Any] | None = event.pop(source, None)
         for temporal_key, field in _FIELD_BY_TEMPORAL_KEY.items():

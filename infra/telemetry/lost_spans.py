@@ -1,7 +1,7 @@
 """Placeholders for spans that no file has: spans that still run, and spans of a process that was killed.
 
-A worker writes spans a second after they end, and the span of a workflow run only when the run ends. The children of a
-missing span tell its place: activities and children of a run carry the run's ids, and an attempt carries its number.
+A worker writes a span one second after its end. The span of a workflow run ends with the run. The children of a missing
+span show its place: activities and child workflows have the ids of their run, and an attempt has its number.
 """
 
 from collections import defaultdict
@@ -21,10 +21,10 @@ _KILLED_TEXT: Final = "no span: its worker was killed, or lost it"
 
 
 def add_lost_spans(spans: dict[str, SpanRow]) -> None:
-    """Add placeholders to `spans`: parents that spans name, and attempts between known attempts.
+    """Add placeholders to `spans` for missing parents, and for missing attempts between known attempts.
 
-    The placeholder of an activity goes below the run that its children name. Other placeholders, and those without a
-    known run, go below the trace's root if there is exactly one.
+    An activity's placeholder goes below the run that its children name. All other placeholders go below the trace's
+    root, if there is exactly one root. So does an activity's placeholder without a known run.
     """
     lost_parents = _build_parents(spans)
     spans.update(lost_parents)
@@ -74,7 +74,10 @@ def _run_key(span: SpanRow) -> tuple[Any, Any]:
 
 
 def _build_attempts(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
-    """Yield one span per gap in the attempt numbers of an activity. It covers the time between its neighbours."""
+    """Yield one span per gap in the attempt numbers of an activity.
+
+    The span covers the time between the attempts before and after the gap.
+    """
     attempts_by_parent: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
         if span.parent_id is not None and span.name.startswith(_RUN_ACTIVITY_PREFIX) and attempt_number(span):
@@ -94,7 +97,7 @@ def _build_attempts(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
 
 
 def attempt_number(span: SpanRow) -> int:
-    """Return which attempt at an activity the span is, from 1. Return 0 for other spans."""
+    """Return the attempt number of a span of an activity, from 1. Return 0 for other spans."""
     number = span.attributes.get(ATTEMPT_ATTRIBUTE)
     return number if isinstance(number, int) else 0
 

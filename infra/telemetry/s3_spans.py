@@ -1,4 +1,4 @@
-"""Spans, one per S3 call, from botocore's events."""
+"""Spans of S3 calls, from botocore's events. Each call has one span."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,11 @@ _EXPECTED_STATUSES = frozenset({304, 404, 409, 412, 416})  # no failures: an abs
 def observe_client(client: "S3Client") -> None:
     """Record a span for each call of `client`.
 
-    A span has the method, the bucket, and the key, the prefix or the number of keys. It never has a payload. An absent
-    key, or a key already taken, is not an error. Without a tracer provider the cost is negligible.
+    A span has the method, the bucket, and the key, the prefix or the number of keys. It never has the content of an
+    object. An absent key is no error, nor is a key that exists already. Without a tracer provider the cost is
+    negligible.
 
-    Source: PostHog #97438: an expected "already started" shown as an error span hides the real ones.
+    Source: PostHog #97438: error spans of expected errors hide real errors.
     """
     events = client.meta.events
     events.register("provide-client-params.s3", _begin_span)

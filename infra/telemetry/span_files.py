@@ -57,7 +57,7 @@ class SpanFileExporter(SpanExporter):
         return SpanExportResult.SUCCESS
 
     def _format_line(self, span: ReadableSpan) -> str:
-        if span.resource is not self._resource:  # encoded once per process: it costs as much as the rest of the line
+        if span.resource is not self._resource:  # encoded once, because this costs as much as the rest of the line
             self._resource, self._resource_text = span.resource, _encode(dict(span.resource.attributes or {}))
         return f'{_encode(span_to_json(span))[:-1]},"resource":{self._resource_text}}}\n'
 
@@ -98,7 +98,7 @@ def span_to_json(span: ReadableSpan) -> dict[str, Any]:
 
 
 _FILE_NAME: Final = re.compile(r"[a-z0-9-]+-(?P<pid>[0-9]+)(?P<rolled>\.[0-9]+)?\.jsonl")
-_MAX_FILES: Final = 2_000  # each command leaves one, and a reader opens all of them
+_MAX_FILES: Final = 2_000  # each command leaves a file, and a reader opens all files
 _RECENT_CHANGE_S: Final = 60.0  # a new process with a reused pid may be about to write to the file
 _PRUNE_INTERVAL_S: Final = 3_600.0
 _PRUNE_MARK_NAME: Final = ".pruned"  # file whose modification time is that of the last pruning by a command
@@ -113,15 +113,15 @@ class _SpanFile:
 
 
 def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> int:
-    """Remove span files, the oldest first. Return how many files this call removed.
+    """Remove span files, the oldest first. Return the number of files that this call removed.
 
     Files of a live process, files that changed within the last minute, and files with another name stay. Several
     processes may prune at once.
 
     Args:
         traces_dir: Directory of the files. It need not exist.
-        older_than_s: Age since the last change from which a file is removed.
-        max_bytes: Total size of the files that stay, which are at most 2,000.
+        older_than_s: A file is removed if its last change is longer ago than this.
+        max_bytes: Maximum total size of the files that stay. At most 2,000 files stay.
     """
     files = sorted(_list_span_files(traces_dir), key=lambda file: file.changed_s)
     remaining_bytes, remaining_files = sum(file.size_bytes for file in files), len(files)
@@ -140,7 +140,7 @@ def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -
 
 
 def prune_span_files_hourly(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> None:
-    """Prune unless a process has done so within the last hour. Ignore errors of the file system."""
+    """Prune, unless a process has pruned within the last hour. Ignore errors of the file system."""
     mark = traces_dir / _PRUNE_MARK_NAME
     with suppress(OSError):
         try:

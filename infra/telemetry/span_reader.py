@@ -1,7 +1,7 @@
 """Reader of the span files of all processes of a home.
 
-Files may be larger than memory. Only lines that contain the wanted id are parsed. Of one trace at most
-`MAX_SPANS_PER_TRACE` spans are kept, and further calls to servers are summed.
+Files may be larger than memory. Only lines that contain the wanted id are parsed. At most `MAX_SPANS_PER_TRACE` spans
+of a trace are kept. Further calls to servers are summed.
 """
 
 import json
@@ -20,7 +20,7 @@ _START_PREFIXES = ("StartWorkflow:", "SignalWithStartWorkflow:")
 
 @dataclass(slots=True, kw_only=True)
 class SpanRow:
-    """Span read from a file. With a `count` above 1 it sums up that many equal spans."""
+    """Span from a file, or the sum of `count` equal spans."""
 
     span_id: str
     parent_id: str | None
@@ -43,13 +43,13 @@ class TraceRows:
 
     trace_id: str
     spans: dict[str, SpanRow] = field(default_factory=dict)  # by span id, which removes duplicates
-    dropped_spans: int = 0  # spans beyond `MAX_SPANS_PER_TRACE` that are not calls, and so are not summed either
+    dropped_spans: int = 0  # spans beyond `MAX_SPANS_PER_TRACE`, except calls, which are summed
     unreadable_lines: int = 0  # lines with the trace's id that are cut short by a crash, or damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowTrace:
-    """Trace with at least one span that names a workflow. Name and start are those of the span with the lowest rank."""
+    """Trace that names a workflow. `name` and `start_ns` come from the span with the lowest rank."""
 
     trace_id: str
     run_id: str | None
@@ -59,7 +59,7 @@ class WorkflowTrace:
 
     @property
     def is_start_only(self) -> bool:
-        """Whether the run has no span here: it is of another trace, or not written yet."""
+        """Whether the trace only starts the workflow. The run's spans are in another trace, or not written yet."""
         return self.rank == 1
 
 
@@ -70,7 +70,7 @@ class SpanReader:
         self._traces_dir = traces_dir
 
     def read_trace(self, trace_id: str) -> TraceRows:
-        """Return all spans of the trace with an id of 32 lower-case hexadecimal digits. An unknown trace has none."""
+        """Return all spans of a trace; none if it is unknown. `trace_id` has 32 lower-case hexadecimal digits."""
         trace, sums = TraceRows(trace_id=trace_id), dict[tuple[str | None, str, str | None], SpanRow]()
         for row in self._rows(f'"{trace_id}"'):
             if row is None:
@@ -81,7 +81,7 @@ class SpanReader:
         return trace
 
     def find_workflow_traces(self, workflow_id: str) -> list[WorkflowTrace]:
-        """Return the traces that name the workflow, by rank, then the newest first."""
+        """Return the traces that name the workflow, ascending by rank, then the newest first."""
         trace_by_id: dict[str, WorkflowTrace] = {}
         for row in self._rows(json.dumps(workflow_id)):
             attributes = (row or {}).get("attributes") or {}
@@ -159,7 +159,7 @@ def _add_span(trace: TraceRows, sums: dict[tuple[str | None, str, str | None], S
 
 
 def sum_spans(first: SpanRow, second: SpanRow) -> SpanRow:
-    """Return a row that sums up two rows. Id, parent, name and service are those of the first."""
+    """Return the sum of two rows. Its id, parent, name and service are those of the first row."""
     return replace(
         first,
         start_ns=min(first.start_ns, second.start_ns),

@@ -16,13 +16,13 @@ from infra.telemetry.span_reader import SpanRow, TraceRows, sum_spans
 
 _MAX_DEPTH: Final = 200  # deeper spans move up, so that any tree can be walked and printed
 _MIN_GROUPED_CALLS: Final = 4  # equal siblings without children share a line from this number on
-_MIN_GROUPED_STEPS: Final = 8  # equal siblings with children; the children of the longest are shown
+_MIN_GROUPED_STEPS: Final = 8  # the same for siblings with children; only the children of the longest are shown
 _FIRST_ATTEMPTS, _LAST_ATTEMPTS = 4, 12  # attempts at an activity that are never grouped
 
 
 @dataclass(slots=True)
 class SpanNode:
-    """Span with its children, ascending by start. A group of equal siblings is also a node."""
+    """Span with its children, ascending by start. A node may also be a group of equal siblings."""
 
     span: SpanRow
     children: "list[SpanNode]" = field(default_factory=list)
@@ -44,10 +44,10 @@ class SpanNode:
 
 
 def span_trees(rows: TraceRows) -> list[SpanNode]:
-    """Return the trees of a trace, ascending by start. Usually there is one.
+    """Return the trees of a trace, ascending by start. Most traces have one tree.
 
-    A parent that is in no file, because it still runs or its process was killed, gets a placeholder. The next run of a
-    workflow (continue-as-new) is a sibling of its earlier run and not a child.
+    A parent is in no file if it still runs or its process was killed. Such a parent gets a placeholder. The next run of
+    a workflow (continue-as-new) is a sibling of the earlier run, not a child.
     """
     spans = dict(rows.spans)
     add_lost_spans(spans)
@@ -63,7 +63,7 @@ def span_trees(rows: TraceRows) -> list[SpanNode]:
 
 
 def _find_parents(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
-    """Return the parent of each span. One span of a cycle, which only damaged files have, becomes a root."""
+    """Return the parent of each span. A cycle occurs only in damaged files. One of its spans becomes a root."""
     parent_by_id: dict[str, str | None] = {}
     finished: set[str] = set()  # spans whose path to a root is known
     for span_id in spans:
@@ -90,7 +90,6 @@ def _is_next_run(earlier: SpanRow, later: SpanRow) -> bool:
 
 
 def _set_depths(root: SpanNode) -> None:
-    """Set the depth of each node. Nodes below `_MAX_DEPTH` move up to that level."""
     pending = [root]
     while pending:
         node = pending.pop()
@@ -120,7 +119,7 @@ def group_equal_siblings(node: SpanNode) -> SpanNode:
 
 
 def _split_attempts(node: SpanNode) -> tuple[list[SpanNode], list[SpanNode]]:
-    """Return the first and last attempts at the node's activity, which are shown singly, and the other children."""
+    """Return the children that are never grouped (the first and last attempts at an activity), and the others."""
     if not node.span.name.startswith(START_ACTIVITY_PREFIX):
         return [], node.children
     attempts = sorted(
@@ -132,7 +131,7 @@ def _split_attempts(node: SpanNode) -> tuple[list[SpanNode], list[SpanNode]]:
 
 
 def _merge_group(group: list[SpanNode]) -> SpanNode:
-    """Merge the nodes. The children are those of the longest node with an error, or else of the longest node."""
+    """Merge the nodes. The children come from the longest node with an error, or else from the longest node."""
     span = group[0].span
     for other in group[1:]:
         span = sum_spans(span, other.span)
@@ -152,7 +151,7 @@ def remark(node: SpanNode) -> str:
 
 
 def count_errors(nodes: Iterable[SpanNode]) -> int:
-    """Return the number of spans with an error in the trees."""
+    """Return the number of spans with an error in the trees. Each span of a group counts."""
     return sum(node.span.count for root in nodes for node in root.walk() if node.span.error)
 
 

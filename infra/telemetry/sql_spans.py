@@ -1,4 +1,4 @@
-"""Spans, one per SQL statement, from SQLAlchemy's events."""
+"""Spans of SQL statements, from SQLAlchemy's events. Each statement has one span."""
 
 import re
 import sqlite3
@@ -23,7 +23,7 @@ _observing = threading.Event()
 
 
 def observe_engines() -> None:
-    """Record a span for each statement of every engine of this process. Idempotent.
+    """Record a span for each statement of all engines of this process. Idempotent.
 
     A span has the verb, the first table and the number of rows. It never has a parameter or the statement's text, which
     may contain literals. Without a tracer provider the cost is negligible.
@@ -43,7 +43,7 @@ def _begin_span(
     executemany: bool,
 ) -> None:
     if context is None or statement == "BEGIN" or statement.startswith("PRAGMA"):
-        return  # of no interest to an operator; a BEGIN IMMEDIATE, which may wait, gets a span
+        return  # of no interest to an operator; but a BEGIN IMMEDIATE may wait, and gets a span
     verb, span_name = _summarize_statement(statement)
     attributes: dict[str, str | int] = {"db.system.name": connection.dialect.name, "db.operation.name": verb}
     if executemany:
@@ -71,10 +71,10 @@ def _end_span(
 
 def _fail_span(context: "ExceptionContext") -> None:
     span: Span | None = getattr(context.execution_context, _CONTEXT_ATTRIBUTE, None)
-    if span is None or not span.is_recording():  # the span ended before the error, which came while rows were read
+    if span is None or not span.is_recording():  # the error came while rows were read, after the end of the span
         return
     error = context.original_exception
-    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # another writer is active; it is retried
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:  # retried after another writer's end
         span.set_attribute("db.response.status_code", "SQLITE_BUSY")
     else:
         span.set_status(StatusCode.ERROR, type(error).__name__)

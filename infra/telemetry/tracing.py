@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 Provider: TypeAlias = "TracerProvider | ReplaySafeTracerProvider"
 
-_FILE_QUEUE_SPANS = 16_384  # more than one page of a batch ends within the delay; further spans are dropped
+_FILE_QUEUE_SPANS = 16_384  # more spans than one page of a batch ends within the delay; further spans are dropped
 _FILE_DELAY_MS = 1000  # `sexton trace` shows spans one second after their end
 _random: Final = random.SystemRandom()
 _EXPECTED_ERROR_PREFIXES: Final = ("WorkflowAlreadyStartedError: ",)
-"""Descriptions of errors that are expected: a job may start another one that already runs."""
+"""Prefixes of the descriptions of expected errors: a job may start another job that already runs."""
 
 
 class SystemIdGenerator(IdGenerator):
     """Generator of ids from the operating system's random source.
 
-    The SDK's generator uses the module `random`: a program that seeds it, or forks, repeats its ids.
+    The SDK's generator uses the module `random`. A program that seeds this module or forks would repeat ids.
     """
 
     def generate_span_id(self) -> int:
@@ -47,9 +47,10 @@ class SystemIdGenerator(IdGenerator):
 class ExpectedErrorFilter(SpanExporter):
     """Exporter that clears the error status of spans with an expected error.
 
-    Temporal's SDK sets the status and ends its spans itself. The exporter is the first place that can change them.
+    Temporal's SDK sets the status and ends its spans itself. The exporter is the first place that can change these
+    spans.
 
-    Source: PostHog #97438: an expected "already started" shown as an error span hides the real ones.
+    Source: PostHog #97438: error spans of expected errors hide real errors.
     """
 
     def __init__(self, inner: SpanExporter) -> None:
@@ -85,10 +86,11 @@ def _clear_expected_error(span: ReadableSpan) -> ReadableSpan:
 
 
 def make_provider(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Provider:
-    """Build a provider that exports to a file under `traces_dir`, and to the environment's OTLP collector if any.
+    """Build a provider that exports to a file under `traces_dir`, and to the OTLP collector of the environment, if any.
 
-    Resource, sampler and limits follow their `OTEL_` variables, too. Arguments are those of `start_tracing`. With
-    `workflows` it is the replay-safe provider of Temporal's `OpenTelemetryPlugin`, whose import takes half a second.
+    The resource, the sampler and the limits follow their `OTEL_` variables. The arguments are those of `start_tracing`.
+    With `workflows` the provider is the replay-safe provider of Temporal's `OpenTelemetryPlugin`. Its import takes half
+    a second.
 
     Source: OpenTelemetry, "OTLP Exporter Configuration" (`OTEL_EXPORTER_OTLP_ENDPOINT` and its variant for traces).
     """
@@ -122,7 +124,7 @@ _started: "Tracing | None" = None  # OpenTelemetry allows one provider per proce
 
 @dataclass(frozen=True, slots=True)
 class Tracing:
-    """Tracing of this process, as `start_tracing` has set it up."""
+    """Running tracing of this process."""
 
     provider: "Provider"
 
@@ -138,14 +140,15 @@ class Tracing:
 def start_tracing(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Tracing:
     """Send this process's spans to a file, and to an OTLP collector if the environment names one.
 
-    This sets the process's tracer provider and records a span for every SQL statement. S3 clients record their own. A
-    second call in a process returns the first call's tracing, because OpenTelemetry allows one provider per process.
+    This sets the process's tracer provider and records a span for every SQL statement. S3 clients record their own
+    spans. A second call in a process returns the first call's tracing, because OpenTelemetry allows one provider per
+    process.
 
     Args:
         service: `service.name`, also part of the file's name: lower-case letters, digits and `-`.
-        traces_dir: Directory of `{service}-{pid}.jsonl`, mode 0600. `None` means no file. A directory that cannot be
-            written is logged and does not disturb the work.
-        workflows: Whether this process runs workflows. It then calls this before it builds the workflow worker.
+        traces_dir: Directory of `{service}-{pid}.jsonl`, mode 0600. `None` means no file. If the directory cannot be
+            written, this is logged and the work continues.
+        workflows: Whether this process runs workflows. Such a process must call this before it builds its workers.
     """
     global _started  # noqa: PLW0603 - OpenTelemetry allows one provider per process
     from infra.telemetry.sql_spans import observe_engines  # noqa: PLC0415 - start-up time

@@ -1,4 +1,4 @@
-"""Spans, one per request to ZooKeeper within a trace."""
+"""Spans of requests to ZooKeeper within a trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ _tracer = trace.get_tracer("sexton.zookeeper")
 def zookeeper_span(action: str) -> Iterator[None]:
     """Record a child span of the current span for the block, retries included.
 
-    Without a current span nothing is recorded: a worker reads ZooKeeper every second, and no trace should show that.
+    Without a current span, record nothing. A worker reads ZooKeeper every second, and these reads need no trace.
     """
     if not trace.get_current_span().is_recording():
         yield

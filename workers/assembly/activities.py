@@ -60,7 +60,6 @@ class Activities:
     records: RecordActivities
 
     def owner_activities(self) -> Sequence[Callable[..., Any]]:
-        """Return the activities that run at a topic's owner."""
         deletion = self.deletion
         return [
             deletion.detach,

@@ -85,7 +85,6 @@ def open_rebuild(
 
 
 def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalog:
-    """Open the loaded catalog. It closes with `stack`."""
     catalog = stack.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
     )

@@ -156,8 +156,6 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
 
 
 class _ConnectionGate:
-    """Gate that admits connections, and closes slow connections."""
-
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # for complete requests
@@ -179,7 +177,6 @@ class _ConnectionGate:
 
     @web.middleware
     async def read_request(self, request: web.Request, handler: Page) -> web.StreamResponse:
-        """Read the whole request before it is handled. Limit the time for the response."""
         try:
             async with asyncio.timeout(self._limits.read_timeout_s):
                 await request.read()

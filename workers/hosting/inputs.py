@@ -131,8 +131,6 @@ class CheckedPlainRunner(UnsandboxedWorkflowRunner):
 
 
 class _CheckedInstance(WorkflowInstance):
-    """Run of a workflow, or `RefusedRun` in its place."""
-
     def __init__(
         self,
         inner: WorkflowInstance,
@@ -263,7 +261,6 @@ def _recorded_patches(act: WorkflowActivation) -> set[str]:
 def _find_refusal(
     field: str, payloads: Sequence[Payload], types: Sequence[type] | None, *, queue: str, outside: bool
 ) -> InputRefusal | None:
-    """Return the refusal of the input, or `None` if the input is valid."""
     try:
         _check_payloads(field, payloads, types or (), queue=queue, outside=False)
     except InvalidInput as error:

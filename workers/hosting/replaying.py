@@ -108,7 +108,6 @@ class _Debugger(pdb.Pdb):
 
 
 def _set_breakpoint(function: Callable[..., Any]) -> None:
-    """Stop the debugger once, in this thread, at the first line of the function's body."""
     code, debugger = inspect.unwrap(function).__code__, _Debugger()
     debugger.reset()
     problem = debugger.set_break(code.co_filename, code.co_firstlineno, temporary=True, funcname=code.co_name)

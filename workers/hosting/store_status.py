@@ -48,7 +48,6 @@ class WebUi:
         return {"workflow_id": workflow_id, "url": self._make_url(f"/{path}")}
 
     def link_type(self, name: str) -> Section:
-        """Return the URL of the list of all jobs of a type."""
         query = quote(f'WorkflowType="{name}"', safe="")
         return {"workflow_type": name, "url": self._make_url(f"?query={query}")}
 

@@ -147,7 +147,6 @@ def _list_id_forms(name: str) -> tuple[str, ...]:
 
 
 def _summarize(module: ModuleType) -> str:
-    """Return the first two paragraphs of the module's docstring: what the job does, and what it destroys."""
     paragraphs = (inspect.getdoc(module) or "").split("\n\n")[:2]
     sentence = paragraphs[0].partition(": ")[2]
     return " ".join(f"{sentence[:1].upper()}{sentence[1:]} {paragraphs[1]}".split())

@@ -120,7 +120,6 @@ class _TryRemover(ast.NodeTransformer):
         self._handlers = handlers
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        """Keep the `except`, `else` and `finally` clauses."""
         if any(self._handles(handler) for handler in node.handlers):
             node.body = []
         return self.generic_visit(node)
@@ -193,7 +192,6 @@ def _is_update_handler(part: ast.AST) -> bool:
 
 @cache
 def _list_definitions(module: ModuleType) -> dict[str, ast.AST]:
-    """Return the definitions at the top of a module and its imports from `workflows`, by name."""
     node_by_name: dict[str, ast.AST] = {}
     statements = ast.parse(inspect.getsource(module)).body
     for node in (node for top in statements for node in (top.body if isinstance(top, ast.With) else [top])):
@@ -214,6 +212,5 @@ def _assigned_names(node: ast.AST) -> set[str]:
 
 
 def _parse_raises(docstring: str) -> set[str]:
-    """Return the names of Sexton's errors in the `Raises:` section of a docstring."""
     section = _PARAGRAPH_END.split(docstring.partition("Raises:")[2])[0]
     return {name for name in _ERROR_NAME.findall(section) if isinstance(getattr(errors, name, None), type)}

@@ -140,7 +140,6 @@ def _format_default(default: object) -> str:
 
 
 def _format_type(kind: Any) -> str:  # noqa: ANN401 - an annotation
-    """Return an annotation in the words of JSON. Sexton's own types are links to their tables."""
     arguments = get_args(kind)
     if get_origin(kind) in {Union, UnionType}:
         return " or ".join(map(_format_type, arguments))
@@ -163,7 +162,6 @@ def _format_link(kind: type) -> str:
 
 
 def _collect_values(all_contracts: tuple[Contract, ...]) -> set[type]:
-    """Return every dataclass and enumeration in inputs, results and calls, at any depth."""
     calls = [call for contract in all_contracts for call in (*contract.signals, *contract.queries, *contract.updates)]
     pending: list[Any] = [kind for contract in all_contracts for kind in (contract.takes, contract.gives)]
     pending += [kind for call in calls for kind in (*call.takes, call.gives)]

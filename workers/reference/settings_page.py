@@ -93,7 +93,6 @@ def render_settings_page() -> str:
 
 
 def _read_comments() -> dict[str, str]:
-    """Return the comment beside each setting. A setting without a comment is missing."""
     source = textwrap.dedent(inspect.getsource(Settings))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comment_by_line = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}

@@ -44,7 +44,6 @@ def format_duration(seconds: int) -> str:
 
 
 def _make_validator(pattern: str, rule: str) -> Callable[[str], str]:
-    """Return a validator that accepts a text if the whole pattern matches, and otherwise raises the rule."""
     compiled = re.compile(pattern)
 
     def validate(value: str) -> str:

@@ -112,7 +112,6 @@ def load_settings(
 
 
 def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
-    """Replace the path of each secret's file by the secret. Refuse a source with both a secret and its file."""
     resolved = {name: entry for name, entry in source.items() if name not in _SECRET_BY_FILE}
     for file, name in _SECRET_BY_FILE.items():
         if file in source:
@@ -203,7 +202,6 @@ def _validate(merged: _Source) -> Settings:
 
 
 def _describe_rule(name: str, error: Mapping[str, Any]) -> str:
-    """Return the values that a setting accepts, as a phrase. Pydantic's own phrases speak of inputs and parsers."""
     match error["type"]:
         case "value_error":
             return str(error["ctx"]["error"])
