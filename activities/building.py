@@ -44,7 +44,7 @@ class BuildInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchInput:
+class SwitchTopicsPageInput:
     """Page of a build's published output."""
 
     run_id: str

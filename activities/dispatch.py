@@ -49,7 +49,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkResult(Generic[R]):
+class WorkDone(Generic[R]):
     """Result of work that was done."""
 
     owner: str  # worker whose lease covered the work; "": no lease
@@ -67,7 +67,7 @@ class Redirect:
 
 Answer = TypeAliasType(
     "Answer",
-    Annotated[WorkResult[R] | Redirect, Field(discriminator="answer")],
+    Annotated[WorkDone[R] | Redirect, Field(discriminator="answer")],
     type_params=(R,),
 )
 """Answer of an activity that a topic's owner may serve."""
@@ -97,9 +97,9 @@ def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
     return Redirect(owner=owner.worker_id) if isinstance(owner, OtherOwner) else owner
 
 
-def to_work_result(lease: Lease | None, result: R) -> WorkResult[R]:
+def to_work_result(lease: Lease | None, result: R) -> WorkDone[R]:
     """Return the answer for work that was done under the lease, or without one."""
-    return WorkResult(owner=lease.worker_id if lease else "", result=result)
+    return WorkDone(owner=lease.worker_id if lease else "", result=result)
 
 
 def is_topic_name(name: str) -> bool:

@@ -145,7 +145,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    builder = SparkSession.builder.appName("sexton").master(_with_task_retries(settings.master))
+    builder = SparkSession.builder.appName("sexton").master(allow_task_retries(settings.master))
     for name, value in (_properties(settings) | settings.extra_properties).items():
         builder = builder.config(name, value)
     try:
@@ -219,7 +219,7 @@ def _set_java_home(java: Path) -> None:
         os.environ.pop("JAVA_HOME", None)  # the script of a version manager, which the PATH names
 
 
-def _with_task_retries(master: str) -> str:
+def allow_task_retries(master: str) -> str:
     """Add the number of attempts to a local master, which else tries a task once: `local[4]` becomes `local[4,4]`."""
     threads = master.removeprefix(_LOCAL).removeprefix("[").removesuffix("]")
     if not master.startswith(_LOCAL) or master.startswith("local-cluster") or "," in threads:

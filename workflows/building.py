@@ -15,7 +15,14 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError
 
-from activities.building import BeginBuildInput, BuildInput, BuildSummary, ConcludeBuildInput, SwitchCounts, SwitchInput
+from activities.building import (
+    BeginBuildInput,
+    BuildInput,
+    BuildSummary,
+    ConcludeBuildInput,
+    SwitchCounts,
+    SwitchTopicsPageInput,
+)
 from workflows import options, refusals, search_attributes
 from workflows.jobs import BuildProgress, BuildResult, BuildTopicsInput
 
@@ -34,7 +41,7 @@ class BuildSteps(NamedTuple):
 
     begin: Callable[[Any, BeginBuildInput], BuildSummary]
     build: Callable[[Any, BuildInput], BuildSummary]
-    switch: Callable[[Any, SwitchInput], SwitchCounts]
+    switch: Callable[[Any, SwitchTopicsPageInput], SwitchCounts]
     conclude: Callable[[Any, ConcludeBuildInput], BuildSummary]
 
 
@@ -88,7 +95,7 @@ class TopicBuild:
         counts.update(switched=0, superseded=0)
         for part in range(parts):
             self._show("switching", dict(counts), f"{part:,} of {parts:,} parts")
-            page = SwitchInput(run_id=self._run_id, page=part)
+            page = SwitchTopicsPageInput(run_id=self._run_id, page=part)
             page_counts = await workflow.execute_activity_method(self._steps.switch, page, **_SWITCH)
             counts.update(switched=page_counts.switched, superseded=page_counts.superseded, gone=page_counts.gone)
         return dict(counts)

@@ -25,7 +25,7 @@ from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.types import MethodSyncSingleParam
 
 with workflow.unsafe.imports_passed_through():
-    from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkResult, owner_queue
+    from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkDone, owner_queue
 
 _MAX_TURNS: Final = 4  # two owners, looked up twice; any worker serves a topic that moves more often
 _MAX_ATTEMPTS_AT_OWNER: Final = 8  # of work with unlimited retries; 90 s or more, longer than a failover of a catalog
@@ -69,7 +69,7 @@ class Dispatch:
             except ActivityError as error:
                 self._forget_owner(owner, error, options)
                 continue
-            if isinstance(answer, WorkResult):
+            if isinstance(answer, WorkDone):
                 self.owner = answer.owner
                 return answer.result
             self.owner = "" if answer.owner in self._silent_owners else answer.owner

@@ -6,7 +6,7 @@ from activities.building import (
     BuildSummary,
     ConcludeBuildInput,
     SwitchCounts,
-    SwitchInput,
+    SwitchTopicsPageInput,
     TopicBuilding,
 )
 from activities.deletion.claims import own_claim
@@ -69,7 +69,7 @@ class IndexBuilding(TopicBuilding):
         )
 
     @defined(name="delayed.switch_indexes")
-    def switch_indexes(self, request: SwitchInput) -> SwitchCounts:
+    def switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
         """Store the buckets of one page of topics, switch each topic to its buckets, and release its claim.
 
         Idempotency: keyed by (run_id, page). A switched topic counts as switched again.

@@ -62,7 +62,7 @@ from logstore.ports.catalog import Claim, Deletions, IntentResult, Ledgers, Phas
 from logstore.ports.objects import Storages
 from logstore.ports.owners import Owners
 from logstore.positions import LedgerId, TopicId
-from logstore.records.services.flush_requests import FlushRequests
+from logstore.records.services.flush_requests import SharedFlushes
 from logstore.records.tombstones import parse_delete_policy
 
 
@@ -77,7 +77,7 @@ class LedgerDeletion:
         ledgers: Ledgers,
         topics: Topics,
         storages: Storages,
-        flushes: FlushRequests,
+        flushes: SharedFlushes,
         owners: Owners,
     ) -> None:
         self._flushes = flushes

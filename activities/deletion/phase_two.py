@@ -38,7 +38,7 @@ from logstore.errors import (
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Deletions, IntentResult
 from logstore.ports.objects import CopyStorage, RemovalResult, Storages
-from logstore.records.services.flush_requests import FlushRequests
+from logstore.records.services.flush_requests import SharedFlushes
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Examination:
 
 
 def examine(
-    intents: Sequence[DeletionIntent], storages: Storages, flushes: FlushRequests, heartbeats: Heartbeats
+    intents: Sequence[DeletionIntent], storages: Storages, flushes: SharedFlushes, heartbeats: Heartbeats
 ) -> Examination:
     """Examine each intent. Every error except a proved absence means that nothing is deleted.
 

@@ -31,7 +31,7 @@ from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildDatabase
 from logstore.ports.catalog.records import Records
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.records.jobs import RebuildAdopted
-from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, LoadFiles, RebuildId, RebuildRecords
+from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecords, RowFilesFolder
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.flushing import Flusher
@@ -148,7 +148,7 @@ class Rebuilding:
             markers=tuple(self._markers()),
             now_us=_now_us(),
         )
-        self._database.load(load, LoadFiles(Path(summary.folder)), raise_if_cancelled)
+        self._database.load(load, RowFilesFolder(Path(summary.folder)), raise_if_cancelled)
 
     @defined(name="rebuild.publish")
     @beating()

@@ -6,7 +6,7 @@ from activities.building import (
     BuildSummary,
     ConcludeBuildInput,
     SwitchCounts,
-    SwitchInput,
+    SwitchTopicsPageInput,
     TopicBuilding,
 )
 from activities.heartbeats import beating, defined
@@ -46,7 +46,7 @@ class BufferBuilding(TopicBuilding):
         return self._build(request, lambda topics: BuildBuffers(run_id=request.run_id, topics=topics))
 
     @defined(name="transactions.switch_snapshots")
-    def switch_snapshots(self, request: SwitchInput) -> SwitchCounts:
+    def switch_snapshots(self, request: SwitchTopicsPageInput) -> SwitchCounts:
         """Write the buffers of one page as snapshots of their topics.
 
         Idempotency: keyed by (run_id, page). A repeated call replaces a snapshot with an equal one.

@@ -45,7 +45,7 @@ class ExpiredPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerPolicy:
+class BundleOwnerOptions:
     """Options of a `BundleOwner`."""
 
     expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
@@ -76,12 +76,12 @@ class BundleOwner:
         fences: Fences,
         listener: BundleListener,
         *,
-        policy: OwnerPolicy | None = None,
+        policy: BundleOwnerOptions | None = None,
         load: Callable[[], float] = lambda: 0.0,
         events: OwnershipEvents | None = None,
     ) -> None:
         self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or OwnershipEvents()
-        self._policy = policy or OwnerPolicy()
+        self._policy = policy or BundleOwnerOptions()
         self._holdings = Holdings(worker_id, fences, listener, self._policy.takeover, self._events)
         self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._session_count = 0

@@ -44,7 +44,7 @@ class RebuildRecords:
     """Bulk job that writes the newest version of every record as rows of the catalog's tables.
 
     The summary counts `records`, `tombstones`, the rows of each table, and `version`, the highest record version. The
-    facts name skipped blocks. `LoadFiles` reads the output folder.
+    facts name skipped blocks. `RowFilesFolder` reads the output folder.
     """
 
     run_id: str
@@ -85,7 +85,7 @@ class RebuildId:
         return f"{self.catalog_id}-{self.manifest}-{self.target}"
 
 
-class LoadFiles:
+class RowFilesFolder:
     """Arrow files of table rows in one folder, in parts by ascending ids."""
 
     def __init__(self, folder: Path) -> None:

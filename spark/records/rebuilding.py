@@ -40,7 +40,7 @@ from logstore.identity.services.lost_catalogs import LostCatalog
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.records.kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 from logstore.records.manifest import Block
-from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, LoadFiles, RebuildRecords
+from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RebuildRecords, RowFilesFolder
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
 from logstore.records.winners import overlapping_blocks, split_id_ranges, split_winners
@@ -98,8 +98,8 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
         *_tasks_by_range(blocks, _K.TRANSACTION),
     ]
     results = run.spread("find topics and lists", [task for task in tasks if task.ranges], run_task)
-    if not LoadFiles(run.folder).topics_path().exists():  # there is neither a topic nor a list
-        _save_ids(LoadFiles(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    if not RowFilesFolder(run.folder).topics_path().exists():  # there is neither a topic nor a list
+        _save_ids(RowFilesFolder(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
     ledger_ranges = _cut_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
     tasks = [_Task((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
     tasks += [_task_of_all_ids(blocks, _K.CURSOR)]
@@ -144,7 +144,7 @@ def _open_log(records: StoreAddress, job: RebuildRecords) -> RecordLog:
 
 def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _Task) -> _TaskResult:
     """Run one task in an executor. It may run twice, even at the same time."""
-    rebuilder = _Rebuilder(_open_log(records, job), LoadFiles(folder), skip_unreadable=job.skip_unreadable)
+    rebuilder = _Rebuilder(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
     if task.kinds[0] is _K.TOPIC:
         rebuilder.rebuild_topics_and_lists(task)
     elif task.kinds[0] is _K.CURSOR:
@@ -159,7 +159,7 @@ def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _T
 class _Rebuilder:
     """Reads versions for one task, writes rows and counts both."""
 
-    def __init__(self, log: RecordLog, files: LoadFiles, *, skip_unreadable: bool) -> None:
+    def __init__(self, log: RecordLog, files: RowFilesFolder, *, skip_unreadable: bool) -> None:
         self._log, self._files, self._skip_unreadable = log, files, skip_unreadable
         self.result = _TaskResult()
 
@@ -262,7 +262,7 @@ class _Rebuilder:
         self.result.counts["records"] += sum(table.num_rows for table in tables)
 
 
-def _save_ids(files: LoadFiles, topic_ids: Ids, listed_ledger_ids: Ids) -> None:
+def _save_ids(files: RowFilesFolder, topic_ids: Ids, listed_ledger_ids: Ids) -> None:
     """Save the topics last: their file says that both exist."""
     for path, ids in ((files.listed_ledgers_path(), listed_ledger_ids), (files.topics_path(), topic_ids)):
         with replace_atomically(path) as new, new.open("wb") as file:

@@ -82,10 +82,10 @@ class ObjectTable(DataSource):
         return from_arrow_schema(_OBJECT_SCHEMA)
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it
-        return _ObjectReader(self.addresses.stores)
+        return _ObjectListingReader(self.addresses.stores)
 
 
-class _ObjectReader(DataSourceReader):
+class _ObjectListingReader(DataSourceReader):
     def __init__(self, stores: tuple[StoreAddress, ...]) -> None:
         self._stores = stores
 

@@ -16,7 +16,7 @@ from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import Examination, remove
 from activities.deletion.rate import DeletionPace
 from activities.deletion.values import CertifyInput, DeadLetterInput, DeleteIntentResult
-from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkResult, owner_queue
+from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkDone, owner_queue
 from activities.heartbeats import Heartbeats
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome, StoredCopy
 from logstore.errors import (
@@ -32,7 +32,7 @@ from logstore.errors import (
 )
 from logstore.ownership import Lease
 from logstore.ports.catalog import Deletions, PhaseOne
-from logstore.records.services.flush_requests import FlushRequests
+from logstore.records.services.flush_requests import SharedFlushes
 from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, done, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners, FakeOwnership
@@ -122,7 +122,7 @@ def test_asked_is_done_by_the_owner_or_where_there_is_none(prepared: Prepared, s
         site.ownership.acquire(owner, NAME)
     before = site.everything()
     answer = site.send(work, Route.LOOKUP)
-    assert isinstance(answer, Redirect if owner == "b" else WorkResult)
+    assert isinstance(answer, Redirect if owner == "b" else WorkDone)
     assert answer.owner == owner
     assert (site.everything() == before) is (owner == "b")
 
@@ -142,7 +142,7 @@ def test_asked_while_nobody_can_be_looked_up_is_done_without_a_lease(
     site.ownership.trouble = silence
     before = site.everything()
     answer = site.send(work, Route.LOOKUP)
-    assert isinstance(answer, WorkResult)
+    assert isinstance(answer, WorkDone)
     assert answer.owner == ""
     assert site.everything() != before
 
@@ -205,7 +205,7 @@ def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Si
     site.ownership.acquire("b", NAME)
     before = site.everything()
     answer = site.send(work, place, topic=topic)
-    assert isinstance(answer, WorkResult)
+    assert isinstance(answer, WorkDone)
     assert answer.owner == ""
     assert site.everything() != before
     assert not site.ownership.asked
@@ -311,7 +311,7 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
         ledgers=site.world.catalog.ledgers,
         topics=site.world.catalog.topics,
         storages=site.world.log.storages,
-        flushes=FlushRequests(site.world.catalog.records, site.world.log.records.flusher),
+        flushes=SharedFlushes(site.world.catalog.records, site.world.log.records.flusher),
         owners=site.owners,
     )
     pause = Fault(operation=Operation.LIST, kind=FaultKind.CALL, action=lambda: time.sleep(0.1))
@@ -349,7 +349,7 @@ _ONE: Final = DeleteIntentResult(outcome=Outcome.DELETED, objects=3, size_bytes=
 @pytest.mark.parametrize(
     ("wire", "answer"),
     [
-        ({"answer": "done", "owner": "a", "result": _RESULT}, WorkResult(owner="a", result=_ONE)),
+        ({"answer": "done", "owner": "a", "result": _RESULT}, WorkDone(owner="a", result=_ONE)),
         ({"answer": "redirected", "owner": "b"}, Redirect(owner="b")),
     ],
     ids=["done", "redirected"],

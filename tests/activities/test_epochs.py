@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from temporalio import activity
 
-from activities.building import SwitchInput
+from activities.building import SwitchTopicsPageInput
 from activities.deletion.topic_deletion import TopicOrder
 from logstore.errors import StaleCatalog, UnknownObject
 from tests.activities.world import World, chunk_input, done, one_input, open_world, run
@@ -127,8 +127,12 @@ def _order(world: World) -> TopicOrder:
 _STALE: Final[dict[str, Callable[[World], object]]] = {
     "detach": lambda world: run(world.deletion.detach, world.detach_input(catalog_epoch=7)),
     "set_deleting": lambda world: run(world.activities.topics.set_deleting, _order(world)),
-    "switch_indexes": lambda world: run(world.activities.indexes.switch_indexes, SwitchInput(run_id="r", page=0)),
-    "switch_snapshots": lambda world: run(world.activities.building.switch_snapshots, SwitchInput(run_id="r", page=0)),
+    "switch_indexes": lambda world: run(
+        world.activities.indexes.switch_indexes, SwitchTopicsPageInput(run_id="r", page=0)
+    ),
+    "switch_snapshots": lambda world: run(
+        world.activities.building.switch_snapshots, SwitchTopicsPageInput(run_id="r", page=0)
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import intent_key
 from activities.deletion.upkeep import DeletionUpkeep
 from activities.deletion.values import CertifyInput, ChunkInput, DeleteIntentInput, DetachInput, DetachResult
-from activities.dispatch import Answer, WorkResult
+from activities.dispatch import Answer, WorkDone
 from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent, IntentKey
@@ -262,7 +262,7 @@ def run(activity: Callable[..., T], request: object, *, workflow_id: str = BATCH
 def done(activity: Callable[..., Answer[T]], request: object, *, workflow_id: str = BATCH_WORKFLOW) -> T:
     """The result of one that a topic's owner may serve, run once where it is done."""
     answer = run(activity, request, workflow_id=workflow_id)
-    assert isinstance(answer, WorkResult), answer
+    assert isinstance(answer, WorkDone), answer
     return answer.result
 
 

@@ -33,7 +33,7 @@ from logstore.identity.markers import Role
 from logstore.ports.catalog.rebuilding import CatalogLoad
 from logstore.records.kinds import RecordKind, block_schema
 from logstore.records.manifest import Block, Ceilings, Manifest
-from logstore.records.rebuilding import LoadFiles, RebuildId, RebuildRecords
+from logstore.records.rebuilding import RebuildId, RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
 from spark.jobs import record_mains
 from spark.publication import Publication
@@ -95,7 +95,7 @@ def _ours(jobs: SparkJobs, manifest: Manifest, folder: Path, run_id: str) -> dic
         markers=(),
         now_us=_NOW_US,
     )
-    SqlRebuild(url).load(load, LoadFiles(Path(done.folder)), lambda: None)
+    SqlRebuild(url).load(load, RowFilesFolder(Path(done.folder)), lambda: None)
     loaded = time.perf_counter()
     jobs.forget(run_id)
     (folder / f"{run_id}.db").unlink()

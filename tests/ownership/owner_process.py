@@ -16,7 +16,7 @@ from pathlib import Path
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.holdings import OwnershipEvents, UnloadReason
-from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
+from infra.coordination.owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
@@ -113,7 +113,7 @@ def run(plan: Plan) -> None:
     journal = Journal(plan.journal)
     database = Database(plan.database_url)
     memory = _Memory()
-    policy = OwnerPolicy(expired=plan.expired, check_interval_s=0.2, takeover=plan.takeover)
+    policy = BundleOwnerOptions(expired=plan.expired, check_interval_s=0.2, takeover=plan.takeover)
     connect, fences = _connecting(plan, journal), SqlFences(database)
     owner = BundleOwner(plan.worker_id, connect, fences, memory, policy=policy, events=_Said(journal))
     signal.signal(signal.SIGTERM, lambda *_: owner.stopping.set())

@@ -12,7 +12,7 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.building import BeginBuildInput, BuildInput, ConcludeBuildInput, SwitchInput
+from activities.building import BeginBuildInput, BuildInput, ConcludeBuildInput, SwitchTopicsPageInput
 from activities.delayed.values import (
     ChoosePairInput,
     DueTopicsInput,
@@ -147,7 +147,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "transactions.busy_coordinators": (BusyCoordinatorsInput(limit=4_096), "at most 4,096 rows"),
     "transactions.begin_build": (BeginBuildInput(run_id="s", actor="me"), "run s"),
     "transactions.build_buffers": (BuildInput(run_id="s"), "run s"),
-    "transactions.switch_snapshots": (SwitchInput(run_id="s", page=3), "page 3, run s"),
+    "transactions.switch_snapshots": (SwitchTopicsPageInput(run_id="s", page=3), "page 3, run s"),
     "transactions.conclude_build": (ConcludeBuildInput(run_id="s", counts={}), "run s"),
     "delayed.due_topics": (DueTopicsInput(after=7, topics=20, limit=4), "topics after 7"),
     "delayed.seal_topics": (SealTopicsInput(topic_ids=[1, 2]), "2 topics: 1, 2"),
@@ -160,7 +160,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
     "delayed.let_go": (ReleaseListInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "delayed.begin_build": (BeginBuildInput(run_id="i", actor="me"), "run i"),
     "delayed.build_indexes": (BuildInput(run_id="i"), "run i"),
-    "delayed.switch_indexes": (SwitchInput(run_id="i", page=3), "page 3, run i"),
+    "delayed.switch_indexes": (SwitchTopicsPageInput(run_id="i", page=3), "page 3, run i"),
     "delayed.conclude_build": (ConcludeBuildInput(run_id="i", counts={}), "run i"),
     "records.flush": (FlushInput(watch_s=60), "changes, looked for during 60 s"),
     "records.defragment": (DefragmentInput(reason="a test"), ""),

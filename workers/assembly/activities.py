@@ -25,7 +25,7 @@ from activities.transactions.building import BufferBuilding
 from activities.transactions.coordination import Coordination
 from logstore.ports.owners import Owners
 from logstore.reconciliation.services.orphans import StoredOrphans
-from logstore.records.services.flush_requests import FlushRequests
+from logstore.records.services.flush_requests import SharedFlushes
 from workers.assembly.log import LogStore
 
 
@@ -119,7 +119,7 @@ def create_activities(log: LogStore, owners: Owners) -> Activities:
             ledgers=ledgers,
             topics=topics,
             storages=log.storages,
-            flushes=FlushRequests(catalog.records, log.records.flusher),
+            flushes=SharedFlushes(catalog.records, log.records.flusher),
             owners=owners,
         ),
         upkeep=DeletionUpkeep(

@@ -7,8 +7,8 @@ import typer
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.job_commands import (
+    CommandLineJob,
     JobOrAnswer,
-    JobRequest,
     answer_build,
     answer_partial,
     answer_unless_failed,
@@ -126,7 +126,7 @@ def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -
         return answer_unless_failed(document, [{"id": topic.topic_id, "error": error} for error in errors])
 
     activity = "sealing delayed messages"
-    return JobRequest(lambda client: client.seal_buckets(topic, reason, context.actor), activity, answer)
+    return CommandLineJob(lambda client: client.seal_buckets(topic, reason, context.actor), activity, answer)
 
 
 @job(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
@@ -140,7 +140,7 @@ def merge(
     topic = context.get_topic(name)
     buckets = len(context.catalog.delayed.listed(topic.topic_id).buckets)
     limit = max_buckets or min(context.settings.delayed_buckets, max(1, buckets - 1))
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.merge_buckets(topic, limit, reason, context.actor), "merging buckets", _answer_merge
     )
 
@@ -174,7 +174,7 @@ def build(
     """
     topics = select_topics(context, name, all_topics=all_topics)
     context.require_store()
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.build_delayed_index(topics, master=master or "", reason=reason, actor=context.actor),
         "building indexes",
         answer_build,

@@ -11,7 +11,7 @@ from logstore.errors import InvalidInput
 from logstore.positions import LedgerId
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_deletion, describe_run, job, wait_for_result
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_deletion, describe_run, job, wait_for_result
 from workers.cli.options import (
     DryRun,
     LedgerFilter,
@@ -165,4 +165,4 @@ def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = Fal
         counts = select_fields(result, "batches intents newborn uncertified forgotten")
         return answer_deletion(context, {"workflow_id": workflow_id, **counts}, result.outcomes)
 
-    return JobRequest(lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer)
+    return CommandLineJob(lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer)

@@ -56,7 +56,7 @@ async def wait_for_result(client: "Sexton", handle: Any, activity: str) -> Any: 
 
 
 @dataclass(frozen=True, slots=True)
-class JobRequest(Generic[Result]):
+class CommandLineJob(Generic[Result]):
     """Job that a command starts."""
 
     start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, Result]]]"  # starts or joins the job
@@ -65,7 +65,7 @@ class JobRequest(Generic[Result]):
     answer_started: Callable[[Mapping[str, object]], Answer] = lambda run: Answer(document=run)  # for `--no-wait`
 
 
-JobOrAnswer = JobRequest[Any] | Answer
+JobOrAnswer = CommandLineJob[Any] | Answer
 """Job to start, or an answer if no job is needed, as with `--dry-run`."""
 
 Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])

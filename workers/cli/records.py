@@ -8,8 +8,8 @@ from logstore.records.jobs import integer_fields
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.job_commands import (
+    CommandLineJob,
     JobOrAnswer,
-    JobRequest,
     answer_deletion,
     answer_partial,
     answer_unless_failed,
@@ -100,7 +100,7 @@ def flush(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
         error = _HELD if flushed.held else flushed.refusal if flushed.refused else None
         return _answer_counts(workflow_id, flushed, error)
 
-    return JobRequest(lambda client: client.flush_records(reason, context.actor), "flushing records", answer)
+    return CommandLineJob(lambda client: client.flush_records(reason, context.actor), "flushing records", answer)
 
 
 def _answer_counts(workflow_id: str, result: object, error: str | None) -> Answer:
@@ -132,7 +132,7 @@ def defragment(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
         return _answer_counts(workflow_id, result.done, _HELD if result.joined else None)
 
     activity = "defragmenting the record log"
-    return JobRequest(lambda client: client.defragment_records(reason, context.actor), activity, answer)
+    return CommandLineJob(lambda client: client.defragment_records(reason, context.actor), activity, answer)
 
 
 @job(
@@ -165,7 +165,7 @@ def end(
             return answer_partial({**document, "outcomes": sort_counts(result.outcomes)}, [failure])
         return answer_deletion(context, document, result.outcomes, batch_id=workflow_id.partition("/")[2])
 
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.end_records(
             function, topic, reason, context.actor, dry_run=dry_run, durable_delete=durable_delete
         ),
@@ -207,7 +207,7 @@ def replicate(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     """
     context.require_store()
     activity = "replicating the record log"
-    return JobRequest(lambda client: client.replicate_records(reason, context.actor), activity, _answer_replication)
+    return CommandLineJob(lambda client: client.replicate_records(reason, context.actor), activity, _answer_replication)
 
 
 def _answer_replication(workflow_id: str, result: "ReplicateRecordsResult") -> Answer:

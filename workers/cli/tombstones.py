@@ -6,7 +6,7 @@ import typer
 
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_partial, job
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial, job
 from workers.cli.options import Reason, check_number
 from workers.cli.output import Answer
 from workers.pages.texts import format_time_us, select_fields
@@ -67,7 +67,9 @@ def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: R
         sections = [Answer(document=replicas, title="held up by replicas")] if replicas else []
         return Answer(document=document, display=display, sections=sections)
 
-    return JobRequest(lambda client: client.raid_tombstones(age_s, reason, context.actor), "raiding tombstones", answer)
+    return CommandLineJob(
+        lambda client: client.raid_tombstones(age_s, reason, context.actor), "raiding tombstones", answer
+    )
 
 
 @command(tombstones, "sizing", "--records 1000000", "--records 1000000 --json")

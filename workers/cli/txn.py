@@ -8,7 +8,7 @@ import typer
 from logstore.errors import InvalidInput, SextonError
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_build, job, select_topics
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_build, job, select_topics
 from workers.cli.options import AllTopics, Master, OneTopic, Reason, check_transaction, cut_rows
 from workers.cli.output import Answer, note, select_columns
 from workers.cli.progress import showing_progress
@@ -186,7 +186,7 @@ def snapshot(
     """
     topics = select_topics(context, name, all_topics=all_topics)
     context.require_store()
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.build_transaction_snapshots(
             topics, master=master or "", reason=reason, actor=context.actor
         ),

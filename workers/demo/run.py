@@ -32,7 +32,7 @@ from workers.demo.report import (
     check_takeover,
 )
 from workers.demo.scenario import WrittenTopic, count_deletable_ledgers, write_topics
-from workers.demo.throw_away import lock_home, make_home, remove_abandoned_homes, remove_home
+from workers.demo.throw_away import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
 from workers.demo.transactions import DEATH_IN_BROADCAST, check_transactions, run_transactions
 from workers.demo.waiting import InterruptHandler, wait_until
 from workers.operations.stack import (
@@ -92,7 +92,7 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
                 return replace(_run_story(demo_settings, topics, ledgers, on_progress), is_kept=True)
         try:
             with interrupts.interruptible():
-                lock_home(home)
+                mark_home_in_use(home)
                 return _run_story(demo_settings, topics, ledgers, on_progress)
         finally:
             if not interrupts.has_given_up:
@@ -128,7 +128,7 @@ def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoR
         first = pool.submit(start_worker, settings, name=_FIRST, extra_env=fatal_env, isolated=True, on_progress=say)
         written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
         first.result()
-    planted = [*_FOREIGN_KEYS, *_contest_ledger(written)]
+    planted = [*_FOREIGN_KEYS, *_choose_ledger_for_foreign_object(written)]
     for key in planted:
         auditor.plant(key, b"not Sexton's")
     before = auditor.list_objects()
@@ -204,7 +204,7 @@ def _lose_and_rebuild_catalog(settings: Settings, auditor: Auditor, say: Say) ->
     return row
 
 
-def _contest_ledger(written: Sequence[WrittenTopic]) -> list[str]:
+def _choose_ledger_for_foreign_object(written: Sequence[WrittenTopic]) -> list[str]:
     """Choose a ledger that will be detached. Return the key of a foreign object under the ledger's prefix."""
     for written_topic in written:
         if len(written_topic.to_delete) > 1:

@@ -29,7 +29,7 @@ def make_home() -> Path:
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
-def lock_home(home: Path) -> int:
+def mark_home_in_use(home: Path) -> int:
     """Lock the home, so that later demos can remove it once this process is dead. Return the locked descriptor.
 
     The lock ends only with its process. A start time would prove nothing, because it changes with the clock.

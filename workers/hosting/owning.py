@@ -7,7 +7,7 @@ from typing import Protocol
 from infra.coordination.faults import PemFiles
 from infra.coordination.holdings import OwnershipEvents
 from infra.coordination.identity import claim_path
-from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
+from infra.coordination.owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.single_owner import SingleOwner
 from logstore.errors import InvalidInput, SextonError
@@ -83,7 +83,7 @@ def create_ownership(
             raise
         return session
 
-    policy = OwnerPolicy(
+    policy = BundleOwnerOptions(
         expired=ExpiredPolicy(settings.session_expired_policy),
         reconnect_attempts=settings.session_reconnect_attempts,
     )

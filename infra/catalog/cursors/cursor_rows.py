@@ -53,10 +53,10 @@ def read_spans_by_topic(
         if ledger_id >= first_ledgers[topic_id]:
             listed[topic_id].append(LedgerSpan(LedgerId(ledger_id), entries))
     buffers = read_buffers(connection, first_ledgers, from_ledger=min(first_ledgers.values(), default=-1))
-    return {topic_id: _cut_to_visible(topic_spans, buffers[topic_id]) for topic_id, topic_spans in listed.items()}
+    return {topic_id: _cut_to_frontier(topic_spans, buffers[topic_id]) for topic_id, topic_spans in listed.items()}
 
 
-def _cut_to_visible(listed: list[LedgerSpan], buffer: BufferView) -> list[LedgerSpan]:
+def _cut_to_frontier(listed: list[LedgerSpan], buffer: BufferView) -> list[LedgerSpan]:
     """Cut the spans before the first message of an open transaction, and add hidden entries."""
     if buffer.first_open is None and not buffer.hidden:
         return listed

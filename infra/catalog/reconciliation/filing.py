@@ -152,7 +152,7 @@ def _decide_orphans(connection: Connection, orphans: Sequence[OrphanCopy], *, lo
     rows_by_ledger = read_ledger_rows(lambda query: map(dict, connection.execute(query).mappings()), ids)
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.generation, _P.state, as_text(_P.context))
     query = select(*columns).where(among(connection, _P.ledger_id, ids)).order_by(_P.row_id)
-    intents = _by_ledger(connection.execute(query.with_for_update() if lock else query))
+    intents = _group_by_ledger(connection.execute(query.with_for_update() if lock else query))
     ledgers = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
     generation_by_ledger = {row.ledger_id: row.generation for row in connection.execute(ledgers)}
     reasons, copies = dict[int, str](), set[tuple[int, CopyKind, str]]()
@@ -207,7 +207,7 @@ def _never_ours(orphan: OrphanCopy, catalog: Any) -> str | None:  # noqa: ANN401
     return None
 
 
-def _by_ledger(rows: Iterable[Any]) -> defaultdict[int, list[Any]]:
+def _group_by_ledger(rows: Iterable[Any]) -> defaultdict[int, list[Any]]:
     rows_by_ledger = defaultdict(list)
     for row in rows:
         rows_by_ledger[row.ledger_id].append(row)

@@ -19,7 +19,7 @@ from logstore.records.adoption import AdoptedSegment, UploadedMarker
 from logstore.transactions.transactions import Participant, TransactionId, TransactionState
 
 
-def lock_decided_at_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
+def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
     """Lock the transactions. Return those that were decided at the flush.
 
     Adoption gives its own decisions a time after the flush, whatever its clock says.
@@ -103,7 +103,7 @@ class _TransactionAdoption:
 
     def _apply_markers(self) -> None:
         marked = {marker.txn for marker in self._markers}
-        decided = lock_decided_at_flush(self._connection, marked) if marked else set()
+        decided = lock_decided_before_flush(self._connection, marked) if marked else set()
         acknowledging = [
             marker for marker in self._markers if marker.subscription and marker.positions and marker.txn not in decided
         ]

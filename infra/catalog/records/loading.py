@@ -28,7 +28,7 @@ from logstore.failpoints import effect
 from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildTarget
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Manifest
-from logstore.records.rebuilding import LOAD_ORDER, LoadFiles
+from logstore.records.rebuilding import LOAD_ORDER, RowFilesFolder
 from logstore.transactions.transactions import MAX_COORDINATORS
 
 # tables that every writer uses: their locks stop all work that begins during the load
@@ -72,7 +72,7 @@ class SqlRebuild:
         masked_url = mask_passwords(self._url)
         return PreconditionFailed(f"database {masked_url}: expected an empty one to rebuild into, found {content}")
 
-    def load(self, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
+    def load(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         if self.read_target().rebuild == load.rebuild:
             return
         if self._parsed_url.get_backend_name() == "sqlite":
@@ -100,7 +100,7 @@ class SqlRebuild:
                 f"a catalog of rebuild {rebuild}, which is not {load.rebuild}, or loaded meanwhile"
             )
 
-    def _load_file(self, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
+    def _load_file(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         path = Path(str(self._parsed_url.database))
         # files of attempts that died; a live attempt whose file is removed here cannot name it, and is repeated
         for old_file in path.parent.glob(f".{path.name}.{load.rebuild}.*"):
@@ -153,7 +153,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _load_tables(writer: ArrowWriter, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
+def _load_tables(writer: ArrowWriter, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
     """Load all tables, and write the rows that no record holds."""
     with _without_indexes(writer):
         for name in LOAD_ORDER:

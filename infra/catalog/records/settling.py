@@ -21,7 +21,7 @@ from infra.catalog.log.ledger_rows import (
 )
 from infra.catalog.log.producer_rows import put_sequences, read_sequences
 from infra.catalog.log.topic_rows import recreate_topic
-from infra.catalog.records.adopted_transactions import adopt_transactions, lock_decided_at_flush
+from infra.catalog.records.adopted_transactions import adopt_transactions, lock_decided_before_flush
 from infra.catalog.records.adoption_rows import iterate_staged, settle_ledgers, settle_unstaged
 from logstore.log.ledgers import Component, LedgerState
 from logstore.log.producers import ProducerSequence
@@ -193,7 +193,7 @@ def _read_topic_at_flush(connection: Connection, topic: _SettledTopic, tails: Se
     return TopicAtFlush(
         epoch=topic.rows_epoch,
         sequences=read_sequences(connection, topic.topic_id, producers) if producers else {},
-        decided_transactions=lock_decided_at_flush(connection, txns) | topic.marked_txns,
+        decided_transactions=lock_decided_before_flush(connection, txns) | topic.marked_txns,
         last_attempt_by_append=topic.repeated,
     )
 

@@ -129,7 +129,7 @@ def match_transaction(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
     return (_T.tc_id == txn.tc_id, _T.sequence == txn.sequence)
 
 
-def finish_transactions(
+def finish_and_list_final(
     connection: Connection, txns: Collection[TransactionId], *, now_us: int
 ) -> list[FinishedTransaction]:
     """Finish the decided transactions without an owed participant. Return all of `txns` that are final now."""

@@ -202,7 +202,7 @@ def _settle(
     if participants.settle_participants(connection, settlements, now_us=now_us):
         active_changes = {topic_id: count for topic_id, count in changes.items() if topic_id in active}
         count_changes(connection, active_changes, now_us=now_us)
-    return rows.finish_transactions(connection, {txn for txn, _, _ in settlements}, now_us=now_us)
+    return rows.finish_and_list_final(connection, {txn for txn, _, _ in settlements}, now_us=now_us)
 
 
 def _record_failures(

@@ -18,7 +18,7 @@ from logstore.clock import Clock
 from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.cursors.state import CursorState
 from logstore.delayed.buckets import Bucket
-from logstore.delayed.services.dispatch import Dispatcher, ReceivedEntries
+from logstore.delayed.services.dispatch import Dispatcher, HeldByConsumer
 from logstore.delayed.services.shared_tracker import Alarm, MeasuredSnapshots, SharedTracker
 from logstore.delayed.tracker import SnapshotReader
 from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
@@ -49,7 +49,7 @@ class Consumer:
         delivery: "Delivery",
         topic: Topic,
         dispatcher: Dispatcher,
-        holding: ReceivedEntries,
+        holding: HeldByConsumer,
         create_watch: Callable[[], Watch],
         *,
         subscription: str | None,
@@ -262,7 +262,7 @@ class Delivery:
                     total += shared.tracker.memory_bytes
         return total
 
-    def leave(self, topic: Topic, dispatcher: Dispatcher, holding: ReceivedEntries) -> None:
+    def leave(self, topic: Topic, dispatcher: Dispatcher, holding: HeldByConsumer) -> None:
         """Remove a consumer that receives no more. Drop the dispatcher and the tracker if it was the last one."""
         with self._lock:
             shared = self._trackers[topic.topic_id]

@@ -44,7 +44,7 @@ _UNKNOWN: Final = -1
 """Number of seeks and releases of a subscription before it is read."""
 
 
-class ReceivedEntries:
+class HeldByConsumer:
     """Messages that one consumer has received and not given back."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Dispatcher:
         columns: Sequence[str],
     ) -> None:
         self.receiving = threading.Lock()
-        self.holdings: list[ReceivedEntries] = []
+        self.holdings: list[HeldByConsumer] = []
         self._topic, self._shared, self._read_subscription = topic, shared, state
         self._state, self._seeks, self._releases = CursorState(EARLIEST), _UNKNOWN, _UNKNOWN
         self._replay = ReplaySet()
@@ -117,27 +117,27 @@ class Dispatcher:
                 if not self._is_known(due[1]):
                     self._replay_or_rewind(due)
 
-    def receive(self, holding: ReceivedEntries, max_entries: int) -> list[Entry]:
+    def receive(self, held: HeldByConsumer, max_entries: int) -> list[Entry]:
         """Deliver at most `max_entries` messages for `Consumer.receive`. The caller holds `receiving`."""
         subscription = self._read_subscription()
         self._shared.refresh()
         with self._shared.lock:
             self._apply_subscription(subscription)
-        with self._deliver_all_or_none(holding) as deliver:
+        with self._deliver_all_or_none(held) as deliver:
             received = self._receive_due(deliver, max_entries)
             received += self._receive_log(deliver, max_entries - len(received))
             # Messages that were postponed while the log was read may be due by now.
             received += self._receive_due(deliver, max_entries - len(received))
         return received
 
-    def give_back(self, holding: ReceivedEntries, positions: Sequence[Position]) -> None:
+    def give_back(self, holding: HeldByConsumer, positions: Sequence[Position]) -> None:
         """Deliver messages again, before all others. Messages that the holding lacks are ignored."""
         with self._shared.lock:
             for position in positions:
                 if position.entry_id in holding.entries.get(position.ledger_id, ()):
                     self._take_back(holding, (0, position))
 
-    def first_gap(self, holding: ReceivedEntries) -> Position:
+    def first_gap(self, holding: HeldByConsumer) -> Position:
         """Return the first position that is neither acknowledged nor in the holding since the last release.
 
         Such a message is held by another consumer, not due, given back, or not read from the log yet.
@@ -157,7 +157,7 @@ class Dispatcher:
         """Number of releases of the subscription when a consumer last received."""
         return self._releases
 
-    def record_acknowledged(self, holding: ReceivedEntries, position: Position) -> None:
+    def record_acknowledged(self, holding: HeldByConsumer, position: Position) -> None:
         """Remove acknowledged messages from the holding. If their transaction is aborted, they are delivered again."""
         with self._shared.lock:
             acknowledged = dict(self._state.acknowledged)
@@ -170,12 +170,12 @@ class Dispatcher:
             times = [time for time in (self._replay.next_ms, self._shared.tracker.next_ms()) if time is not None]
             return max(0, min(times) - self._shared.due_ms()) / 1000 if times else inf
 
-    def add_consumer(self) -> ReceivedEntries:
+    def add_consumer(self) -> HeldByConsumer:
         """Return the holding of a new consumer. The caller holds the tracker's lock."""
-        self.holdings.append(ReceivedEntries())
+        self.holdings.append(HeldByConsumer())
         return self.holdings[-1]
 
-    def remove_consumer(self, holding: ReceivedEntries) -> None:
+    def remove_consumer(self, holding: HeldByConsumer) -> None:
         """Remove a consumer and give back its messages. The caller holds the tracker's lock."""
         self.holdings.remove(holding)
         if not self.holdings:
@@ -194,7 +194,7 @@ class Dispatcher:
         self._reader.close()
 
     @contextmanager
-    def _deliver_all_or_none(self, holding: ReceivedEntries) -> Iterator[Callable[[DueMessage], None]]:
+    def _deliver_all_or_none(self, holding: HeldByConsumer) -> Iterator[Callable[[DueMessage], None]]:
         """Record delivered messages in the holding, and undo that if an error keeps them from the receiver."""
         delivered: list[DueMessage] = []
 
@@ -304,7 +304,7 @@ class Dispatcher:
         self.rewind(message[1])
         return False
 
-    def _take_back(self, holding: ReceivedEntries, message: DueMessage) -> None:
+    def _take_back(self, holding: HeldByConsumer, message: DueMessage) -> None:
         position = message[1]
         bitmaps.remove_entries(holding.entries, {position.ledger_id: BitMap([position.entry_id])})
         self._replay_or_rewind(message)

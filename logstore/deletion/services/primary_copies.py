@@ -83,7 +83,7 @@ class PrimaryCopies:
         direct_keys = [item.key for item in items if "/" not in item.key.removeprefix(prefix)]
         metas = tuple(key for key in direct_keys if owner_digest_from_key(key))
         data = tuple(key for key in direct_keys if segment_number_from_key(key) is not None)
-        unlisted = self._find_unlisted(intent, frozenset(data))
+        unlisted = self._head_segments_absent_from_listing(intent, frozenset(data))
         problems = (find_ownership_problem(intent, key, metadata) for key, (_, metadata) in unlisted.items())
         foreign = self._find_contradiction(intent, items, metas, data) or next(filter(None, problems), None)
         expected = _expected_keys(intent)
@@ -117,11 +117,11 @@ class PrimaryCopies:
         first = next(iter(self._objects.list(ledger_prefix(intent.ledger_id))), None)
         if first:
             raise StoreUnavailable(f"{first.key}: a second LIST finds it, the first one does not")
-        for key in self._find_unlisted(intent, frozenset()):
+        for key in self._head_segments_absent_from_listing(intent, frozenset()):
             raise StoreUnavailable(f"{key}: HEAD finds it, two LISTs do not; deleting nothing on such listings")
         return StoredCopy(verdict=CopyVerdict.ABSENT)
 
-    def _find_unlisted(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Object]:
+    def _head_segments_absent_from_listing(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Object]:
         """Return existing segments that the catalog may have registered and the listing lacks.
 
         Lost races leave gaps, so that every number up to the highest may be registered.

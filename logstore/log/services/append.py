@@ -20,7 +20,7 @@ from logstore.log.entries import ProducedEntries, encode_segment
 from logstore.log.ledgers import sha256_hex
 from logstore.log.producers import ProducerSequence
 from logstore.log.services import duplicates
-from logstore.log.services.placement import AppendUploads, PlacedSegment, Placer, SegmentBody, TopicHints
+from logstore.log.services.placement import AppendUploads, Placer, SegmentBody, SegmentStart, TopicHints
 from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
 from logstore.positions import Position
 
@@ -176,7 +176,7 @@ def _find_encoding_error(part: ProducedEntries) -> InvalidInput | None:
 
 
 def _to_results(
-    parts: Sequence[ProducedEntries], unique_parts: Sequence[ProducedEntries], placed: PlacedSegment | None
+    parts: Sequence[ProducedEntries], unique_parts: Sequence[ProducedEntries], placed: SegmentStart | None
 ) -> list[AppendResult]:
     results = []
     next_entry = placed.first_entry if placed else 0

@@ -21,7 +21,7 @@ from logstore.log.entries import FOOTER_FIELD, NewEntry, ProducedEntries, decode
 from logstore.log.ledgers import DIGEST_FIELD, Component, LedgerStatement, meta_key, segment_key, sha256_hex
 from logstore.log.services.read_back import put_and_require, read_twice, require_stored
 from logstore.log.services.registration import report_abandoned_upload
-from logstore.log.services.segment_file import digest_metadata, verify_segment
+from logstore.log.services.segment_file import digest_metadata, verify_segment_body
 from logstore.ports.catalog import Components, Ledgers, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
@@ -169,7 +169,7 @@ class ComponentLedgers:
         stored = self._objects.get(key)
         if stored is None:
             return None
-        verify_segment(segment, stored)
+        verify_segment_body(segment, stored)
         payloads = decode_segment(io.BytesIO(stored.body), columns=["payload"], name=key).column("payload")
         if len(payloads) != 1:
             raise CorruptData(f"{key}: expected one entry, found {len(payloads)}")

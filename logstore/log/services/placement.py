@@ -95,7 +95,7 @@ class AppendUploads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedSegment:
+class SegmentStart:
     """Position of a segment's entries."""
 
     ledger_id: LedgerId
@@ -155,7 +155,7 @@ class Placer:
 
     def place(
         self, topic: Topic, hints: TopicHints, body: SegmentBody, uploads: AppendUploads, *, deadline_s: float
-    ) -> PlacedSegment:
+    ) -> SegmentStart:
         """Upload and register the segment. After a lost race try a higher number or another ledger.
 
         Raises:
@@ -191,7 +191,7 @@ class Placer:
                     upload_confirmation(
                         self._objects, statement, extent, clock=self._clock, deadline_s=attempts.deadline_s
                     )
-                return PlacedSegment(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
+                return SegmentStart(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
             attempts.losses += 1
         raise CatalogBusy(f"topic {topic.name}: append lost {attempts.losses} races to other writers")
 

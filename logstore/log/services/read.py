@@ -114,7 +114,9 @@ class Reader:
         while True:
             segments = self._segments(topic, view, position)
             selected = (
-                (ledger, segment, ids) for ledger, segment in segments if (ids := view.wanted(segment, position))
+                (ledger, segment, ids)
+                for ledger, segment in segments
+                if (ids := view.select_entries(segment, position))
             )
             fetched = self._prefetcher.run(selected, lambda item: fetch_segment(source.read, *item, view))
             try:
@@ -236,7 +238,7 @@ def _select_segments(
     ledger: Ledger, rows: Iterable[Segment], entry_ids: BitMap, view: ReadFilter
 ) -> Iterator[tuple[Ledger, Segment, BitMap]]:
     """Yield segments with the visible ones of these entries."""
-    selected = ((row, entry_ids & view.wanted(row, Position(ledger.ledger_id, 0))) for row in rows)
+    selected = ((row, entry_ids & view.select_entries(row, Position(ledger.ledger_id, 0))) for row in rows)
     return ((ledger, row, ids) for row, ids in selected if ids)
 
 

@@ -117,7 +117,7 @@ def _open_whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
     stored = objects.get(key)
     if stored is None:
         raise SegmentGone(segment.ledger_id, key)
-    verify_segment(segment, stored)
+    verify_segment_body(segment, stored)
     return io.BytesIO(stored.body)
 
 
@@ -180,7 +180,7 @@ def _chunks_without_payload(footer: "pq.FileMetaData") -> list[ColumnChunk]:
     return [chunk for group in groups for chunk in group if chunk.column != "payload"]
 
 
-def verify_segment(segment: Segment, stored: StoredObject) -> None:
+def verify_segment_body(segment: Segment, stored: StoredObject) -> None:
     """Require that the object is the registered one, by its length and by the digest in row and metadata.
 
     Segments of earlier builds have no digest.
@@ -221,7 +221,7 @@ def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
         stored = objects.get(key)
         if stored is None:
             return f"{key}: the store has no such object"
-        verify_segment(segment, stored)
+        verify_segment_body(segment, stored)
         return ""
 
     try:

@@ -133,13 +133,13 @@ class SegmentSource:
 
     def _read_from_copies(self, ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
         if CopyKind.LEDGER not in ledger.copies and self._tiered:
-            return self._from_tiered(segment, columns, SegmentGone(ledger.ledger_id, f"ledger {ledger.ledger_id}"))
+            return self._read_tiered(segment, columns, SegmentGone(ledger.ledger_id, f"ledger {ledger.ledger_id}"))
         try:
             return read_columns(self._objects, segment, columns)
         except (SegmentGone, CorruptData) as missed:
-            return self._from_tiered(segment, columns, missed)
+            return self._read_tiered(segment, columns, missed)
 
-    def _from_tiered(self, segment: Segment, columns: Sequence[str], missed: Exception) -> "pa.Table":
+    def _read_tiered(self, segment: Segment, columns: Sequence[str], missed: Exception) -> "pa.Table":
         """Read the tiered copy. The primary copy may have been removed since the ledger was listed."""
         copies = self._tiered.copies(segment.ledger_id) if self._tiered else None
         if self._scan is None or copies is None or copies.tiered is None:

@@ -72,7 +72,7 @@ class ReadFilter:
     without: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
     postponing: Postponer | None = None  # None: messages that are not due are also returned
 
-    def wanted(self, segment: Segment, at: Position) -> BitMap:
+    def select_entries(self, segment: Segment, at: Position) -> BitMap:
         """Return the entry ids of the segment from `at` on that are not excluded, whether due or not."""
         first, end = segment.first_entry, segment.first_entry + segment.entries
         if segment.ledger_id == at.ledger_id:

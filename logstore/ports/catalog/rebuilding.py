@@ -16,7 +16,7 @@ from logstore.log.ledgers import Component, LedgerOwner, LedgerState, LedgerStat
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption import Upload
 from logstore.records.manifest import Manifest
-from logstore.records.rebuilding import LoadFiles
+from logstore.records.rebuilding import RowFilesFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class RebuildDatabase(Protocol):
             StoreUnavailable: The database does not answer.
         """
 
-    def load(self, load: CatalogLoad, files: LoadFiles, proceed: Callable[[], None]) -> None:
+    def load(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         """Load the rows into the empty database. Afterwards the catalog is ADOPTING. Idempotent.
 
         Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from logstore.errors import CorruptData
 from logstore.log.ledgers import segment_key
-from logstore.log.services.segment_file import SegmentGone, verify_segment
+from logstore.log.services.segment_file import SegmentGone, verify_segment_body
 from logstore.offload.services.writing import compute_stored_digest
 from logstore.offload.tiered import TieredIndex, data_key, index_key
 from logstore.ports.catalog import Segment
@@ -65,7 +65,7 @@ def check_segment(objects: ObjectStore, segment: Segment, spend: Spend) -> None:
     if stored is None:
         raise SegmentGone(segment.ledger_id, key)
     spend(len(stored.body))
-    verify_segment(segment, stored)
+    verify_segment_body(segment, stored)
 
 
 def check_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend: Spend) -> None:

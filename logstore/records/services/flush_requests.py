@@ -20,7 +20,7 @@ class ChangeFlusher(Protocol):
         """Write all changes that were committed before the call."""
 
 
-class FlushRequests:
+class SharedFlushes:
     """Shared flushes of the threads of one process."""
 
     def __init__(self, records: Records, flusher: ChangeFlusher) -> None:

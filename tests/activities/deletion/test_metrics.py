@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 
 from activities.deletion.values import AdoptInput, DeadLetterInput
-from activities.dispatch import WorkResult
+from activities.dispatch import WorkDone
 from logstore import failpoints
 from logstore.deletion.intents import IntentKey
 from logstore.errors import CorruptData
@@ -44,7 +44,7 @@ def _alone(world: World, meter: FakeMeter) -> IntentKey:
     _measured(meter, world.deletion.detach, world.detach_input())
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("no XML")))
     answer = _measured(meter, world.deletion.delete_chunk, chunk_input())
-    assert isinstance(answer, WorkResult)
+    assert isinstance(answer, WorkDone)
     return answer.result.alone[0]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.holdings import OwnershipEvents
-from infra.coordination.owner import BundleOwner, ExpiredPolicy, OwnerPolicy
+from infra.coordination.owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
 from logstore.ownership import BundleId, Lease
@@ -70,7 +70,9 @@ class Crew:
             return self.sessions[name]
 
         takeover = TakeoverTimes(takeover_grace_s=0.3, rest_s=rest_s, fence_check_interval_s=0.5)
-        policy = OwnerPolicy(expired=expired, reconnect_attempts=attempts, check_interval_s=0.1, takeover=takeover)
+        policy = BundleOwnerOptions(
+            expired=expired, reconnect_attempts=attempts, check_interval_s=0.1, takeover=takeover
+        )
         watcher = self.watchers[name] = Watcher()
         watcher.loading = loading
         self.looks[name] = looks = Looks()

@@ -9,7 +9,7 @@ import pytest
 
 from logstore.errors import CatalogBusy, StoreUnavailable
 from logstore.ports.catalog import Records
-from logstore.records.services.flush_requests import FlushRequests
+from logstore.records.services.flush_requests import SharedFlushes
 
 
 class _Catalog:
@@ -34,8 +34,8 @@ class _Catalog:
             self.waiting -= read
 
 
-def _requests(catalog: _Catalog) -> FlushRequests:
-    return FlushRequests(cast("Records", catalog), catalog)
+def _requests(catalog: _Catalog) -> SharedFlushes:
+    return SharedFlushes(cast("Records", catalog), catalog)
 
 
 def test_what_is_flushed_needs_no_flush() -> None:
@@ -149,7 +149,7 @@ def test_thread_whose_flush_was_given_up_leaves_others_to_flush_themselves() -> 
 def test_ledger_that_a_flush_leaves_is_refused_by_name() -> None:
     """Its objects stay."""
     catalog = _Catalog(7)
-    requests: Any = FlushRequests(cast("Records", catalog), _Nothing())
+    requests: Any = SharedFlushes(cast("Records", catalog), _Nothing())
     with pytest.raises(CatalogBusy, match="record log: a flush left 1 of 2 ledgers, as 7"):
         requests.ensure_flushed([6, 7])
 
@@ -161,7 +161,7 @@ class _Nothing:
         return
 
 
-def _waiters(requests: FlushRequests) -> int:
+def _waiters(requests: SharedFlushes) -> int:
     waiting: Collection[object] = requests._changed._waiters  # type: ignore[attr-defined]  # CPython's
     return len(waiting)
 

@@ -26,7 +26,7 @@ from logstore.ports.catalog.records import Records
 from logstore.reconciliation.jobs import BulkSummary
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings, Manifest
-from logstore.records.rebuilding import LOAD_ORDER, LoadFiles, RebuildId, RebuildRecords
+from logstore.records.rebuilding import LOAD_ORDER, RebuildId, RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
 from spark.records.rebuilding import rebuild_records
 from tests.every_record import record_everything
@@ -168,7 +168,7 @@ class LostWorld:
 
     def rebuild(self, url: str, folder: Path) -> BulkSummary:
         summary = self.rebuild_rows(folder)
-        SqlRebuild(url).load(self.load_of(url, summary), LoadFiles(folder), lambda: None)
+        SqlRebuild(url).load(self.load_of(url, summary), RowFilesFolder(folder), lambda: None)
         return summary
 
 

@@ -11,7 +11,7 @@ from infra.catalog import Database
 from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.outbox import SqlRecords
 from logstore.identity.markers import Role
-from logstore.records.rebuilding import LoadFiles, RebuildRecords
+from logstore.records.rebuilding import RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
 from spark.jobs import record_mains
 from spark.publication import Publication
@@ -47,7 +47,7 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
         finally:
             session.close()
     target = f"sqlite:///{tmp_path / 'rebuilt.db'}"
-    SqlRebuild(target).load(load_from(manifest, target, summary), LoadFiles(Path(summary.folder)), lambda: None)
+    SqlRebuild(target).load(load_from(manifest, target, summary), RowFilesFolder(Path(summary.folder)), lambda: None)
     assert dump(target) == dump(settings.database_url)
 
 

@@ -15,7 +15,7 @@ from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
 from logstore.cursors.state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, LoadFiles
+from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RowFilesFolder
 from logstore.transactions.transactions import MAX_COORDINATORS
 from tests.migrated import migrate
 from tests.postgres import Postgres, postgres
@@ -289,7 +289,7 @@ def test_load_that_dies_leaves_nothing_and_a_second_one_completes(lost: LostWorl
     lost.fill()
     lost.flush()
     summary = lost.rebuild_rows(tmp_path / "rows")
-    load, files = lost.load_of(target, summary), LoadFiles(tmp_path / "rows")
+    load, files = lost.load_of(target, summary), RowFilesFolder(tmp_path / "rows")
     deaths = 0
     for name in ("records.load_rows", "records.name_database"):
         for moment in ("before", "after"):
@@ -320,5 +320,5 @@ def test_load_that_is_cancelled_leaves_nothing(lost: LostWorld, target: str, tmp
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        SqlRebuild(target).load(lost.load_of(target, summary), LoadFiles(tmp_path / "rows"), cancel)
+        SqlRebuild(target).load(lost.load_of(target, summary), RowFilesFolder(tmp_path / "rows"), cancel)
     assert SqlRebuild(target).read_target().rebuild == ""

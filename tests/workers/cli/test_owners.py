@@ -14,7 +14,7 @@ from kazoo.security import make_digest_acl
 
 from infra.catalog import Database, SqlCatalog
 from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, WorkerDirectory
-from infra.coordination.owner import BundleOwner, OwnerPolicy
+from infra.coordination.owner import BundleOwner, BundleOwnerOptions
 from infra.coordination.session import Ensemble, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
 from logstore.deletion.retention import RetentionPolicy
@@ -274,7 +274,7 @@ def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
     run: Run, catalog: SqlCatalog, ensemble: Ensemble
 ) -> None:
     """The owner lets go, leaves it to others for a while, and acquires it anew: with another fence."""
-    policy = OwnerPolicy(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.5))
+    policy = BundleOwnerOptions(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.5))
     owner = BundleOwner("a", lambda tell: ZooKeeperSession(ensemble, tell), catalog.fences, _Silent(), policy=policy)
     owner.start()
     try:

@@ -18,7 +18,7 @@ from infra.stack.process import ServiceProcess
 from logstore.errors import ServiceFailed
 from workers.demo import run as demo_run
 from workers.demo import run_demo, throw_away
-from workers.demo.throw_away import lock_home, make_home, remove_abandoned_homes, remove_home
+from workers.demo.throw_away import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
 from workers.demo.waiting import InterruptHandler
 from workers.settings import Settings
 
@@ -37,7 +37,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def home(temporary: Path) -> Iterator[Path]:
     """The marked folder of a demo that is this process, with a server in it."""
     made = make_home()
-    held = lock_home(made)
+    held = mark_home_in_use(made)
     server = ServiceProcess("worker-1", StackHome.at(made))
     server.start(_SLEEP, cwd=made, env=os.environ)
     yield made
@@ -79,7 +79,9 @@ def _server(home: Path) -> psutil.Process:
 @pytest.fixture
 def abandoned(temporary: Path) -> Iterator[Path]:
     """The folder of a demo that was killed, with a server in it that outlived it."""
-    marked = "from workers.demo.throw_away import lock_home, make_home; made = make_home(); lock_home(made)"
+    marked = (
+        "from workers.demo.throw_away import mark_home_in_use, make_home; made = make_home(); mark_home_in_use(made)"
+    )
     script = f"import os, signal; {marked}; print(made, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     surroundings = {**os.environ, "TMPDIR": str(temporary)}
     dead = subprocess.run([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, check=False)

@@ -19,7 +19,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services.append import AppendResult
 from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, Cause, Claim, EndTransaction, Topic
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.records.services.flush_requests import FlushRequests
+from logstore.records.services.flush_requests import SharedFlushes
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.settings import Settings
@@ -229,7 +229,7 @@ class _Unheard:
 def phase_two(log: LogStore, batch: str) -> int:
     """How many copies of the batch went, as a chunk of phase two lets them go."""
     heartbeats: Any = _Unheard()
-    flushes = FlushRequests(log.catalog.records, log.records.flusher)
+    flushes = SharedFlushes(log.catalog.records, log.records.flusher)
     went = 0
     for part in log.catalog.deletions.ranges(batch, after=0, rows=100, limit=10):
         found = examine(log.catalog.deletions.intents(batch, part), log.storages, flushes, heartbeats)

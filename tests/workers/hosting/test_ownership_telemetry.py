@@ -15,7 +15,7 @@ from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.directory import OwnershipDirectory
 from infra.coordination.holdings import UnloadReason
-from infra.coordination.owner import BundleOwner, OwnerPolicy
+from infra.coordination.owner import BundleOwner, BundleOwnerOptions
 from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.single_owner import SingleOwner
 from infra.coordination.takeover import TakeoverTimes
@@ -196,7 +196,7 @@ def test_worker_on_a_real_zookeeper_tells_all_of_it(
         sessions.append(ZooKeeperSession(ensemble, tell))
         return sessions[-1]
 
-    policy = OwnerPolicy(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.3))
+    policy = BundleOwnerOptions(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.3))
     listener = _Silent()
     fences = SqlFences(database)
     world.telemetry = OwnershipTelemetry(world.meter)

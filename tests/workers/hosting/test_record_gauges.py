@@ -20,13 +20,13 @@ def _state(**changes: Any) -> RecordLogState:
         "bundles": 64,
         "manifest": 12,
         "stamp": "s",
-        "pending": frozenset(),
-        "adopting": False,
+        "pending_stamps": frozenset(),
+        "is_adopting": False,
         "ceilings": Ceilings(),
         "next_ids": Ceilings(),
-        "outbox": 5,
-        "oldest_us": _NOW_US - 7_500_000,
-        "oldest_cursor_us": None,
+        "outbox_changes": 5,
+        "oldest_change_us": _NOW_US - 7_500_000,
+        "oldest_cursor_change_us": None,
         "now_us": _NOW_US,
     }
     return RecordLogState(**{**known, **changes})
@@ -35,7 +35,7 @@ def _state(**changes: Any) -> RecordLogState:
 def test_what_is_in_no_block_is_shown_with_the_age_of_the_oldest() -> None:
     """An outbox that was emptied is zero, and not the last value that it had."""
     meter = FakeMeter()
-    states = [_state(adopting=True), _state(outbox=0, oldest_us=None)]
+    states = [_state(is_adopting=True), _state(outbox_changes=0, oldest_change_us=None)]
     counts = [
         TombstoneCounts(by_kind={"ledger": 3}, candidates=2, oldest_us=1),
         TombstoneCounts(by_kind={}, candidates=0, oldest_us=None),

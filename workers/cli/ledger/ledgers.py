@@ -10,7 +10,7 @@ from logstore.positions import LedgerId
 from logstore.records.tombstones import CompoundOperation
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
-from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_deletion, job
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_deletion, job
 from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, check_names, check_number
 from workers.cli.output import Answer, ConvertedRows, SpooledRows, note
 from workers.pages.texts import select_fields
@@ -131,7 +131,7 @@ def delete(
         document = {"workflow_id": workflow_id}
         return answer_deletion(context, document, result.outcomes, topic=topic, ledger_ids=ledger_ids)
 
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.delete_ledgers(
             topic, ledger_ids, force, reason, context.actor, durable_delete=durable_delete
         ),
@@ -179,7 +179,7 @@ def operate(
         document = {"workflow_id": workflow_id}
         return answer_deletion(context, document, result.outcomes, topic=topic, ledger_ids=[operation.ledger_id])
 
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.operate(topic, operation, reason, context.actor, durable_delete=durable_delete),
         "taking copies away",
         answer,

@@ -15,7 +15,7 @@ from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode
-from workers.cli.job_commands import JobOrAnswer, JobRequest, answer_partial, job, sort_counts
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial, job, sort_counts
 from workers.cli.options import DryRun, Master, Reason, make_share_parser
 from workers.cli.output import Answer, note
 from workers.cli.progress import showing_progress
@@ -74,7 +74,7 @@ def plan(
     context.require_store()
     inventories = [_to_absolute_path(path) for path in inventory or ()]
 
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.plan_orphans(
             older_than_s=age_s,
             unsafe_age=unsafe_age,
@@ -185,7 +185,7 @@ def apply(
     if applied_at:
         note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what exists now")
 
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.apply_orphans(
             run_id, max_orphan_share=max_orphan_share, reason=reason, actor=context.actor
         ),

@@ -9,7 +9,7 @@ from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.jobs import MIN_SCRUB_RATE
 from workers.cli.command import group
 from workers.cli.context import CommandContext
-from workers.cli.job_commands import JobOrAnswer, JobRequest, job
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job
 from workers.cli.options import Master, Reason
 from workers.cli.orphans.runs import make_kind_table
 from workers.cli.output import Answer, note
@@ -53,7 +53,7 @@ def scrub(
     if len({topic.topic_id for topic in topics}) < len(topics):
         raise InvalidInput("topic", expected="each topic once", found=", ".join(names or ()))
     context.require_store()
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.scrub_ledgers(
             topics or None,
             bytes_per_s=rate or context.settings.scrub_rate,

@@ -11,8 +11,8 @@ from logstore.positions import LedgerId
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, get_outcomes_exit_code
 from workers.cli.job_commands import (
+    CommandLineJob,
     JobOrAnswer,
-    JobRequest,
     answer_deletion,
     answer_partial,
     describe_failure,
@@ -49,7 +49,7 @@ def trim(context: CommandContext, name: TopicArgument, *, reason: Reason = "", d
         document = {"workflow_id": workflow_id, "detached": result.detached, "deleted": result.deleted}
         return answer_deletion(context, document, result.outcomes, topic=topic)
 
-    return JobRequest(lambda client: client.trim_topic(topic, reason, context.actor), "trimming", answer)
+    return CommandLineJob(lambda client: client.trim_topic(topic, reason, context.actor), "trimming", answer)
 
 
 def _preview_trim(context: CommandContext, topic: "Topic") -> Answer:
@@ -85,7 +85,7 @@ def delete(
         copies = {component: dict(kinds) for component, kinds in contents.copies.items()}
         counts = {"ledgers": dict(contents.ledgers), "copies": copies, "subscriptions": contents.subscriptions}
         return Answer(document={"dry_run": True, **counts})
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.delete_topic(topic, reason, context.actor, durable_delete=durable_delete),
         "deleting the topic",
         lambda workflow_id, result: answer_deletion(
@@ -130,7 +130,7 @@ def offload(
     def answer(workflow_id: str, result: "OffloadTopicResult") -> Answer:
         return _answer_offload(context, topic, workflow_id, result, delete_primary=delete_primary)
 
-    return JobRequest(
+    return CommandLineJob(
         lambda client: client.offload_topic(topic, ledger_ids, delete_primary, reason, context.actor),
         "offloading",
         answer,
