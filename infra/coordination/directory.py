@@ -214,11 +214,6 @@ class WorkerDirectory(OwnershipDirectory):
         return self._session.run_idempotent("enlisting", lambda client: _create_ephemeral(client, path, body, session))
 
     def publish_load(self, load: WorkerLoad) -> None:
-        """Write this worker's load to its node.
-
-        Raises:
-            WorkerIdTaken: The node belongs to another session.
-        """
         path = f"{WORKERS}/{self._worker_id}"
 
         def write_load(client: KazooClient) -> None:

@@ -29,9 +29,7 @@ _ACCESS_DENIED: Final = (AuthFailedError, InvalidACLError, NoAuthError)
 def translate_kazoo_errors(action: str, address: str) -> Iterator[None]:
     """Translate kazoo's errors in the block into errors of Sexton.
 
-    Args:
-        action: Phrase for messages, such as "reading owners".
-        address: Hosts and path, for messages.
+    `action` is a phrase for messages, such as "reading owners".
 
     Raises:
         StoreUnavailable: ZooKeeper did not answer in time. The request may have been executed.

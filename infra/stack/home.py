@@ -38,10 +38,7 @@ class _HomePath:
 
 @dataclass(frozen=True, slots=True)
 class StackHome:
-    """Layout of one SEXTON_HOME.
-
-    `root` is absolute, because each server has another working directory.
-    """
+    """Layout of one SEXTON_HOME. `root` is absolute, because each server has another working directory."""
 
     root: Path
 
@@ -61,11 +58,7 @@ class StackHome:
     credentials_file = _HomePath("credentials.json")  # the object store's key pair, mode 0600
 
     def prepare(self) -> None:
-        """Create the directories with mode 0700, and check the free disk space.
-
-        Raises:
-            ServiceFailed: The home cannot be written, or less than 200 MiB are free on its disk.
-        """
+        """Create the directories with mode 0700, and check the free disk space."""
         directories = (self.objects, self.zookeeper, self.logs, self.traces, self.pids, self.scratch)
         with self.translate_disk_errors():
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,11 +91,7 @@ class StackHome:
                 raise
 
     def read_json(self, path: Path) -> dict[str, object] | None:
-        """Return the JSON object in a file of this home; `None` if the file does not exist.
-
-        Raises:
-            ServiceFailed: The file cannot be read, or is not a JSON object.
-        """
+        """Return the JSON object in a file of this home; `None` if the file does not exist."""
         try:
             with self.translate_disk_errors():
                 content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -48,11 +48,7 @@ class ServiceProcess:
         return None
 
     def start(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> int:
-        """Start the process in a new session, append its output to the log, and write the pid file.
-
-        Returns:
-            Size of the log in bytes before the start. Output of this run follows that offset.
-        """
+        """Start the process in a new session, and write the pid file. Return the previous size of the log in bytes."""
         mark = uuid.uuid4().hex
         with self.home.translate_disk_errors():
             log_start = self._rotate_large_log()
@@ -68,11 +64,7 @@ class ServiceProcess:
         return log_start
 
     def stop(self, timeout_s: float) -> bool:
-        """Send SIGTERM, then SIGKILL after `timeout_s`. Return whether a process ran.
-
-        Raises:
-            ServiceFailed: The process belongs to another user, or survives SIGKILL.
-        """
+        """Send SIGTERM, then SIGKILL after `timeout_s`. Return whether a process ran."""
         process = self.find_process()
         if process is not None:
             try:
@@ -87,7 +79,7 @@ class ServiceProcess:
         return process is not None
 
     def kill(self) -> bool:
-        """Send SIGKILL. Return whether a process ran. The data are left as after a power cut."""
+        """Send SIGKILL, and leave the data as after a power cut. Return whether a process ran."""
         process = self.find_process()
         if process is not None:
             self._kill_tree(process)

@@ -91,16 +91,10 @@ def query_local_port(port: int, request: bytes = b"") -> bytes:
 
 
 def start_services(services: Collection[Service], on_progress: Callable[[str], None]) -> tuple[str, ...]:
-    """Start the unhealthy services in parallel, and wait until all services are healthy.
+    """Start the unhealthy services in parallel, and wait until all are healthy. Return the names of started services.
 
-    After an error, the services that this call started are stopped again.
-
-    Args:
-        services: At least one service.
-        on_progress: Receives the names of services to start, then a sentence per ready service, on the caller's thread.
-
-    Returns:
-        Names of the services that this call started.
+    After an error, the services that this call started are stopped again. `services` has at least one service.
+    `on_progress` receives the names of services to start, then a sentence per ready service, on the caller's thread.
     """
     cancelled = Event()
     started: list[Service] = []

@@ -26,11 +26,7 @@ _MAX_PORT_ATTEMPTS: Final = 10  # another process may take a free port between i
 
 
 def resolve_address(setting: str, address: str) -> tuple[str, int]:
-    """Return the IP address, preferably IPv4, and the port of `host:port`.
-
-    Raises:
-        InvalidInput: The host cannot be resolved. The message names the setting.
-    """
+    """Return the IP address, preferably IPv4, and the port of `host:port`."""
     host, _, port = address.rpartition(":")
     try:
         candidates = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -42,11 +38,7 @@ def resolve_address(setting: str, address: str) -> tuple[str, int]:
 
 
 def find_free_port(setting: str, host: str) -> int:
-    """Return a port of the host that is free at this moment.
-
-    Raises:
-        InvalidInput: The host is not an address of this machine. The message names the setting.
-    """
+    """Return a port of the host that is free at this moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

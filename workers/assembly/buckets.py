@@ -69,10 +69,6 @@ def open_marked_catalog(
     """Return the catalog that the marker of the records bucket names, and a function that opens buckets by name.
 
     The catalog's database is not read. The caller compares the buckets with the catalog.
-
-    Raises:
-        CatalogMismatch: The records bucket has no marker of a catalog.
-        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
     """
     from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
 
@@ -100,9 +96,6 @@ def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore
     """Open the primary bucket. An empty endpoint means AWS. Empty keys mean the host's role.
 
     `hasty` sets short timeouts and one attempt. It is for commands whose user waits and can repeat them.
-
-    Raises:
-        InvalidInput: The file of certificate authorities cannot be used.
     """
     return _open_bucket(settings, hasty, settings.s3_endpoint, settings.s3_region)
 

@@ -47,14 +47,8 @@ def open_rebuild(
 ) -> Iterator[RebuildParts]:
     """Open a rebuild into `database_url` of the settings.
 
-    Args:
-        settings: Settings of the rebuild.
-        buckets: Buckets of the settings with their roles.
-        require_no_workers: Check that raises an error while a worker of the old catalog lives. `None` skips the check.
-
-    Raises:
-        CatalogMismatch: The records bucket has no marker of a catalog.
-        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
+    `buckets` are the buckets of the settings with their roles. `require_no_workers` raises an error while a worker of
+    the old catalog lives. `None` skips this check.
     """
     lost, get_bucket = open_marked_catalog(settings)
     log = RecordLog(lost.own(*get_bucket(Role.RECORDS, settings.records_bucket)))
@@ -129,12 +123,7 @@ class FollowParts:
 
 @contextmanager
 def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
-    """Open the replica database in `database_url`. It follows `bucket`: the records bucket or a replica bucket.
-
-    Raises:
-        CatalogMismatch: The records bucket has no marker of a catalog, or `bucket` belongs to another one.
-        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
-    """
+    """Open the replica database in `database_url`. It follows `bucket`: the records bucket or a replica bucket."""
     catalog, get_bucket = open_marked_catalog(settings)
     source = RecordLog(catalog.own(*get_bucket(Role.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket

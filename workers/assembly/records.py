@@ -29,11 +29,7 @@ class NamedFunctions:
         return dict(_import_function(reference) for reference in filter(None, self._references.split(",")))
 
     def load(self) -> None:
-        """Import all functions.
-
-        Raises:
-            InvalidInput: A module cannot be imported, or has no such function.
-        """
+        """Import all functions."""
         _ = self._functions
 
     def find_function(self, name: str) -> RecordFunction:

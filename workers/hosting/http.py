@@ -118,11 +118,8 @@ _LIMITS: Final = ConnectionLimits()
 async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits = _LIMITS) -> AsyncIterator[str]:
     """Serve the pages while the block runs. Yield their base URL, or "" if the server is off.
 
-    Args:
-        address: `host:port`, or `off`. Port 0 means any free port. If the port is taken, a free port is used with a
-            warning, because several workers of one machine share this setting.
-        pages: Pages to serve. More may be added later.
-        limits: Limits of connections.
+    `address` is `host:port` or `off`. Port 0 means any free port. If the port is taken, a free port is used with a
+    warning, because several workers of one machine share this setting. Pages may be added later.
 
     Raises:
         InvalidInput: The host is not an address of this machine, or this user may not use the port.

@@ -91,12 +91,7 @@ def create_ownership(
 
 
 def parse_ensemble(settings: Settings) -> Ensemble:
-    """Return ZooKeeper's addresses, credentials and TLS files from the settings.
-
-    Raises:
-        InvalidInput: `zookeeper_acl` needs credentials that are missing, or TLS files cannot be used.
-        ServiceFailed: The settings name no ZooKeeper.
-    """
+    """Return ZooKeeper's addresses, credentials and TLS files from the settings."""
     scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
     if settings.zookeeper_acl == "creator" and not credential:
         raise InvalidInput("zookeeper_acl", expected="anyone, because there is no zookeeper_auth", found="creator")

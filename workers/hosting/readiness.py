@@ -91,10 +91,8 @@ class Readiness:
     async def watch(self, checks: Mapping[str, Check], reported: Mapping[str, Check] = _NO_CHECKS) -> None:
         """Repeat all checks until cancelled.
 
-        Args:
-            checks: Required checks.
-            reported: Checks of problems that all workers share. A failure leaves the worker ready, so that new workers
-                can replace the present workers and solve the problem.
+        `checks` are required. `reported` are checks of problems that all workers share. Their failure leaves the worker
+        ready, so that new workers can replace the present workers and solve the problem.
         """
         now_s = self._clock()
         for name in [*checks, *reported]:

@@ -60,9 +60,8 @@ async def write_snapshots(write_due: Callable[[], int], *, interval_s: float = _
     Each worker writes snapshots of topics that no other worker has taken. If a worker dies, its topics become due
     again. Transaction coordinators do not write snapshots, because they would have to stay awake for it.
 
-    Args:
-        write_due: Writes a page of snapshots and returns how many were due.
-        interval_s: Pause after a page without due snapshots.
+    `write_due` writes a page of snapshots and returns the number of due snapshots. `interval_s` is the pause after a
+    page without due snapshots.
     """
     has_logged = False
     while True:
@@ -134,10 +133,7 @@ async def watch_currency(
     The task ends only with the error of a check. Then the worker must end, because it would otherwise do work of the
     new catalog's jobs on the old database. Buckets refuse the deletes of such a worker in any case.
 
-    Args:
-        log: Log store with the catalog and the record log.
-        interval_s: Seconds between two checks, above 0. A store that does not answer is asked again.
-        require: Check, which tests replace.
+    A store that does not answer is asked again after `interval_s`. Tests replace `require`.
     """
     check = partial(require, log.catalog.records, log.record_objects)
     watch = asyncio.create_task(_await_outdated(check, interval_s))

@@ -48,10 +48,7 @@ def reachable_code(workflow: type) -> CodePieces:
 def ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
     """Return the reachable code whose errors may end the run.
 
-    Args:
-        workflow: Class of the workflow.
-        includes_guarded: Whether to include code whose guard refusals become a result. Other errors of such code end
-            the run.
+    With `includes_guarded`, include code whose guard refusals become a result. Other errors of such code end the run.
     """
     handlers = _FAILURE_HANDLERS if includes_guarded else _FAILURE_HANDLERS | _REFUSAL_HANDLERS
     return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__, _TryRemover(handlers)).pieces)
@@ -65,11 +62,8 @@ def list_modules(code: CodePieces) -> list[ModuleType]:
 def raised_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
     """Return the documented errors of the activities that the code names.
 
-    `NotOwner` is left out for routed activities, because the router repeats the call at the new owner.
-
-    Args:
-        code: Pieces of code.
-        only_called: Whether to leave out activities that the code only passes to other code.
+    `NotOwner` is left out for routed activities, because the router repeats the call at the new owner. With
+    `only_called`, activities that the code only passes to other code are left out.
     """
     names = set[str]()
     for module, piece in code:

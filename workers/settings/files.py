@@ -15,9 +15,6 @@ def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> 
     """Return the content of a regular file of at most `MAX_FILE_BYTES`. A link is followed.
 
     `rule` is a phrase for messages that says what the setting `field` expects.
-
-    Raises:
-        InvalidInput: The file cannot be read, is not a regular file or is too long.
     """
     try:
         return read_regular_file(Path(path), max_bytes=MAX_FILE_BYTES)

@@ -242,11 +242,7 @@ class Settings(BaseModel):
         return Settings.model_validate({name: value for name, value in self if name not in SERVICE_SETTINGS})
 
     def require(self, name: str) -> str:
-        """Return the address in the setting `name`.
-
-        Raises:
-            ServiceFailed: The address is empty.
-        """
+        """Return the address in the setting `name`. Raise `ServiceFailed` if it is empty."""
         value = str(getattr(self, name))
         if not value:
             advice = f"run `sexton up` there, or set SEXTON_{name.upper()}"
