@@ -28,7 +28,7 @@ class Backoff:
     longest_s: float = 5.0
 
     def pause_s(self, failures: int) -> float:
-        """Return the pause after this number of consecutive failures, 1 or more."""
+        """Return the pause, given the number of consecutive failures, which is at least 1."""
         longest = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 30))
         return random.uniform(longest / 2, longest)  # noqa: S311 - guards nothing
 

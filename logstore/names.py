@@ -92,9 +92,7 @@ class TopicName:
 def encode_prefix(text: str) -> str:
     """Return the prefix of all encoded names whose unencoded names begin with `text`.
 
-    Args:
-        text: Part of the scheme `persistent://`, or a longer text that begins with the scheme and that UTF-8 can
-            encode.
+    `text` is a part of the scheme `persistent://`, or begins with it. UTF-8 must be able to encode the text.
     """
     scheme, rest = text[: len(_PREFIX)], text[len(_PREFIX) :]
     return scheme + quote(rest, safe=f"{_UNQUOTED}/")

@@ -62,9 +62,7 @@ def digest_chunk(content: bytes | bytearray | memoryview) -> str:
 def digest_chunks(read: Callable[[int, int], bytes | memoryview], chunks: Iterable[ColumnChunk]) -> str:
     """Return the concatenated digests of chunks.
 
-    Args:
-        read: Returns `length` bytes from an offset.
-        chunks: Chunks in file order.
+    Chunks are given in file order. `read` gets offset and length.
     """
     return "".join(digest_chunk(read(chunk.start, chunk.size_bytes)) for chunk in chunks)
 
@@ -72,10 +70,8 @@ def digest_chunks(read: Callable[[int, int], bytes | memoryview], chunks: Iterab
 def parse_digests(text: str, chunks: Sequence[ColumnChunk], *, name: str) -> dict[ColumnChunk, str]:
     """Return the digest of each chunk.
 
-    Args:
-        text: Result of `digest_chunks`.
-        chunks: Chunks that were given to `digest_chunks`, in the same order.
-        name: Name of the object in an error.
+    `text` is the result of `digest_chunks` for the same chunks in the same order. `name` is the object's name in an
+    error.
 
     Raises:
         CorruptData: The text is not a list of digests, or has not one digest for each chunk.

@@ -185,9 +185,7 @@ class ProducedEntries:
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
     """Encode the parts, in their order, as one segment.
 
-    Args:
-        parts: Appends, in the order of their entry ids.
-        publish_ms: Time by the clock of the appender, stored for every entry.
+    `publish_ms` is the time of the appender, stored for every entry.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time

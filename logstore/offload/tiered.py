@@ -115,12 +115,8 @@ def decide_upload_start(
 ) -> UploadStart:
     """Decide how an attempt to offload a ledger begins.
 
-    Args:
-        ledger_id: Ledger to offload.
-        uuid: Uuid of the attempt.
-        tiered: State and offload context of the tiered copy, if there is one.
-        state: State of the ledger.
-        primary: Reads the state of the primary copy, or `None` if it does not exist. Called only for `ANEW`.
+    `tiered` is state and offload context of the tiered copy, if there is one. `primary` reads the state of the primary
+    copy, and is called only for `ANEW`.
 
     Raises:
         PreconditionFailed: The attempt is new, and the ledger is not CLOSED or has no LIVE primary copy.

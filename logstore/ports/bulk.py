@@ -30,8 +30,7 @@ class BulkJobs(Protocol):
             ServiceFailed: Java or the cluster cannot be reached, or refuses the connection.
         """
 
-    def published_summary(self, run_id: str, name: str) -> BulkSummary | None:
-        """Return the summary of a job of the run, or `None` if the job is not published."""
+    def published_summary(self, run_id: str, name: str) -> BulkSummary | None: ...
 
     def list_runs(self) -> list[str]:
         """Return the ids of runs that have output or a folder, ascending."""
@@ -39,4 +38,5 @@ class BulkJobs(Protocol):
     def folder(self, run_id: str) -> Path:
         """Return the run's folder, which is beside the output of its jobs. Create the folder if it is missing."""
 
-    def forget(self, run_id: str) -> None: ...
+    def forget(self, run_id: str) -> None:
+        """Remove all output of the run and its folder, if they exist."""

@@ -199,9 +199,7 @@ class CopyStorage(Protocol):
     ) -> Mapping[int, RemovalResult]:
         """Remove `OWN` copies: data in shared pages, then each ledger's statement. Storage confirms each key.
 
-        Args:
-            copies: Copies by `row_id`.
-            on_progress: Receives the number of objects confirmed since the last call.
+        `on_progress` receives the number of objects confirmed since the last call.
 
         Returns:
             Result of each row by `row_id`.

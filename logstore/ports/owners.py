@@ -23,9 +23,7 @@ class Owners(Protocol):
 
         If this worker is in the owner node but has no lease, it is returned as `OtherOwner`.
 
-        Args:
-            topic: Name of the topic.
-            patience_s: Longest wait for ZooKeeper or the catalog.
+        `patience_s` is the longest wait for ZooKeeper or the catalog.
 
         Raises:
             StoreUnavailable, SessionLost: There was no answer. The topic may have an owner.

@@ -109,7 +109,6 @@ class OffloadTopic:
         return self._result
 
     def _refuse(self, reason: str) -> None:
-        """Record an ask that was not done, or not completely."""
         before = self._result
         self._result = replace(
             before, refused=before.refused + 1, refusals=[*before.refusals, reason[:500]][:_MAX_NAMED_PROBLEMS]
@@ -259,7 +258,6 @@ class OffloadTopic:
 
 
 def _next_ids(ledger_ids: list[int] | None, after: int, limit: int) -> list[int] | None:
-    """Return the next requested ids, or `None` if all ledgers are requested."""
     return None if ledger_ids is None else sorted({ledger_id for ledger_id in ledger_ids if ledger_id > after})[:limit]
 
 

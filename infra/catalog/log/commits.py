@@ -93,8 +93,6 @@ def _find_transactions(writes: Sequence[Write]) -> set[TransactionId]:
 
 @dataclass(slots=True, kw_only=True)
 class _LockedLedger:
-    """Locked row of a ledger, with the changes of this batch."""
-
     topic_id: int
     state: str
     entries: int
@@ -250,15 +248,12 @@ def _transaction_refusal(
 
 
 class _LockStatements(NamedTuple):
-    """Statements that lock the rows of an append, in this order."""
-
     topics: Statement  # share-locks the ACTIVE ones, and reads the catalog's epoch
     ledgers: Statement  # locks the listed ones, and reads the topic of their list
 
 
 @cache
 def _lock_statements(dialect: str) -> _LockStatements:
-    """Return the statements for `sqlite` or `postgresql`."""
     topics, ledgers = (
         bulk_parameter(dialect, "asked", {"topic_id": BIG}),
         bulk_parameter(dialect, "asked", {"ledger_id": BIG}),

@@ -95,10 +95,7 @@ def read_newborn(connection: Connection, ledger_id: LedgerId, list_id: int) -> R
 
     If it was abandoned, storage is searched again for objects that the creator stored since.
 
-    Args:
-        connection: Connection in a writing transaction that holds the lock of the list.
-        ledger_id: Newborn ledger, or a ledger that is already published.
-        list_id: List of the ledger.
+    The caller holds the lock of the list. `ledger_id` may be a ledger that is already published.
     """
     query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
     row = connection.execute(query).first()
@@ -128,8 +125,6 @@ def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, 
 
 @dataclass(frozen=True, slots=True)
 class _OwnedList:
-    """List of the ledgers of one ledger owner."""
-
     list_id: int
     component: Component
     keys: Mapping[str, str]

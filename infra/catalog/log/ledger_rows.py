@@ -196,10 +196,7 @@ def insert_segments(
 ) -> None:
     """Insert segments and update their ledgers. The caller holds the locks of topics and ledgers, but of no list.
 
-    Args:
-        connection: Connection in a writing transaction.
-        segments: Rows of `segment`.
-        grown: Rows of ledger id and new values of `GROWING_COLUMNS`.
+    `segments` are rows of `segment`. `grown` are rows of ledger id and new values of `GROWING_COLUMNS`.
     """
     inserted, grew = _insert_segments_statements(connection.dialect.name)
     inserted.execute(connection, segments)
@@ -220,9 +217,7 @@ def _insert_segments_statements(dialect: str) -> tuple[Statement, Statement]:
 def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, int]) -> None:
     """Raise the numbers that the next segments of ledgers must exceed. The caller holds the locks of the ledgers.
 
-    Args:
-        connection: Connection in a writing transaction.
-        number_by_ledger: Number by ledger id. A number that is not above the ledger's present number changes nothing.
+    A number that is not above the ledger's present number changes nothing.
     """
     numbers = bulk_parameter(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
     is_above = (t.ledger.c.ledger_id == numbers.source.c.ledger_id, t.ledger.c.last_segment < numbers.source.c.number)
@@ -274,10 +269,8 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
 def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, buried_us: int | None = None) -> None:
     """Remove ledgers with their copies and segments, and raise the versions of their lists.
 
-    Args:
-        connection: Connection in a writing transaction that holds the locks of the lists.
-        condition: Condition on `ledger`. Each selected ledger has intents, or a rebuild leaves it out.
-        buried_us: Time of the tombstones, or `None` for no tombstones.
+    The caller holds the locks of the lists. Each selected ledger has intents, or a rebuild leaves it out. With
+    `buried_us`, tombstones with this time are left.
     """
     if buried_us is not None:
         bury_ledgers(connection, condition, now_us=buried_us)

@@ -144,7 +144,6 @@ def require_epoch(connection: Connection, expected: int | None) -> None:
 
 @cache
 def _segments_in_ranges(dialect: str) -> Statement:
-    """Return the statement that selects segments with entries in given ranges of ledgers, in order."""
     rows, s = bulk_parameter(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
     range_columns = rows.source.c
     overlaps = and_(

@@ -88,7 +88,6 @@ def remove_versions_where(connection: Connection, condition: ColumnElement[bool]
 
 
 def _newest(connection: Connection, topic_id: TopicId, *conditions: ColumnElement[bool]) -> SchemaVersion | None:
-    """Return the newest schema version of the topic that satisfies the conditions."""
     query = select(t.schema_version).where(_V.topic_id == topic_id, *conditions).order_by(_V.version.desc()).limit(1)
     row = connection.execute(query).first()
     return None if row is None else dataclass_from_row(SchemaVersion, row)

@@ -266,7 +266,6 @@ def _read_primary_state(connection: Connection, row: Row[Any]) -> str | None:
 
 
 def _is_removable(connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
-    """Select ledgers of the list with a LIVE primary copy, for `_removable_query`."""
     c = _primary.c
     has_primary = exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == CopyKind.LEDGER.value, c.state == _LIVE)
     condition = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None) & has_primary
@@ -286,7 +285,6 @@ def _removable_query(condition: ColumnElement[bool]) -> Select[Any]:
 def _proved_ids(
     connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None, proved: Mapping[LedgerId, str]
 ) -> list[LedgerId]:
-    """Return removable ledgers whose tiered copy is still the proved one."""
     condition = _is_removable(connection, list_id, ledger_ids) & among(connection, t.ledger.c.ledger_id, proved)
     uuid_by_ledger = {
         row.ledger_id: parse_context_or_empty(row.tiered_context).get("uuid")

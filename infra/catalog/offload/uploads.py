@@ -56,13 +56,7 @@ def end_upload(
 ) -> None:
     """End an attempt like `Offloads.abandon`. The caller holds the lock of the list, if the list still exists.
 
-    Args:
-        connection: Connection in a writing transaction.
-        list_id: List of the ledger, or `None`.
-        ledger_id: Ledger of the copy.
-        uuid: Uuid of the attempt.
-        until_us: Time of the attempt's last request, or `None` if all requests were answered.
-        now_us: The database's time.
+    `until_us` is the time of the attempt's last request, or `None` if all requests were answered.
     """
     copy = read_tiered_copy(connection, ledger_id)
     if copy is None or parse_context_or_empty(copy.context).get("uuid") != uuid:

@@ -44,7 +44,6 @@ class LogEndPoller:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """Wake all readers and stop polling."""
         self._closed.set()
         with self._lock:
             for reader in self._parked:
@@ -85,7 +84,6 @@ class LogEndPoller:
             self._closed.wait(pause)
 
     def _wake(self, waiting: Sequence[_ParkedReader]) -> bool:
-        """Wake readers whose logs have another end. Return whether any reader was woken."""
         ends = self.ends({reader.topic_id for reader in waiting})
         moved_readers = [reader for reader in waiting if ends.get(reader.topic_id) != reader.end]
         for reader in moved_readers:

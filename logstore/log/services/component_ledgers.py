@@ -110,9 +110,7 @@ class ComponentLedgers:
         Idempotency: each call makes a new ledger. A crash leaves at most an unlisted row, which the topic's next trim
         detaches. `publish` is repeated if its outcome is unknown.
 
-        Args:
-            draft: Ledger owner and content.
-            publish: Transaction of the component, safe to repeat.
+        `publish` is the transaction of the component, and must be safe to repeat.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.

@@ -116,7 +116,6 @@ class PlacementAttempts:
         return max(ledger.last_segment, self.tried.get(ledger.ledger_id, -1))
 
     def has_numbers(self, ledger: Ledger) -> bool:
-        """Return whether the ledger has numbers left for `next_number` and for a confirmation."""
         return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
 
     def next_number(self, ledger: Ledger) -> int:

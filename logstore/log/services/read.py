@@ -95,7 +95,6 @@ class Reader:
         without: ExcludedEntries | None = None,
         postponing: Postponer | None = None,
     ) -> Iterator[Entry]:
-        """Yield visible entries in order, like `ManagedLedger.scan`."""
         view = ReadFilter(
             columns=_validate_columns(columns),
             state=cursor_state,
@@ -131,7 +130,6 @@ class Reader:
                 return
 
     def read_entries_at(self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str]) -> list[Entry]:
-        """Return entries by position, like `ManagedLedger.read_entries_at`."""
         view = ReadFilter(columns=_validate_columns(columns))
         ids_by_ledger: dict[LedgerId, BitMap] = defaultdict(BitMap)
         for position in positions:
@@ -237,7 +235,6 @@ class Reader:
 def _select_segments(
     ledger: Ledger, rows: Iterable[Segment], entry_ids: BitMap, view: ReadFilter
 ) -> Iterator[tuple[Ledger, Segment, BitMap]]:
-    """Yield segments with the visible ones of these entries."""
     selected = ((row, entry_ids & view.select_entries(row, Position(ledger.ledger_id, 0))) for row in rows)
     return ((ledger, row, ids) for row, ids in selected if ids)
 

@@ -57,12 +57,6 @@ def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int
     """Tell the catalog if an upload, or the transaction that registers it, fails within the block. The error is raised.
 
     A terminal error is not reported, because storage stored nothing, or the catalog itself refused.
-
-    Args:
-        ledgers: The catalog's ledgers.
-        ledger_id: Ledger of the upload.
-        epoch: Epoch of the ledger's catalog.
-        clock: Clock for pauses between attempts.
     """
     try:
         yield
@@ -88,9 +82,7 @@ class Registrar:
     def register(self, write: RegisterSegment, *, deadline_s: float) -> RegisterSegmentResult | Segment:
         """Register the segment of an object that only this caller has uploaded.
 
-        Args:
-            write: Registration.
-            deadline_s: Time of `monotonic_s` after which no attempt starts.
+        No attempt starts after `deadline_s`, a time of `monotonic_s`.
 
         Returns:
             Result of the registration, or the row of the segment if an earlier attempt has registered it.

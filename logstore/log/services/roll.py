@@ -71,7 +71,6 @@ class Roller:
         self._patience_s = patience_s
 
     def roll(self, topic_id: TopicId) -> RollResult:
-        """Close the last ledger and open the next one, like `ManagedLedger.roll`."""
         for _ in range(_MAX_ATTEMPTS):
             last = self._ledgers.last_ledger(topic_id)
             if last and last.state is LedgerState.OPEN and not last.entries:

@@ -54,7 +54,6 @@ class SchemaRegistry:
         )
 
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
-        """Return every schema version, ascending."""
         return self._schemas.all(topic_id)
 
     def read(self, topic: Topic, version: int | None = None) -> tuple[SchemaVersion, bytes]:

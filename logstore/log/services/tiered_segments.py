@@ -51,7 +51,6 @@ class TieredSegments:
         self._buckets = buckets
 
     def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
-        """Return the copies that readers may use now, or `None` if the ledger is not listed."""
         return self._offloads.copies(ledger_id)
 
     def scan(self) -> "TieredScan":

@@ -148,11 +148,8 @@ class Offloader:
     def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None = None) -> UploadedCopy:
         """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish` makes it LIVE.
 
-        Args:
-            ledger_id: Ledger to copy.
-            uuid: New uuid of the attempt.
-            timeout_s: Time after which nothing more is sent.
-            topic: Encoded name that the ledger's topic must have, or `None` for any.
+        `uuid` must be new. After `timeout_s` nothing more is sent. If `topic` is given, the ledger's topic must have
+        this encoded name.
 
         Raises:
             UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
@@ -184,7 +181,6 @@ class Offloader:
             raise
 
     def prove(self, copy: PublishedCopy) -> Evidence:
-        """Return the evidence of a published copy. Raise the errors of `prove_published`."""
         return prove_published(self._buckets, copy)
 
     def _require_time(self, uuid: str, deadline_s: float) -> Callable[[], None]:

@@ -74,11 +74,8 @@ class RegisterSegment:
 
         Conditions on transactions are checked later.
 
-        Args:
-            epoch: The catalog's epoch.
-            topic: State of the topic, or `None` if the topic does not exist.
-            ledger: End of the ledger, or `None` if the ledger is not listed.
-            sequences: Sequences of the topic's known producers, by name.
+        `topic` is the state of the topic, or `None` if there is no such topic. `ledger` is `None` if it is not listed.
+        `sequences` has the topic's known producers, by name.
         """
         if self.epoch != epoch:
             return StaleCatalog(f"append: expected catalog epoch {epoch}, found {self.epoch}")

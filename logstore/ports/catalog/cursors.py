@@ -78,12 +78,8 @@ class Cursors(Protocol):
         The change is refused if the row differs from `change` or is gone, or if the topic is not ACTIVE. The same
         transaction then files an intent for the newborn ledger (apache/pulsar#350).
 
-        Args:
-            change: Row from which the snapshot was made.
-            snapshot: Newborn ledger and its content. The content has no more than was acknowledged at some moment since
-                `change`.
-            size_bytes: Size of the segment's object.
-            sha256: SHA-256 of the object, hexadecimal, if it is known.
+        `change` is the row from which the snapshot was made. The content has no more than was acknowledged at some
+        moment since `change`.
 
         Returns:
             Whether the ledger is the cursor's snapshot now, also after a repeated call.

@@ -80,10 +80,8 @@ class Deletions(Protocol):
         If a row had a workflow of its own, the audit log gets a row `delete-ledger` with the actor and the reason of
         the batch.
 
-        Args:
-            ended: Result of each row.
-            holder: Workflow that claimed the rows, or their batch. A batch may also finish rows that it handed over,
-                because two attempts of a chunk can overlap.
+        `holder` is the workflow that claimed the rows, or their batch. A batch may also finish rows that it handed
+        over, because two attempts of a chunk can overlap.
 
         Returns:
             Ids of the rows that this call finished.
@@ -127,11 +125,7 @@ class Deletions(Protocol):
     def hold(self, row_id: int, claim: Claim, *, error: str | None = None, keys_left: int | None = None) -> int:
         """Claim the row for `ttl_s` from now, and store the error of an attempt. A finished row does not change.
 
-        Args:
-            row_id: Id of the row.
-            claim: Claim of the row's holder.
-            error: Error of the attempt, if there was one.
-            keys_left: Number of keys that storage kept, if it answered for all of them.
+        `keys_left` is the number of keys that storage kept, if it answered for all of them.
 
         Returns:
             Number of consecutive attempts that left `keys_left` keys, including this one. Attempts without an answer
@@ -141,14 +135,12 @@ class Deletions(Protocol):
             ClaimHeld: Another workflow holds the row.
         """
 
-    def tally(self, batch_id: str) -> Tally:
-        """Count the batch by outcome."""
+    def tally(self, batch_id: str) -> Tally: ...
 
     def close(self, batch_id: str, cause: Cause) -> Tally:
         """Count the batch by outcome. The first call closes the batch and writes the audit row."""
 
-    def inflight(self) -> Inflight:
-        """Count unfinished and dead-lettered intents."""
+    def inflight(self) -> Inflight: ...
 
     def list(
         self,

@@ -117,8 +117,5 @@ class AuditLog(Protocol):
 
         Not idempotent: a repeated call adds an equal row.
 
-        Args:
-            act: Name of the act, in kebab-case.
-            cause: Actor and reason.
-            detail: Object of the act, as JSON values.
+        `act` is written in kebab-case.
         """

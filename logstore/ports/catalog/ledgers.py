@@ -67,10 +67,7 @@ class Ledgers(Protocol):
     ) -> list[Ledger]:
         """Return the topic's data ledgers, in list order, which is ascending by id.
 
-        Args:
-            topic_id: Topic of the ledgers.
-            from_ledger: First id, inclusive, listed or not.
-            limit: Maximum number of ledgers.
+        The page begins with `from_ledger`, inclusive, whether or not this ledger is listed.
         """
 
     def totals(self, topic_id: TopicId) -> TopicTotals:
@@ -140,11 +137,7 @@ class Components(Protocol):
 
         Not idempotent. The topic's trim detaches a row that is never published.
 
-        Args:
-            topic_id: Topic of the ledger.
-            component: Component of the ledger.
-            keys: Identity of the ledger owner within the topic, e.g. `{"cursor": "billing"}`.
-            application: Application in the statement.
+        `keys` identify the ledger owner within the topic, e.g. `{"cursor": "billing"}`.
 
         Raises:
             UnknownObject: The topic does not exist.

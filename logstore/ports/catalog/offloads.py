@@ -63,13 +63,9 @@ class Offloads(Protocol):
         An unpublished copy of an earlier attempt is replaced, and its deletion intent is filed in the same transaction.
         A copy that is being written protects its ledger from every detach (apache/pulsar#13219).
 
-        Args:
-            ledger_id: Closed, listed ledger with a LIVE primary copy.
-            uuid: New uuid of the attempt.
-            driver_metadata: Driver, bucket, endpoint and region, by which a deletion finds the copy
-                (apache/pulsar#16687).
-            timeout_s: Time after which the attempt sends nothing more.
-            topic: Encoded name that the ledger's topic must have, or `None` for any.
+        The ledger is closed and listed, with a LIVE primary copy. `uuid` must be new. After `timeout_s` the attempt
+        sends nothing more. `driver_metadata` is driver, bucket, endpoint and region, by which a deletion finds the copy
+        (apache/pulsar#16687). If `topic` is given, the ledger's topic must have this encoded name.
 
         Idempotency: keyed by `uuid`. A repeated call does not extend this time.
 
@@ -124,11 +120,7 @@ class Offloads(Protocol):
     ) -> list[LedgerId]:
         """Return closed, listed ledgers with entries and without a LIVE tiered copy, ascending.
 
-        Args:
-            topic_id: Topic of the ledgers.
-            ledger_ids: Ledgers to select from, or `None` for all.
-            after: Ledger before the first one.
-            limit: Maximum of ledgers.
+        `ledger_ids` is the selection, or `None` for all. The page begins after `after`.
         """
 
     def list_removable(
@@ -155,13 +147,8 @@ class Offloads(Protocol):
         LIVE tiered copy is the one in `proved`. An only copy stays. Stalled intents of primary copies move to the
         batch.
 
-        Args:
-            topic_id: Topic of the ledgers.
-            ledger_ids: Requested ledgers, or `None` for all.
-            proved: Uuid of each tiered copy that storage has just proved (apache/pulsar#22839).
-            batch_id: Id of the batch.
-            claim: Claim of the workflow that does phase two.
-            cause: Actor and reason.
+        `ledger_ids` is the selection, or `None` for all. `proved` are the uuids of tiered copies that storage has just
+        proved (apache/pulsar#22839). `claim` is for the workflow that does phase two.
 
         Idempotency: keyed by `batch_id`. A repeated call returns the first result. A call that changed nothing is not
         recorded.

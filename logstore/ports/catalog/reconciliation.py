@@ -95,8 +95,7 @@ class FiledCopy:
 class Reconciliation(Protocol):
     """Runs of plans, scrubs and applies, and the writes that turn orphans into intents."""
 
-    def catalog_state(self) -> CatalogState:
-        """Return the state of the catalog."""
+    def catalog_state(self) -> CatalogState: ...
 
     def count_ledgers(self, *, below: int) -> int:
         """Return the number of ledger rows with a lower id."""
@@ -116,7 +115,12 @@ class Reconciliation(Protocol):
             UnknownObject: No run has this id.
         """
 
-    def run(self, run_id: str) -> ReconciliationRun: ...
+    def run(self, run_id: str) -> ReconciliationRun:
+        """Return one run.
+
+        Raises:
+            UnknownObject: No run has this id.
+        """
 
     def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
         """Return runs, finished or not, newest first."""
@@ -170,9 +174,7 @@ class Reconciliation(Protocol):
 
         The audit log gets one row, unless all segments are kept.
 
-        Args:
-            segments: Ledger and segment number by number of the finding.
-            cause: Actor, reason and workflow of the apply.
+        `segments` are ledger and segment number by number of the finding.
 
         Returns:
             Reasons to keep objects by number of the finding. The other objects may be deleted.
@@ -185,9 +187,7 @@ class Reconciliation(Protocol):
     ) -> Mapping[int, str]:
         """Return what `pass_over` would return now. Take no lock.
 
-        Args:
-            segments: Ledger and segment number by number of the finding.
-            passed_over: Highest segment of each ledger that earlier calls would have passed over.
+        `passed_over` is the highest segment of each ledger that earlier calls would have passed over.
         """
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:

@@ -94,11 +94,7 @@ class Topics(Protocol):
     ) -> TopicSummaryPage:
         """Return summaries of topics, read in one transaction with a fixed number of queries.
 
-        Args:
-            prefix: Prefix of the encoded names.
-            state: State of the topics, or `None` for any.
-            after: Encoded name after which the page begins, compared by bytes.
-            limit: Maximum number of topics, 1 or more.
+        Names are encoded. The page begins after the name `after`, compared by bytes. `limit` is 1 or more.
         """
 
     def summary(self, topic: Topic) -> TopicSummary:
@@ -140,13 +136,8 @@ class Schemas(Protocol):
         not ACTIVE, the same transaction files the intent of the newborn ledger. A repeated call returns the same schema
         version.
 
-        Args:
-            topic_id: Topic of the schema.
-            ledger_id: Newborn ledger.
-            digest: SHA-256 of the content, hexadecimal.
-            content_bytes: Size of the content.
-            size_bytes: Size of the segment's object.
-            sha256: SHA-256 of the segment's object, hexadecimal, or `None` if unknown.
+        `digest` and `content_bytes` describe the content. `size_bytes` and `sha256` describe the segment's object.
+        Digests are SHA-256, hexadecimal.
 
         Returns:
             `None` if the newborn ledger was abandoned meanwhile, alone or with its topic. Then write another ledger.

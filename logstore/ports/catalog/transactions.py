@@ -163,9 +163,7 @@ class Transactions(Protocol):
     ) -> None:
         """Give each transaction to a workflow of its own, count an attempt, and store the error of each participant.
 
-        Args:
-            failures: Errors by participant, of each transaction.
-            to: Claim of each transaction's workflow. It has no run id, because the workflow has not begun.
+        The claims have no run id, because the workflows have not begun.
         """
 
     def list_handed_over(self, *, limit: int) -> list[TransactionId]:
