@@ -1,8 +1,8 @@
-"""Activities that seal and merge buckets.
+"""Activities that seal and merge index buckets.
 
-Every change compares and raises the version of the topic's list. So a step may run twice, and two may overlap: one is
-overtaken, and its ledgers are retired. Claims only save work. A workflow renews them, and they lapse by the catalog's
-clock.
+Every change compares and raises the list version of the topic's list. So a step may run twice, and two steps may
+overlap. One step is then overtaken, and the ledgers that it wrote are retired. Claims only save work. A workflow renews
+its claims, and they lapse by the catalog's clock.
 """
 
 import logging
@@ -44,14 +44,14 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class DelayedBuckets:
-    """Activities on the buckets of topics."""
+    """Activities on the index buckets of topics."""
 
     def __init__(
         self, *, index: DelayedIndex, topics: Topics, sealer: Sealer, merger: Merger, limits: BucketLimits
     ) -> None:
         self._index, self._topics = index, topics
         self._sealer, self._merger, self._limits = sealer, merger, limits
-        self._stuck_version_by_topic: dict[TopicId, int] = {}  # lists in which no two neighbours can be read
+        self._stuck_version_by_topic: dict[TopicId, int] = {}  # list version in which no two neighbours can be read
 
     @defined(name="delayed.due_topics")
     @beating()
@@ -68,9 +68,7 @@ class DelayedBuckets:
 
     @defined(name="delayed.seal_topics")
     def seal_topics(self, request: SealTopicsInput) -> SealedTopics:
-        """Seal a page of topics, one after the other.
-
-        A failed topic is logged, counted and skipped.
+        """Seal a page of topics, one after the other. A failed topic is logged, counted and skipped.
 
         Idempotency: keyed by each topic's list. Sealed entries are not sealed again.
         Heartbeat: topics done, every two seconds, with a renewal of the topic's claim.
@@ -85,7 +83,7 @@ class DelayedBuckets:
 
     @defined(name="delayed.seal_topic")
     def seal_topic(self, request: SealTopicInput) -> SealedTopics:
-        """Seal all of one topic that consumers may see.
+        """Seal all entries of one topic that consumers may see.
 
         Idempotency: keyed by the topic's list.
         Heartbeat: every two seconds, with a renewal of the claim.
@@ -99,7 +97,7 @@ class DelayedBuckets:
         return self._seal(topic.topic_id, tuple, force=True)
 
     def _seal(self, topic_id: TopicId, details: Callable[[], Sequence[object]], *, force: bool) -> SealedTopics:
-        """Seal one topic under its claim. `force` raises errors."""
+        """Seal one topic under its claim. Errors are raised only with `force`."""
         with self._claim(topic_id, details) as is_claimed:
             if not is_claimed:
                 return SealedTopics(topics=1, held=1)
@@ -125,9 +123,9 @@ class DelayedBuckets:
         )
 
     def _is_stuck(self, topic_id: TopicId) -> bool:
-        """Return whether this process found no readable pair in the present version of the list.
+        """Return whether this process found no two readable neighbours in the present list version.
 
-        Another process, or this one after a restart, begins a merge first and finds the same. That costs a few reads.
+        A process that does not know this begins a merge and finds it, too. That costs a few reads.
         """
         version = self._stuck_version_by_topic.get(topic_id)
         if version is not None and self._index.listed(topic_id).version != version:
@@ -176,7 +174,7 @@ class DelayedBuckets:
     @defined(name="delayed.choose_pair")
     @beating()
     def choose_pair(self, request: ChoosePairInput) -> PairChoice:
-        """Claim a topic's list for this workflow, and choose the next pair to merge.
+        """Claim a topic's list for this workflow, and choose the next two buckets to merge.
 
         Idempotency: reads, and renews the claim.
         Raises: InvalidInput (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -203,9 +201,9 @@ class DelayedBuckets:
 
     @defined(name="delayed.merge_pair")
     def merge_pair(self, request: MergePairInput) -> MergedPair:
-        """Replace two neighbours with one bucket.
+        """Replace two neighbouring buckets by one.
 
-        Idempotency: keyed by the pair. Merged buckets are not listed, and a repeated call changes nothing.
+        Idempotency: keyed by the pair. After the merge the pair is not listed, and a repeated call changes nothing.
         Heartbeat: messages written, every two seconds, with a renewal of the claim.
         Raises: StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
@@ -231,9 +229,9 @@ class DelayedBuckets:
     @defined(name="delayed.let_go")
     @beating()
     def let_go(self, request: ReleaseListInput) -> None:
-        """Release this workflow's claim of a topic's list, if it has one.
+        """Release this workflow's claim of a topic's list.
 
-        Idempotency: a released claim stays released.
+        Idempotency: without a claim the call changes nothing.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         self._index.release(TopicId(request.topic_id), own_claim().workflow_id)

@@ -40,18 +40,18 @@ class IndexBuilding(TopicBuilding):
     def begin_build(self, request: BeginBuildInput) -> BuildSummary:
         """Open the run, and store the topics for all later steps.
 
-        Idempotency: keyed by `run_id`. A second call returns what the first one stored.
+        Idempotency: keyed by `run_id`. A second call returns what the first call stored.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         return self._begin(request)
 
     @defined(name="delayed.build_indexes")
     def build_indexes(self, request: BuildInput) -> BuildSummary:
-        """Run the bulk job until its output is published. It claims the topics' lists for this workflow.
+        """Run the bulk job until its output is published. The job claims the topics' lists for this workflow.
 
-        Idempotency: keyed by `run_id`. Published output is returned again.
+        Idempotency: keyed by `run_id`. If the output is published, the call returns its summary again.
         Heartbeat: (stage, tasks done, tasks), every two seconds, with a renewal of the claims. A cancellation cancels
-            the job.
+        the job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         claim = own_claim()
@@ -70,7 +70,7 @@ class IndexBuilding(TopicBuilding):
 
     @defined(name="delayed.switch_indexes")
     def switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
-        """Store the buckets of one page of topics, switch each topic to its buckets, and release its claim.
+        """Store the buckets of one page of topics. Switch each topic to its buckets, and release the topic's claim.
 
         Idempotency: keyed by (run_id, page). A switched topic counts as switched again.
         Heartbeat: topics done, every two seconds, with a renewal of the remaining claims.

@@ -1,4 +1,4 @@
-"""Counters of seals and merges for Prometheus. No label names a topic. Workers read pending totals from SQL."""
+"""Prometheus counters of seals and merges. No label names a topic."""
 
 from typing import Final
 
@@ -21,14 +21,14 @@ _DESCRIPTIONS: Final = {
 
 
 def count_seal(result: SealResult) -> None:
-    """Count a seal after the catalog has committed it."""
+    """Count a seal that the catalog has committed."""
     _add("sexton_delayed_sealed_buckets_total", result.buckets)
     _add("sexton_delayed_sealed_messages_total", result.messages)
     _add("sexton_delayed_dropped_buckets_total", result.dropped)
 
 
 def count_merge(result: MergeResult, duration_s: float) -> None:
-    """Count a merge: MERGED, OVERTAKEN by another change of the list, or stopped by a DAMAGED snapshot."""
+    """Count a merge: MERGED, OVERTAKEN by another change of the list, or DAMAGED by an unreadable snapshot."""
     outcome = "MERGED" if result.switched else "OVERTAKEN" if result.damaged is None else "DAMAGED"
     _add("sexton_delayed_merges_total", 1, outcome=outcome)
     _add("sexton_delayed_merged_messages_total", result.messages)

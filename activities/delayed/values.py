@@ -57,42 +57,42 @@ class SealedTopics:
     overtaken: int = 0  # topics whose list changed meanwhile; they are due again
     failed: int = 0  # skipped topics
     troubles: list[str] = field(default_factory=list)  # a sample of errors
-    over_limit: list[OverLimit] = field(default_factory=list)
+    over_limit: list[OverLimit] = field(default_factory=list)  # topics to merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoosePairInput:
-    """Topic with two buckets to choose for a merge."""
+    """Topic of which two buckets are to be chosen for a merge."""
 
     topic_id: int
     topic: str = ""  # encoded name that the topic must have
     max_buckets: int | None = None  # None: the limit of the settings
-    damaged: list[int] = field(default_factory=list)  # unreadable buckets
+    damaged: list[int] = field(default_factory=list)  # unreadable buckets, not to be chosen
 
 
 class ChoiceReason(StrEnum):
-    """Reason for a pair, or for none."""
+    """Result of a choice: a pair, or the reason why there is none."""
 
     PAIR = "PAIR"
     WITHIN = "WITHIN"  # the topic is within its limit
-    DAMAGED = "DAMAGED"  # it is not, and no two neighbours can be read
+    DAMAGED = "DAMAGED"  # the topic is over its limit, and no two neighbours can be read
     HELD = "HELD"  # another job has claimed the list
     GONE = "GONE"  # the topic is deleted or being deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairChoice:
-    """Next pair of buckets to merge, if any."""
+    """Next two buckets to merge, or none."""
 
     chosen: ChoiceReason
     pair: list[BucketSummary] = field(default_factory=list)  # two neighbours, or none
-    buckets: int = 0  # of the topic
+    buckets: int = 0  # buckets of the topic
     limit: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePairInput:
-    """Pair of neighbours to merge, in log order."""
+    """Two neighbouring buckets to merge, in log order."""
 
     topic_id: int
     bucket_ids: list[int]  # two
@@ -103,7 +103,7 @@ class MergePairInput:
 class MergedPair:
     """Result of one merge."""
 
-    switched: bool  # False: the list has changed, choose again
+    switched: bool  # False: the list has changed, so choose again
     messages: int = 0  # in the new bucket
     passed: int = 0  # due messages that were left out
     damaged: int | None = None  # unreadable bucket

@@ -1,12 +1,13 @@
 """State of a cursor: the acknowledgements of one subscription, in its row and in a snapshot.
 
-All entries up to and including `mark_delete` are acknowledged. After it, single entries are, stored as one roaring
-bitmap per ledger, so that many holes stay small and survive a restart.
+All entries up to and including `mark_delete` are acknowledged. Single entries after it are acknowledged, too. They are
+one roaring bitmap per ledger, so many holes stay small and survive a restart.
 
-A row with many acknowledged entries has a snapshot in a cursor ledger. The complete state is the union of both after
-the row's mark-delete position. Only the row has the mark-delete position. A row without a snapshot is complete.
+A row with many acknowledged entries has a snapshot in a cursor ledger. The complete state is the union of the row and
+the snapshot, after the row's mark-delete position. Only the row has the mark-delete position. A row without a snapshot
+is complete.
 
-Source: Pulsar's managed cursor (mark-delete position and individually deleted messages) and its cursor ledgers, which
+Source: Pulsar's managed cursor (mark-delete position and individually deleted messages), and its cursor ledgers, which
 store what is too large for the metadata store.
 """
 
@@ -27,11 +28,11 @@ RELEASES_PER_EPOCH: Final = 10**12
 
 @dataclass(frozen=True, slots=True)
 class LedgerSpan:
-    """Listed ledger, and the number of its entries that readers may see now."""
+    """Listed ledger, with the number of entries that readers may see now."""
 
     ledger_id: LedgerId
     entries: int
-    hidden: BitMap | None = None  # entries that no consumer sees; they count as acknowledged for every subscription
+    hidden: BitMap | None = None  # entries that no consumer sees; they count as acknowledged
 
     @property
     def last(self) -> Position:
@@ -53,12 +54,10 @@ class CursorState:
 
 
 def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequence[LedgerSpan]) -> CursorState:
-    """Acknowledge single entries in any order, then advance over contiguous ones. Idempotent.
+    """Acknowledge single entries in any order, then advance over contiguous acknowledged entries. Idempotent.
 
-    Entries of ledgers that are no longer listed count as acknowledged. `spans` ascend by id.
-
-    Raises:
-        InvalidInput: A position has never had an entry.
+    Entries of unlisted ledgers count as acknowledged. `spans` ascend by id. Raise `InvalidInput` for a position that
+    never had an entry.
     """
     span_by_ledger = {span.ledger_id: span for span in spans}
     acknowledged = dict(state.acknowledged)
@@ -71,11 +70,7 @@ def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequen
 
 
 def acknowledge_to(state: CursorState, position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
-    """Acknowledge all entries up to and including `position`. The cursor never moves back.
-
-    Raises:
-        InvalidInput: The position is after the last entry.
-    """
+    """Acknowledge all entries up to and including `position`. Raise `InvalidInput` if it is after the last entry."""
     _check_reachable(position, {span.ledger_id: span for span in spans}, spans, lowest=-1)
     return advance(replace(state, mark_delete=max(state.mark_delete, position)), spans)
 
@@ -93,9 +88,8 @@ def require_current_releases(
 ) -> None:
     """Refuse a cumulative acknowledgement whose entries were read before the subscription gave entries back.
 
-    Entries up to the mark-delete position may be acknowledged again. An `up_to` of `None` is no cumulative
-    acknowledgement. `expected` are the releases of the subscription now, `found` those when `up_to` was read, or `None`
-    for 0.
+    Entries up to the mark-delete position may be acknowledged again. `expected` are the subscription's present
+    releases. `found` are the releases when `up_to` was read. `None` counts as 0.
 
     Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 lose messages without it.
 
@@ -114,7 +108,7 @@ def require_current_releases(
 
 
 class DelayedRange(NamedTuple):
-    """The entries of a segment that holds delayed messages."""
+    """Entries of a segment that has delayed messages."""
 
     ledger_id: LedgerId
     entries: range
@@ -130,14 +124,8 @@ def require_no_delayed_entries(
 ) -> None:
     """Refuse a cumulative acknowledgement without releases if it covers entries that may have a delivery time.
 
-    Only a reader knows which of these entries it has received, and a reader passes the releases of its read.
-
-    Args:
-        subscription: Name of the subscription.
-        state: Cursor of the subscription.
-        spans: The topic's ledgers, as far as readers may see.
-        up_to: Position of the cumulative acknowledgement.
-        delayed: Segments that hold entries with a delivery time.
+    Only a reader knows which of these entries it has received, and a reader passes the releases of its read. `delayed`
+    has the segments with delayed messages.
 
     Raises:
         AcknowledgementStale: An entry of `delayed` up to `up_to` is visible and not acknowledged.
@@ -172,15 +160,16 @@ def unacknowledged_entries(state: CursorState, spans: Sequence[LedgerSpan], up_t
 
 
 def first_releases(epoch: int) -> int:
-    """Return the releases of a new subscription: above all of earlier epochs, and 0 in the first epoch.
+    """Return the releases of a new subscription: 0 in the first epoch, and above all releases of earlier epochs.
 
-    A rebuild begins an epoch. Its rows may be older than what consumers have read, and it aborts open transactions.
+    A rebuild begins an epoch. Its rows may be older than the entries that consumers have read, and it aborts open
+    transactions.
     """
     return (epoch - 1) * RELEASES_PER_EPOCH
 
 
 def initial_state(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:
-    """Return the cursor of a new subscription: before the first listed entry, or after the last one if `latest`."""
+    """Return the cursor of a new subscription: before the first listed entry, or after the last entry if `latest`."""
     if not spans:
         return CursorState(EARLIEST)
     return advance(CursorState(spans[-1].last if latest else Position(spans[0].ledger_id, -1)), spans)
@@ -189,8 +178,7 @@ def initial_state(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:
 def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
     """Return a cursor whose next entry is `position`. All earlier acknowledgements are dropped.
 
-    Raises:
-        InvalidInput: The position is more than one entry after the end of its ledger, or behind the last listed ledger.
+    Raise `InvalidInput` if `position` is more than one entry after the end of its ledger, or after the last ledger.
     """
     before = Position(position.ledger_id, position.entry_id - 1)
     try:
@@ -203,7 +191,7 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
 
 
 def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
-    """Move `mark_delete` over acknowledged entries and unlisted ledgers, lost ones too (apache/pulsar#18620)."""
+    """Move `mark_delete` over acknowledged entries and unlisted ledgers, also lost ledgers (apache/pulsar#18620)."""
     mark_delete = state.mark_delete
     for span in spans:
         if span.ledger_id < mark_delete.ledger_id:
@@ -243,7 +231,7 @@ def _done_entries(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | Non
 
 
 def _first_gap(bits: BitMap | None, start: int, end: int) -> int:
-    """Return the first entry id from `start`, at most `end`, that is not in `bits`, by bisection on rank."""
+    """Return the first entry id from `start` that is not in `bits`, at most `end`. Found by bisection on rank."""
     if not bits or start not in bits:
         return start
     before = bits.rank(start - 1) if start else 0
@@ -285,11 +273,7 @@ def pack_acknowledged(acknowledged: Mapping[LedgerId, BitMap]) -> bytes:
 
 
 def unpack_acknowledged(packed: bytes) -> dict[LedgerId, BitMap]:
-    """Return the bitmaps that `pack_acknowledged` packed.
-
-    Raises:
-        CorruptData: The bytes end early or contain no bitmap.
-    """
+    """Return the bitmaps that `pack_acknowledged` packed. Raise `CorruptData` if the bytes are damaged."""
     acknowledged: dict[LedgerId, BitMap] = {}
     offset = 0
     try:
@@ -312,7 +296,7 @@ AcknowledgedEntries = Mapping[LedgerId, BitMap]
 
 @dataclass(frozen=True, kw_only=True)
 class CursorSnapshot:
-    """Content of a cursor ledger: the acknowledgements when it was written."""
+    """Content of a cursor ledger: the acknowledgements when the ledger was written."""
 
     ledger_id: LedgerId  # the cursor ledger's own id
     acknowledged: AcknowledgedEntries
@@ -330,11 +314,7 @@ class CursorSnapshot:
 def require_snapshot(
     subscription: str, snapshot: CursorSnapshot | None, *, needed: LedgerId | None
 ) -> CursorSnapshot | None:
-    """Return the snapshot that completes a row, or `None` if the row is complete.
-
-    Raises:
-        SnapshotNeeded: The row needs another snapshot than the request has.
-    """
+    """Return the snapshot that completes a row, or `None`. Raise `SnapshotNeeded` if `snapshot` is another snapshot."""
     if needed is None:
         return None
     ledger_id = None if snapshot is None else snapshot.ledger_id
@@ -363,7 +343,7 @@ def unite_entries(target: dict[LedgerId, BitMap], entries: AcknowledgedEntries) 
 
 
 def state_without_snapshot(state: CursorState, snapshot: CursorSnapshot | None) -> CursorState:
-    """Return the part of a complete state that the row must store, because the snapshot lacks it."""
+    """Return the part of a complete state that is not in the snapshot. The row must store this part."""
     if snapshot is None:
         return state
     stored = snapshot.acknowledged

@@ -1,6 +1,6 @@
-"""Sets of entries as one bitmap of entry ids per ledger, and operations on them.
+"""Sets of entries, as one bitmap of entry ids per ledger.
 
-`add_entries` and `remove_entries` change their first argument in place: only the owner of a set may call them.
+`add_entries` and `remove_entries` change their first argument in place.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Bitmaps = Mapping[LedgerId, BitMap]
 """Entry ids by ledger."""
 
 _BITMAP_OVERHEAD_BYTES: Final = 160
-"""Size of a bitmap with one container, without its entries."""
+"""Size of a bitmap with one container, without the entries."""
 
 _CONTAINER_SIZES: Final = ("n_bytes_array_containers", "n_bytes_run_containers", "n_bytes_bitset_containers")
 
@@ -30,7 +30,7 @@ def add_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
 
 
 def remove_entries(target: dict[LedgerId, BitMap], entries: Bitmaps) -> None:
-    """Remove entries from `target` in place, and free their memory."""
+    """Remove entries from `target` in place, and free the memory that they took."""
     for ledger_id, bits in entries.items():
         if ledger_id not in target:
             continue
@@ -53,7 +53,7 @@ def subtract(entries: Bitmaps, removed: Bitmaps) -> dict[LedgerId, BitMap]:
 
 
 def select_changed(before: Bitmaps, after: Bitmaps) -> Bitmaps:
-    """Return the bitmaps of `before` that differ in `after`. They are not copied, because most are equal."""
+    """Return the bitmaps of `before` that differ in `after`. The bitmaps are not copied."""
     return {ledger_id: bits for ledger_id, bits in before.items() if after.get(ledger_id) != bits}
 
 
@@ -74,6 +74,6 @@ def first_position(bitmaps: Bitmaps) -> Position | None:
 
 
 def memory_bytes(bitmaps: Bitmaps) -> int:
-    """Return the approximate size in memory."""
+    """Return the approximate size in memory, in bytes."""
     statistics = [bits.get_statistics() for bits in bitmaps.values()]
     return sum(_BITMAP_OVERHEAD_BYTES + sum(int(facts[size]) for size in _CONTAINER_SIZES) for facts in statistics)

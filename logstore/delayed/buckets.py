@@ -1,8 +1,8 @@
-"""Buckets of a topic's delayed messages, and the list of them that every change compares and sets.
+"""Index buckets of a topic's delayed messages, and the topic's list of buckets.
 
-A bucket covers a range of the log, and no two buckets cover the same entry. Its snapshot is a `DELAYED_INDEX` ledger,
-whose id is the bucket's id. The snapshot holds the messages of the range that were not due when it was written. Only
-the log holds the messages after `BucketList.sealed_to`.
+A bucket covers a range of the log, and no two buckets cover the same entry. The snapshot of a bucket is a ledger of
+component `DELAYED_INDEX`. The id of this ledger is also the bucket's id. The snapshot has the messages of the range
+that were not due when it was written. Messages after `BucketList.sealed_to` are only in the log.
 
 Source: PIP-195 (bucket-based delayed message index).
 """
@@ -17,20 +17,20 @@ from logstore.positions import EARLIEST, LedgerId, Position
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Immutable bucket of delayed messages. Times are milliseconds since 1970, UTC."""
+    """Immutable index bucket. Times are milliseconds since 1970, UTC."""
 
     bucket_id: LedgerId  # the ledger of its snapshot
     first: Position  # first entry of the covered range
     last: Position  # last entry of the covered range, inclusive
     messages: int  # 1 or more
-    segments: int  # of its snapshot
+    segments: int  # number of segments of the snapshot
     first_ms: int  # earliest delivery time
     last_ms: int  # latest delivery time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSummary:
-    """Range and number of messages of one bucket."""
+    """Range and number of messages of one index bucket."""
 
     bucket_id: int
     messages: int
@@ -40,9 +40,9 @@ class BucketSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketList:
-    """A topic's buckets at one moment, ascending by range."""
+    """A topic's index buckets at one moment, ascending by range."""
 
-    version: int = 0  # raised by every change
+    version: int = 0  # list version; every change raises it
     sealed_to: Position = EARLIEST  # last entry that was searched for delayed messages, inclusive
     buckets: tuple[Bucket, ...] = ()
 
@@ -53,7 +53,7 @@ class BucketList:
     def includes_change(
         self, *, expected: int, removed: Collection[LedgerId], added: Collection[LedgerId], sealed_to: Position | None
     ) -> bool:
-        """Return whether this list results from a change of version `expected`, perhaps with later changes."""
+        """Return whether this list has the change of list version `expected`. There may have been later changes."""
         listed = {bucket.bucket_id for bucket in self.buckets}
         is_sealed = sealed_to is None or self.sealed_to >= sealed_to
         return self.version > expected and is_sealed and listed.issuperset(added) and listed.isdisjoint(removed)
@@ -63,8 +63,7 @@ class BucketList:
     ) -> "BucketList":
         """Return the list after a change. Without `sealed_to` the sealed range stays.
 
-        Raises:
-            InvalidInput: Two buckets overlap, a bucket is empty, or a bucket ends after `sealed_to`.
+        Raise `InvalidInput` if two buckets overlap, a bucket is empty, or a bucket ends after `sealed_to`.
         """
         remaining = [bucket for bucket in self.buckets if bucket.bucket_id not in removed]
         buckets = tuple(sorted([*remaining, *added], key=lambda bucket: bucket.first))
@@ -82,16 +81,12 @@ class BucketList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketLimits:
-    """Thresholds at which buckets are sealed and merged, set by the operator.
-
-    Raises:
-        InvalidInput: A limit is below 1.
-    """
+    """Limits at which a log is sealed and buckets are merged. Raise `InvalidInput` for a limit below 1."""
 
     messages: int = 50_000  # unsealed messages that trigger a seal
     ledgers: int = 100  # ledgers with unsealed entries that trigger a seal
-    idle_s: float = 3_600.0  # time without a new delayed message after which any unsealed messages are sealed
-    buckets: int = 20  # more buckets than this are merged
+    idle_s: float = 3_600.0  # time without a new delayed message that triggers a seal of any unsealed messages
+    buckets: int = 20  # more buckets than this trigger merges
 
     def __post_init__(self) -> None:
         for name in ("messages", "ledgers", "idle_s", "buckets"):
@@ -100,11 +95,6 @@ class BucketLimits:
 
 
 def pair_to_merge(buckets: Sequence[Bucket], *, damaged: Collection[LedgerId] = ()) -> tuple[Bucket, Bucket] | None:
-    """Return the first pair of adjacent buckets with the fewest messages, or `None` if there is no pair.
-
-    Args:
-        buckets: Ascending by range.
-        damaged: Buckets that are not chosen.
-    """
+    """Return the two undamaged neighbours with the fewest messages, or `None`. `buckets` ascend by range."""
     pairs = (pair for pair in pairwise(buckets) if not {bucket.bucket_id for bucket in pair}.intersection(damaged))
     return min(pairs, key=lambda pair: pair[0].messages + pair[1].messages, default=None)

@@ -1,14 +1,14 @@
-"""Rows of a loaded segment, compressed in memory.
+"""Compressed rows of a loaded segment in memory.
 
-Times rise, and entries that were appended together are often due together. So values of neighbouring rows differ by
-little. A column is encoded in one of two forms, whichever is smaller:
+Delivery times rise, and entries that were appended together are often due together. So neighbouring rows differ little.
+A column is encoded in the smaller of two forms:
 
 1. the distance of each value from one base value;
 2. the difference of each value from the previous row, less a base value.
 
-Each number takes 0, 1, 2, 4 or 8 bytes. Numbers that do not fit are stored separately, with their rows. Messages with
-one delay, or with delays of whole minutes, take 1 byte or less each. A bitmap per time and ledger, as other trackers
-have, takes 2 bytes an entry unless the entries are dense.
+Each number takes 0, 1, 2, 4 or 8 bytes. Numbers that do not fit are stored separately, with their row numbers. If all
+messages have one delay, or delays of whole minutes, each message takes at most 1 byte. Other trackers have a bitmap per
+time and ledger, which takes 2 bytes an entry unless the entries are dense.
 
 Source: frame of reference with patches (Zukowski et al., "Super-Scalar RAM-CPU Cache Compression", 2006).
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logstore.delayed.rows import Int64Array
 
 _ROWS_PER_BLOCK: Final = 1_024
-"""Decoding of a column of differences can begin at each multiple of this row number."""
+"""Number of rows after which decoding of differences can begin anew."""
 
 _MAX_SAMPLE_ROWS: Final = 1_024
 _BYTES_PER_PATCH: Final = 12  # an int64 value and a uint32 row number
@@ -114,7 +114,7 @@ class CompactSegment:
 
 
 def _choose_width(numbers: "Int64Array") -> tuple[float, int, int]:
-    """Return the smallest size of a column of these numbers in bytes, with its base and width, judged by a sample."""
+    """Return the smallest size of a column in bytes, with base and width, judged by a sample."""
     sample = numbers[:: len(numbers) // _MAX_SAMPLE_ROWS + 1].copy()
     sample.sort()
     forms = [(8.0 * len(numbers), 0, 8)]

@@ -1,4 +1,4 @@
-"""The bulk job that builds indexes of delayed messages, for the port `BulkJobs`: its log ranges and its files."""
+"""Bulk job that builds indexes of delayed messages: its description, its log ranges and its files."""
 
 import json
 import math
@@ -12,34 +12,33 @@ from logstore.positions import LedgerId, Position, TopicId
 from logstore.whole_files import replace_atomically
 
 MAX_PARTS_PER_JOB: Final = 256
-"""Most lists of topics that one job writes."""
 
 _MAX_MESSAGES_PER_BUCKET: Final = 5_000_000
-"""A task sorts one bucket in memory, in some 300 MB."""
+"""Most messages of a bucket. A task sorts this many in some 300 MB of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildIndexes:
-    """Job that builds the buckets of topics from their whole logs.
+    """Job that builds the index buckets of topics from their whole logs.
 
     Its summary counts `topics`, `buckets`, `messages`, `empty`, `gone`, `unreadable` and `parts`. `IndexFiles` reads
-    its folder.
+    its output.
     """
 
     run_id: str
     topics: tuple[int, ...] = ()  # topic ids; none selects every topic with delayed messages
-    messages: int = 50_000  # least messages of a bucket, if the topic has as many
-    buckets: int = 20  # most buckets of a topic, unless a task could not hold such large buckets
-    workflow_id: str = ""  # the workflow that claims the topics' lists
+    messages: int = 50_000  # least messages of a bucket, except the last bucket
+    buckets: int = 20  # most buckets of a topic, unless buckets would be too large for a task
+    workflow_id: str = ""  # workflow that claims the topics' lists
     workflow_run: str = ""
-    claim_s: float = 60.0  # lifetime of the claims, unless the workflow renews them
+    claim_s: float = 60.0  # lifetime of a claim that the workflow does not renew
 
     name = "build-delayed-index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRange:
-    """Part of a topic's log that one bucket is to cover."""
+    """Range of a topic's log that one bucket will cover."""
 
     first: Position
     last: Position
@@ -51,11 +50,9 @@ def cut_log(
 ) -> list[LogRange]:
     """Cut a log at segment ends into ranges with similar numbers of delayed entries.
 
-    Args:
-        segments: First entry, last entry and number of delayed entries of each segment, in log order.
-        total: Delayed entries of all segments.
-        messages: Least delayed entries of a range. The last range may have fewer.
-        buckets: Most ranges, unless a range would have more entries than a task can sort.
+    `segments` has the first entry, the last entry and the number of delayed entries of each segment, in log order.
+    `total` is the sum of these numbers. A range has at least `messages` entries, except the last range. There are at
+    most `buckets` ranges, unless a range would have more entries than a task can sort.
     """
     min_entries = min(max(messages, math.ceil(total / buckets)), _MAX_MESSAGES_PER_BUCKET)
     ranges: list[LogRange] = []
@@ -73,17 +70,17 @@ def cut_log(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltIndex:
-    """Buckets of one topic that are built and not published yet."""
+    """Built index buckets of one topic that are not published yet."""
 
     topic_id: TopicId
-    expected_version: int  # version of the topic's list that the buckets replace
-    removed: tuple[LedgerId, ...]  # buckets of that list
+    expected_version: int  # list version of the list that the buckets replace
+    removed: tuple[LedgerId, ...]  # buckets of the replaced list
     sealed_to: Position  # last entry that was searched for delayed messages
     files: tuple[str, ...]  # snapshots, in the order of their ranges
 
 
 class IndexFiles:
-    """Files of a job: snapshots, and lists of built indexes in parts."""
+    """Files of a job: snapshots of buckets, and lists of built indexes in parts."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -92,7 +89,7 @@ class IndexFiles:
         return self._folder / name
 
     def write_part(self, part: int, built_indexes: Sequence[BuiltIndex]) -> None:
-        """Write one list of built indexes, complete or not at all."""
+        """Write one list of built indexes atomically."""
         documents = [
             {
                 "topic_id": int(built.topic_id),
@@ -107,7 +104,7 @@ class IndexFiles:
             new.write_text(json.dumps(documents), encoding="utf-8")
 
     def read_part(self, part: int) -> list[BuiltIndex]:
-        """Read one list of built indexes. A missing or damaged file raises `CorruptData`."""
+        """Read one list of built indexes. Raise `CorruptData` if the file is missing or damaged."""
         path = self._part_path(part)
         try:
             return [_parse_built_index(document) for document in json.loads(path.read_text(encoding="utf-8"))]

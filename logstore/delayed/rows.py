@@ -1,7 +1,6 @@
-"""Rows of the delayed-message index: the delivery time and the position of each message, as three columns of integers.
+"""Rows of the delayed-message index: delivery times and positions of messages, as three columns of integers.
 
-The index sorts, merges, stores and delivers such rows. They are ordered by delivery time, then by ledger, then by
-entry. No position occurs twice.
+Rows are ordered by delivery time, then by ledger, then by entry. No position occurs twice.
 
 Source: PIP-195, whose priority queue holds the same three numbers.
 """
@@ -27,17 +26,17 @@ COLUMNS: Final = ("deliver_at_ms", "ledger_id", "entry_id")
 """Column names, in sort order."""
 
 _MAX_FLAGS_PER_VALUE: Final = 32
-"""Longest table of flags for each value that is looked up in it. With more flags, sorting is faster."""
+"""Most flags of a lookup table, per value that is looked up. With more flags, sorting is faster."""
 
 _MAX_VALUES_WITHOUT_TABLE: Final = 16
-"""For more values than this, one pass over a table is faster than a lookup of each value."""
+"""Most values that are looked up one by one. For more values, one pass over a table is faster."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DelayedRows:
     """Delayed messages, ascending by (deliver_at_ms, ledger_id, entry_id). The arrays are immutable.
 
-    Times are milliseconds since 1970, UTC. All three arrays are int64, of one length.
+    Times are milliseconds since 1970, UTC. The three arrays are int64 and have the same length.
     """
 
     deliver_at_ms: "Int64Array"
@@ -62,7 +61,7 @@ class DelayedRows:
 
     @staticmethod
     def from_messages(messages: Iterable[tuple[int, Position]]) -> "DelayedRows":
-        """Return the rows of (delivery time, position) pairs, which are distinct and in any order."""
+        """Return the rows of distinct (delivery time, position) pairs. The pairs may be in any order."""
         return DelayedRows.from_tuples(
             (time_ms, position.ledger_id, position.entry_id) for time_ms, position in messages
         )
@@ -82,7 +81,7 @@ class DelayedRows:
 
     @staticmethod
     def concatenate(parts: Sequence["DelayedRows"]) -> "DelayedRows":
-        """Return the rows of all parts, one part after the other. Each part must end before the next one begins."""
+        """Return the rows of all parts. Each part must end before the next part begins."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if len(parts) == 1:
@@ -94,17 +93,12 @@ class DelayedRows:
 
     @staticmethod
     def merge(parts: Sequence["DelayedRows"]) -> "DelayedRows":
-        """Return the rows of all parts, sorted."""
         rows = DelayedRows.concatenate(parts)
         return rows if len(parts) == 1 else rows.take(rows.sort_order())
 
     @staticmethod
     def from_table(table: "pa.Table", *, name: str) -> "DelayedRows":
-        """Return the rows of a table with columns `COLUMNS` of int64. `name` names the table in an error.
-
-        Raises:
-            CorruptData: A column is missing, has another type or has nulls, or the rows are not sorted.
-        """
+        """Return the rows of a table with `COLUMNS` of int64. Raise `CorruptData` if it differs or is not sorted."""
         column_types = {field.name: str(field.type) for field in table.schema}
         nulls = sum(column.null_count for column in table.columns)
         if column_types != dict.fromkeys(COLUMNS, "int64") or nulls:
@@ -115,18 +109,18 @@ class DelayedRows:
         return rows
 
     def to_table(self) -> "pa.Table":
-        """Return a table for `from_table`. It shares memory with the rows."""
+        """Return a table that shares memory with the rows."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         schema = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in COLUMNS])
         return pa.Table.from_arrays([pa.array(column) for column in self.columns()], schema=schema)
 
     def slice(self, start: int, stop: int | None = None) -> "DelayedRows":
-        """Return the rows from `start` to `stop`, exclusive. They share memory with these rows."""
+        """Return the rows from `start` to `stop`, exclusive. The result shares memory with these rows."""
         return DelayedRows(*(column[start:stop] for column in self.columns()))
 
     def sort_order(self) -> "npt.NDArray[np.intp]":
-        """Return the row numbers that sort rows which are not sorted yet."""
+        """Return the row numbers in sort order. The rows need not be sorted."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if _is_ascending(self.ledger_id, self.entry_id):
@@ -137,7 +131,7 @@ class DelayedRows:
         return DelayedRows(*(column[row_numbers] for column in self.columns()))
 
     def count_due(self, now_ms: int) -> int:
-        """Return how many rows are due at `now_ms`, inclusive. They precede all other rows."""
+        """Return the number of rows that are due at `now_ms`, inclusive. Due rows precede all other rows."""
         return int(self.deliver_at_ms.searchsorted(now_ms, side="right"))
 
     def position(self, row: int) -> Position:
@@ -148,11 +142,7 @@ class DelayedRows:
         return [Position(LedgerId(ledger_id), entry_id) for ledger_id, entry_id in pairs]
 
     def bitmaps(self) -> dict[LedgerId, BitMap]:
-        """Return the entries as one bitmap per ledger, ascending by ledger.
-
-        Raises:
-            OverflowError: An entry id is below 0 or above 2**32 - 1. A bitmap holds 32-bit numbers.
-        """
+        """Return the entries by ledger, ascending. Raise `OverflowError` if an entry id does not fit into 32 bits."""
         import numpy as np  # noqa: PLC0415 - start-up time
 
         if not len(self):
@@ -203,12 +193,10 @@ class DelayedRows:
         return [LedgerId(ledger_id) for ledger_id in ledger_ids.tolist()], numbers
 
     def columns(self) -> "tuple[Int64Array, Int64Array, Int64Array]":
-        """Return the three arrays in sort order."""
         return (self.deliver_at_ms, self.ledger_id, self.entry_id)
 
 
 def _sorted_distinct(keys: "Int64Array", end: int) -> "Int64Array":
-    """Return the distinct keys, ascending. Keys are 0 or more, and below `end`."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     if end > _MAX_FLAGS_PER_VALUE * len(keys):
@@ -227,7 +215,6 @@ def _to_bitmap(ascending: "npt.NDArray[np.uint32]") -> BitMap:
 def _find_rows(
     wanted_ledgers: Sequence[int], ledger_numbers: "npt.NDArray[np.intp]"
 ) -> "Iterator[npt.NDArray[np.intp]]":
-    """Return the rows of each wanted ledger number. Wanted numbers ascend. Many are found by one sort."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     if len(wanted_ledgers) <= _MAX_VALUES_WITHOUT_TABLE:
@@ -247,14 +234,14 @@ def _contains(bits: BitMap, entry_ids: "Int64Array") -> "npt.NDArray[np.bool_]":
     low, high = int(members[0]), int(members[-1])
     if high - low >= _MAX_FLAGS_PER_VALUE * (len(entry_ids) + len(members)):
         return np.isin(entry_ids, members)
-    flags = np.zeros(high - low + 2, dtype=bool)  # the last flag stands for all ids outside the bitmap's range
+    flags = np.zeros(high - low + 2, dtype=bool)  # the last flag is for all ids outside the bitmap's range
     flags[members - low] = True
     is_inside = (entry_ids >= low) & (entry_ids <= high)
     return flags[np.where(is_inside, entry_ids - low, high - low + 1)]
 
 
 def _is_ascending(*columns: "Int64Array") -> bool:
-    """Return whether each row is greater than the row before, compared by the columns in their order."""
+    """Return whether each row is greater than the previous row, compared by the columns in order."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
     if len(columns[0]) < 2:

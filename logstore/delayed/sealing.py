@@ -1,6 +1,6 @@
-"""Contents of new buckets: delayed messages of the log, the end of a bucket, and the merge of buckets by time.
+"""Contents of new index buckets: delayed messages of the log, the end of a bucket, and the merge of buckets by time.
 
-A merge holds one window of each source in memory, never a whole bucket.
+A merge has one window of each source in memory, never a whole bucket.
 
 Source: PIP-195 (sealing the last mutable bucket, merging buckets); apache/pulsar#26251, where a merge skipped the first
 segment.
@@ -26,15 +26,11 @@ def merge_sorted(
     from_ms: int | None = None,
     on_skipped: Callable[[DelayedRows], None] = lambda _: None,
 ) -> Iterator[DelayedRows]:
-    """Merge sorted sources into one sorted sequence of windows, none of them empty.
+    """Merge sorted sources into one sorted sequence of windows. Each window has at least one row.
 
-    One window of each source is in memory, and the window that is yielded.
-
-    Args:
-        sources: Windows of any length. All positions of a source precede those of the next one. Small windows stay
-            small.
-        from_ms: Rows that are due before this time are skipped.
-        on_skipped: Receives the skipped rows, all of them before the first window.
+    Memory holds one window of each source, and the yielded window. All positions of a source must precede the positions
+    of the next source. Rows that are due before `from_ms` are skipped. `on_skipped` receives all skipped rows before
+    the first window is yielded.
     """
     heads = [_SourceHead(source) for source in sources]
     while heads := [head for head in heads if head.fill()]:
@@ -51,7 +47,6 @@ class _SourceHead:
         self._source, self.rows = source, DelayedRows.empty()
 
     def fill(self) -> bool:
-        """Read the next window if no row remains. Return whether there are rows."""
         while not len(self.rows):
             following = next(self._source, None)
             if following is None:
@@ -69,10 +64,10 @@ class _SourceHead:
 
 
 def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
-    """Take all rows that no unread row can precede: those up to the time at which the first head ends.
+    """Take all rows that no unread row can precede: rows that are due up to the earliest end of a head.
 
-    Rows of later sources that are due at exactly that time wait. Unread rows of the first head may be due then, too,
-    and precede them by position.
+    Rows of later sources that are due at exactly that time are not taken. Unread rows of the first head may be due
+    then, too, and precede them by position.
     """
     cut_ms = min(head.last_ms for head in heads)
     first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
@@ -93,15 +88,10 @@ def merge_ranges(parts: Sequence[DelayedRows]) -> DelayedRows:
 def select_delayed_rows(
     ledger_id: LedgerId, first_entry: int, table: "pa.Table", *, wanted: range, hidden: BitMap | None, now_ms: int
 ) -> DelayedRows:
-    """Return the messages of a stored segment that are not due yet.
+    """Return the messages of a stored segment that are not due at `now_ms`, without hidden entries.
 
-    Args:
-        ledger_id: The segment's ledger.
-        first_entry: Entry id of the segment's first row.
-        table: Column `deliver_at_ms` of the segment, in entry order.
-        wanted: Entry ids to select from, of step 1.
-        hidden: Entries that no consumer sees: transaction markers, and messages of aborted transactions.
-        now_ms: Messages due at this time are left out.
+    `table` has the column `deliver_at_ms` of the segment, in entry order. `first_entry` is the entry id of its first
+    row. `wanted` has step 1.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -120,8 +110,8 @@ def select_delayed_rows(
 def should_seal(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
     """Return whether the unsealed part of a log is to be sealed.
 
-    `entries` have a delivery time, `ledgers` have unsealed entries of any kind. `idle_s` is the time since the newest
-    of these entries was written, or `None` if it is not known.
+    `entries` counts entries with a delivery time. `ledgers` counts ledgers with unsealed entries of any kind. `idle_s`
+    is the time since the newest entry with a delivery time was written, or `None` if it is not known.
     """
     if not entries:
         return False
@@ -130,16 +120,16 @@ def should_seal(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: flo
 
 @dataclass
 class BucketDraft:
-    """Bucket that is being filled: segments of the log are added in order until it is full."""
+    """Bucket that is being filled. Segments of the log are added in order until the bucket is full."""
 
-    first: Position  # first entry that it covers
-    last: Position | None = None  # last entry that it covers; None before the first `add`
+    first: Position  # first entry of the covered range
+    last: Position | None = None  # last entry of the covered range; None before the first `add`
     parts: list[DelayedRows] = field(default_factory=list)
     messages: int = 0
     ledgers: set[LedgerId] = field(default_factory=set)
 
     def add(self, rows: DelayedRows, *, last: Position) -> None:
-        """Extend the covered range to `last`, and add the delayed messages found there."""
+        """Extend the covered range to `last`, and add the delayed messages of the new part."""
         self.last = last
         self.ledgers.add(last.ledger_id)
         if len(rows):
@@ -147,7 +137,7 @@ class BucketDraft:
             self.messages += len(rows)
 
     def is_full(self, limits: BucketLimits) -> bool:
-        """Return whether the bucket ends here. A bucket without messages never does: nothing could be stored."""
+        """Return whether the bucket is at a limit. A bucket without messages is never full."""
         return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
 
     def rows(self) -> DelayedRows:

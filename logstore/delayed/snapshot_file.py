@@ -1,11 +1,11 @@
-"""File of a bucket's snapshot: Parquet, with one row group per segment, and a summary and bitmaps in the footer.
+"""File of a bucket's snapshot: Parquet with one row group per segment, and with a summary and bitmaps in the footer.
 
-The footer tells all positions of the bucket and the times of each segment. Each segment is one byte range of the file.
+The footer has all positions of the bucket, and the times of each segment. Each segment is one byte range of the file.
 Columns are delta-encoded and compressed by zstd, and pages have checksums. The footer has a digest of each segment. The
-footer itself has no checksum: its digest is compared before it is parsed (`logstore.log.entries.FooterDigest`).
+footer itself has no checksum. Its digest is compared before it is parsed (`logstore.log.entries.FooterDigest`).
 
-Source: PIP-195 (bucket snapshots: metadata, then segments by time step). Bitmaps are of the whole bucket. The proposal
-has bitmaps of each segment, which take as long to make as the merge itself.
+Source: PIP-195 (bucket snapshots: metadata, then segments by time step). The proposal has bitmaps of each segment,
+which take as long to make as the merge itself. Here bitmaps are of the whole bucket.
 """
 
 from pathlib import Path
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 STEP_MS: Final = 300_000
-"""Time that a segment spans, unless it would have too few or too many rows."""
+"""Time that a segment spans, unless the segment would have too few or too many rows."""
 
 SEGMENT_ROWS: Final = (10_000, 100_000)
-"""Least rows of a segment that is not the last one, and most rows of any segment."""
+"""Least rows of a segment that is not the last segment, and most rows of any segment."""
 
 _MIN_ROWS_PER_BITMAP_UPDATE: Final = 250_000
-"""Rows that are added to bitmaps together. Many rows of one ledger are added faster than few."""
+"""Rows that are added to bitmaps together, because few large updates are faster than many small updates."""
 
 
 class _SegmentSink:
-    """File-like object over a binary file that digests each segment as it is written."""
+    """File-like object that digests each segment as it is written to a binary file."""
 
     closed = False
 
@@ -61,16 +61,11 @@ class _SegmentSink:
 
 
 class SnapshotWriter:
-    """Writer of one snapshot. It holds the rows of some segments in memory, and bitmaps of all entries.
+    """Writer of one snapshot. It has the rows of some segments in memory, and bitmaps of all entries.
 
-    Args:
-        target: Path to write to, or an open binary file, which stays open.
-        topic_id: Topic of the messages.
-        first: First entry of the range that the bucket covers.
-        last: Last entry of that range.
-        step_ms: Milliseconds that a segment spans, unless it would have too few or too many rows.
-        segment_rows: Least and most rows of a segment.
-        entries: Entries of all rows that will have been added before `close`. Without them the writer collects them.
+    `target` is a path, or an open binary file that stays open. `first` and `last` are the first and the last entry of
+    the range that the bucket covers. `entries` are the entries of all rows that will be added. If `entries` is `None`,
+    the writer collects them.
     """
 
     def __init__(
@@ -111,11 +106,7 @@ class SnapshotWriter:
         self._sink.end_segment()  # Parquet's magic number belongs to no segment
 
     def add(self, rows: DelayedRows) -> None:
-        """Append rows.
-
-        Raises:
-            InvalidInput: The rows begin before the time at which the previous rows ended.
-        """
+        """Append rows. Raise `InvalidInput` if they begin before the time at which the previous rows ended."""
         if not len(rows):
             return
         first_ms = int(rows.deliver_at_ms[0])
@@ -130,8 +121,7 @@ class SnapshotWriter:
     def close(self) -> SnapshotFooter:
         """Write the remaining rows and the footer, and close the file.
 
-        Raises:
-            InvalidInput: There are no rows, or a position is outside the bucket's range or occurs twice.
+        Raise `InvalidInput` if there are no rows, or if a position is outside the bucket's range or occurs twice.
         """
         self._write_segments(is_last=True)
         self._collect_entries()
@@ -157,7 +147,7 @@ class SnapshotWriter:
         return footer
 
     def abandon(self) -> None:
-        """Close the file as it is. Without a previous `close` it is no valid snapshot."""
+        """Close the file. It is a valid snapshot only after `close`."""
         self._file.close()
         if self._own_file is not None:
             self._own_file.close()
@@ -195,17 +185,10 @@ class SnapshotWriter:
 def read_segment(
     source: BinaryIO, number: int, *, footer: SnapshotFooter, metadata: "pq.FileMetaData", name: str
 ) -> DelayedRows:
-    """Read the rows of one segment, from 0. Only its byte range of the seekable `source` is read.
+    """Return the rows of one segment, counted from 0. Only the segment's byte range of `source` is read.
 
-    Args:
-        source: Seekable binary file.
-        number: Number of the segment.
-        footer: Footer that was parsed from the metadata.
-        metadata: Parsed Parquet footer, whose digest was compared.
-        name: Name of the object in an error.
-
-    Raises:
-        CorruptData: The rows differ from the footer, or a page has a wrong checksum.
+    The digest of `metadata` must have been compared. Raise `CorruptData` if the rows differ from the footer, or if a
+    page has a wrong checksum.
     """
     rows = DelayedRows.from_table(_read_row_group(source, number, metadata, name), name=f"{name}, segment {number}")
     expected = footer.segments[number]

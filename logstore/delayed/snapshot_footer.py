@@ -30,7 +30,7 @@ _BITMAPS_KEY: Final = b"sexton.delayed.bitmaps"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSegment:
-    """Summary of one segment, which holds the rows of a range of time. Times are milliseconds since 1970, UTC."""
+    """Summary of one segment. Times are milliseconds since 1970, UTC."""
 
     messages: int  # 1 or more
     first_ms: int
@@ -39,7 +39,7 @@ class SnapshotSegment:
 
 @dataclass(frozen=True, kw_only=True)
 class SnapshotFooter:
-    """Content of a snapshot's footer. It tells all tracked entries, and when each segment is needed."""
+    """Content of a snapshot's footer: all entries of the bucket, and the times of each segment."""
 
     topic_id: TopicId
     first: Position  # first entry of the range that the bucket covers
@@ -63,10 +63,9 @@ class SnapshotFooter:
 
     @cached_property
     def bitmaps(self) -> Mapping[LedgerId, BitMap]:
-        """Entries of the whole bucket, by ledger. The bitmaps are shared: do not change them in place.
+        """Entries of the whole bucket, by ledger. The bitmaps are shared, so do not change them in place.
 
-        Raises:
-            CorruptData: The bitmaps cannot be read, or disagree with the segments or with the bucket's range.
+        Raise `CorruptData` if they cannot be read, or disagree with the segments or with the bucket's range.
         """
         entries = unpack_acknowledged(_decompress_bitmaps(self.compressed_bitmaps, self.name))
         entry_count = count_entries(entries)
@@ -84,10 +83,9 @@ class SnapshotFooter:
 
 
 def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
-    """Return the content of a snapshot's footer from Parquet metadata, whose digest was compared.
+    """Return the content of a snapshot's footer. The digest of the Parquet metadata must have been compared.
 
-    Raises:
-        CorruptData: The file is no snapshot, has an unknown format, or contradicts itself. The error gives its `name`.
+    Raise `CorruptData` if the file is no snapshot, has an unknown format, or contradicts itself.
     """
     pairs: Mapping[bytes, bytes] = metadata.metadata or {}
     try:
@@ -119,11 +117,7 @@ def parse_footer(metadata: "pq.FileMetaData", name: str) -> SnapshotFooter:
 
 
 def check_segment_digest(footer: SnapshotFooter, number: int, content: bytes) -> None:
-    """Compare the bytes of a segment with its digest in the footer.
-
-    Raises:
-        CorruptData: The bytes have another digest.
-    """
+    """Raise `CorruptData` if the digest of a segment's bytes differs from the digest in the footer."""
     if digest_chunk(content) != footer.digests[number]:
         expected, found = footer.digests[number], digest_chunk(content)
         raise CorruptData(f"{footer.name}, segment {number}: expected digest {expected}, found {found}")
@@ -145,7 +139,7 @@ def to_metadata(footer: SnapshotFooter) -> dict[bytes, bytes]:
 def compress_bitmaps(bitmaps: Bitmaps) -> bytes:
     """Pack and compress bitmaps, with the packed length as prefix.
 
-    Scattered entries take two bytes each when packed. The high byte hardly varies, so they compress well.
+    A scattered entry takes two bytes when packed. The high byte varies little, so it compresses well.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 

@@ -1,4 +1,4 @@
-"""Sources of a tracker's messages: runs in memory, and buckets of which one segment is in memory at a time."""
+"""Sources of a tracker's messages: runs of rows in memory, and buckets with one segment in memory at a time."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -18,7 +18,7 @@ _BYTES_PER_LOOSE_ROW: Final = 200  # approximate size of a tuple of three intege
 
 
 class SnapshotGone(Exception):
-    """Storage definitely has no snapshot of a bucket, or the catalog definitely has no such ledger."""
+    """Storage certainly has no snapshot of a bucket, or the catalog certainly has no such ledger."""
 
 
 class SnapshotReader(Protocol):
@@ -38,25 +38,26 @@ class SnapshotReader(Protocol):
 
 
 class RowSource(Protocol):
-    """Sorted rows that are drawn from the front."""
+    """Sorted rows that are taken from the front."""
 
     @property
     def next_ms(self) -> int | None:
         """Lower bound of the next row's delivery time. `None` if no rows remain."""
 
     @property
-    def is_loaded(self) -> bool:
-        """Whether the next row is in memory."""
+    def is_loaded(self) -> bool: ...
 
     def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
-        """Return at most `limit` due rows that are in memory, and whether rows not in memory may follow directly."""
+        """Return at most `limit` due rows that are in memory.
 
-    def advance(self, count: int) -> None:
-        """Remove the first `count` rows."""
+        The flag says whether rows that are not in memory may follow directly.
+        """
+
+    def advance(self, count: int) -> None: ...
 
 
 class SortedRun:
-    """Sorted rows in memory, as a `RowSource`."""
+    """Sorted rows in memory."""
 
     def __init__(self, rows: DelayedRows) -> None:
         self._rows, self._drawn_rows = CompactSegment.from_rows(rows), 0
@@ -86,14 +87,13 @@ class SortedRun:
 
     @property
     def memory_bytes(self) -> int:
-        """Approximate size in memory, drawn rows included."""
         return self._rows.memory_bytes
 
 
 class BucketSource:
-    """Messages of a bucket. The footer is read at once, and one segment at a time is loaded when its time has come.
+    """Messages of a bucket. Construction reads the footer, and raises the errors of `SnapshotReader.footer`.
 
-    Construction raises the errors of `SnapshotReader.footer`.
+    One segment at a time is in memory. It is loaded once it is due.
     """
 
     def __init__(self, bucket: Bucket, snapshots: SnapshotReader) -> None:
@@ -102,14 +102,14 @@ class BucketSource:
         footer = snapshots.footer(bucket)
         self._segments = footer.segments
         self.bitmaps: Bitmaps = footer.bitmaps
-        self.excluded: Bitmaps = {}  # messages that are not drawn
+        self.excluded: Bitmaps = {}  # entries that are left out
         self.is_exhausted = False  # whether the tracker has seen that no row remains
-        self._next_segment = 0  # number of the segment that is loaded next
+        self._next_segment = 0  # number of the next segment to load
         self._run = SortedRun(DelayedRows.empty())
 
     @property
     def next_ms(self) -> int | None:
-        """Delivery time of the next row, or begin of the next segment if no row is in memory."""
+        """Delivery time of the next row. If no row is in memory, earliest time of the next segment."""
         if len(self._run):
             return self._run.next_ms
         return self._segments[self._next_segment].first_ms if self._has_more_segments else None
@@ -128,18 +128,14 @@ class BucketSource:
             self._run = SortedRun(DelayedRows.empty())
 
     def read_next_segment(self) -> DelayedRows | None:
-        """Read the next segment and change nothing. Return `None` if it is gone or damaged.
-
-        Raises:
-            StoreUnavailable: Storage did not answer.
-        """
+        """Read the next segment without a change of state. Return `None` if the segment is gone or damaged."""
         try:
             return self._snapshots.segment(self.bucket, self._next_segment)
         except (SnapshotGone, CorruptData):
             return None
 
     def load_segment(self, segment: DelayedRows) -> None:
-        """Replace the drawn segment by the rows that `read_next_segment` returned."""
+        """Replace the segment in memory by the rows that `read_next_segment` returned."""
         self._run = SortedRun(segment.without(self.excluded))
         self._next_segment += 1
 
@@ -161,7 +157,6 @@ class AddedMessages:
         self._loose_next_ms: int | None = None  # earliest delivery time of the loose rows
 
     def add(self, row: tuple[int, int, int]) -> None:
-        """Add (deliver_at_ms, ledger_id, entry_id)."""
         self._loose_rows.append(row)
         self._loose_next_ms = row[0] if self._loose_next_ms is None else min(self._loose_next_ms, row[0])
         if len(self._loose_rows) >= _MAX_LOOSE_ROWS:
@@ -173,7 +168,7 @@ class AddedMessages:
         self._runs = [SortedRun(rows) for rows in remaining if len(rows)]
 
     def runs(self, now_ms: int | None = None) -> Sequence[RowSource]:
-        """Return the runs. With `now_ms` they contain all messages that are due by then."""
+        """Return the runs. With `now_ms` the runs contain all messages that are due at that time."""
         if now_ms is not None and self._loose_next_ms is not None and self._loose_next_ms <= now_ms:
             self._flush_loose_rows()
         self._runs = [run for run in self._runs if len(run)]
@@ -201,9 +196,9 @@ class AddedMessages:
 
 
 def draw_due(sources: Sequence[RowSource], now_ms: int, limit: int) -> DelayedRows:
-    """Take due rows from all sources, in order, and stop before a row that an unloaded row may precede.
+    """Take at most `limit` due rows from all sources, in order. Stop before a row that an unloaded row may precede.
 
-    Without any such row, the source with the lowest `next_ms` must load its next segment first.
+    If this returns no row, the source with the lowest `next_ms` must load its next segment first.
     """
     import numpy as np  # noqa: PLC0415 - start-up time
 

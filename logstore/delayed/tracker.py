@@ -1,17 +1,17 @@
-"""Tracker of a topic's delayed messages: which messages wait for their delivery time, and which are due.
+"""Tracker of a topic's delayed messages: which messages wait for their delivery time, and which messages are due.
 
-A tracker is a cache of one process, shared by all subscriptions of the topic. Any process can build it from the list of
-buckets and the log. For each bucket it holds bitmaps and at most one segment. Readers add the messages that they find
-in the log and that no bucket has.
+A tracker is a cache of one process, shared by all subscriptions of the topic. Any process can build a tracker from the
+list of buckets and the log. For each bucket it has bitmaps and at most one segment in memory. Readers of the log add
+messages that are in no bucket.
 
-A tracker reads no storage itself, except footers in `load` if the caller has not read them, because storage may answer
-late. `unopened_buckets` and `bucket_to_read` name what the caller must read. `load` and `load_segment` take the result.
+Storage may answer late, so the caller reads it. `unopened_buckets` and `bucket_to_read` name what the caller must read.
+`load` and `load_segment` take the result. Only `load` itself reads footers, if the caller has not.
 
 Contract between tracker and readers of the log:
 
-1. Each tracked message comes out of `take_due` once its time has come. Then it is no longer tracked.
+1. Each tracked message comes out of `take_due` once it is due. Then it is no longer tracked.
 2. A reader leaves out each tracked message.
-3. A reader delivers a message that is not tracked if it is due. Otherwise the reader adds it to the tracker.
+3. A reader delivers an untracked message if it is due. Otherwise the reader adds it to the tracker.
 
 So readers find each message that no tracker knows in the log, and the loss of a bucket loses no message.
 
@@ -41,11 +41,7 @@ _MAX_CONCURRENT_FOOTERS: Final = 8
 
 
 def open_buckets(buckets: Sequence[Bucket], snapshots: SnapshotReader) -> dict[LedgerId, BucketSource | None]:
-    """Read the footers of buckets concurrently, because each takes a request. `None` marks an unreadable bucket.
-
-    Raises:
-        StoreUnavailable: Storage did not answer.
-    """
+    """Read the footers of buckets concurrently. `None` marks a bucket that cannot be read."""
 
     def open_bucket(bucket: Bucket) -> BucketSource | None:
         try:
@@ -66,8 +62,8 @@ class Tracker:
         self._source_by_bucket: dict[LedgerId, BucketSource] = {}
         self._added = AddedMessages()
         self._tracked: dict[LedgerId, BitMap] = {}
-        self._added_bits: dict[LedgerId, BitMap] = {}  # tracked entries that no bucket holds
-        self._taken: dict[LedgerId, BitMap] = {}  # taken entries that a bucket holds, or may hold later
+        self._added_bits: dict[LedgerId, BitMap] = {}  # tracked entries that are in no bucket
+        self._taken: dict[LedgerId, BitMap] = {}  # taken entries that are, or may later be, in a bucket
         self._now_ms: int | None = None
         self._lost: dict[LedgerId, Bucket] = {}
         self._rewinds: list[Position] = []
@@ -78,10 +74,10 @@ class Tracker:
 
     @property
     def lost_buckets(self) -> tuple[Bucket, ...]:
-        """Buckets that could not be read since the last `load`. Check it after `load`, `load_segment` and `take_due`.
+        """Buckets that could not be read since the last `load`.
 
-        The caller then reads the list again, and loads it if it has changed. Otherwise this is an alarm: the buckets'
-        messages are not tracked, and readers find them in the log.
+        Check this after `load`, `load_segment` and `take_due`. If there are any, read the list again, and load it if it
+        has changed. If it has not changed, raise an alarm: readers must find the buckets' messages in the log.
         """
         return tuple(self._lost.values())
 
@@ -91,7 +87,6 @@ class Tracker:
 
     @property
     def memory_bytes(self) -> int:
-        """Approximate size in memory of loaded segments, added messages and bitmaps."""
         sources = self._source_by_bucket.values()
         rows_bytes = self._added.memory_bytes + sum(source.memory_bytes for source in sources)
         entry_sets = (self._tracked, self._added_bits, self._taken, *(source.bitmaps for source in sources))
@@ -108,7 +103,7 @@ class Tracker:
         """Track a message of the log. Return whether it is tracked now, so that its reader leaves it out.
 
         Adding a message again changes nothing. `False` means that the message is due by the clock of the last
-        `take_due`, and that its reader delivers it.
+        `take_due`. Its reader then delivers it.
         """
         if self.contains(position):
             return True
@@ -127,17 +122,15 @@ class Tracker:
         return min((time for time in times if time is not None), default=None)
 
     def unopened_buckets(self, listed: BucketList) -> list[Bucket]:
-        """Return the buckets of a list whose footers `load` needs: new buckets and lost ones."""
+        """Return the buckets of a list whose footers `load` needs: new buckets and lost buckets."""
         return [bucket for bucket in listed.buckets if bucket.bucket_id not in self._source_by_bucket]
 
     def load(self, listed: BucketList, opened: Mapping[LedgerId, BucketSource | None] | None = None) -> list[Position]:
-        """Track the messages of the listed buckets, and no bucket that the list lacks.
+        """Track the messages of exactly the listed buckets. Return positions from which readers must read again.
 
-        Messages that were taken before are not tracked again. A bucket that cannot be read is lost, and tried again
-        later. `opened` is the result of `open_buckets` for the unopened buckets. If `None`, footers are read here.
-
-        Returns:
-            Positions from which readers must read again, because messages there are no longer tracked.
+        Messages at these positions are no longer tracked. Messages that were taken before are not tracked again. A
+        bucket that cannot be read is lost, and the next `load` tries again. `opened` is the result of `open_buckets`.
+        If it is `None`, this call reads the footers.
 
         Raises:
             StoreUnavailable: Storage did not answer. Nothing has changed.
@@ -162,14 +155,13 @@ class Tracker:
         return self.pop_rewinds()
 
     def pop_rewinds(self) -> list[Position]:
-        """Return and clear the positions from which readers must read again."""
         rewinds, self._rewinds = self._rewinds, []
         return rewinds
 
     def take_due(self, now_ms: int, limit: int) -> DelayedRows:
-        """Take at most `limit` messages that are due by `now_ms` and in memory, in order. They are no longer tracked.
+        """Take at most `limit` due messages that are in memory, in order. They are no longer tracked.
 
-        Fewer than `limit` mean that nothing more is due, or that `bucket_to_read` has a bucket.
+        If there are fewer than `limit`, no more messages are due, or `bucket_to_read` returns a bucket.
         """
         self._now_ms = now_ms
         parts: list[DelayedRows] = []
@@ -180,7 +172,7 @@ class Tracker:
         return DelayedRows.concatenate(parts)
 
     def bucket_to_read(self, now_ms: int) -> BucketSource | None:
-        """Return the bucket whose next segment must be read before more due messages can be taken.
+        """Return the bucket whose next segment is needed before more due messages can be taken.
 
         Read the segment, and pass it to `load_segment`.
         """
@@ -192,7 +184,7 @@ class Tracker:
     def load_segment(self, source: BucketSource, segment: DelayedRows | None) -> None:
         """Continue a bucket with a segment that was read. A bucket that is no longer tracked is ignored.
 
-        `None` means that the segment cannot be read. The bucket is then lost, and `pop_rewinds` returns the position
+        `None` means that the segment cannot be read, so the bucket is lost. Then `pop_rewinds` returns the position
         from which readers find its messages.
         """
         if self._source_by_bucket.get(source.bucket.bucket_id) is not source:
@@ -203,7 +195,7 @@ class Tracker:
             source.load_segment(segment)
 
     def _unite_entries(self, sources: Mapping[LedgerId, BucketSource]) -> dict[LedgerId, BitMap]:
-        """Return the entries to track. New buckets exclude entries that were taken or that another bucket holds."""
+        """Return the entries to track. New buckets leave out entries that were taken or are in another bucket."""
         united: dict[LedgerId, BitMap] = {}
         for bucket_id, source in sources.items():
             if bucket_id in self._source_by_bucket:
@@ -219,7 +211,6 @@ class Tracker:
         return bitmaps.subtract(bitmaps.intersect(source.bitmaps, self._tracked), self._added_bits)
 
     def _prune_taken(self) -> None:
-        """Keep those taken entries that a bucket holds or that a later bucket may hold."""
         relevant = bitmaps.entries_behind(self._taken, self._bucket_list.sealed_to)
         for source in self._source_by_bucket.values():
             bitmaps.add_entries(relevant, bitmaps.intersect(source.bitmaps, self._taken))
@@ -234,7 +225,6 @@ class Tracker:
         return [source for source in sources if source.next_ms is not None and source.next_ms <= now_ms]
 
     def _untrack(self, rows: DelayedRows) -> None:
-        """Record that rows were taken. A bucket that ends before all its entries were drawn is lost."""
         entries = rows.bitmaps()
         bitmaps.remove_entries(self._tracked, entries)
         bitmaps.remove_entries(self._added_bits, entries)

@@ -1,11 +1,11 @@
 """Assignment of bundles to workers without a leader, and the decision about a bundle after a reconnect.
 
 Each worker computes the assignment, and workers with the same view agree. After a reconnect a worker reads the owner
-node of each bundle that it remembers. It never infers its ownership from the behaviour of the connection.
+node of each bundle that it remembers. It never infers ownership from the behaviour of the connection.
 
-Safety does not depend on this module. ZooKeeper lets only one worker create a node, and the fence lets only one write.
-With a stale view two workers try to take the same bundle, or none does for a while. With a stale load a worker chooses
-less evenly.
+Safety does not depend on this module: ZooKeeper lets only one worker create a node, and only writes with the current
+fence are accepted. With a stale view, two workers may try to take the same bundle, or none does for a while. With a
+stale load, a worker chooses less evenly.
 
 Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
 Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first. PIP-57 (re-own after a session
@@ -25,11 +25,11 @@ from logstore.ownership.bundles import BundleId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLoad:
-    """Report of a live worker about itself. It may be old."""
+    """Report of a live worker about itself. It may be out of date."""
 
     load: float = 0.0  # present work, 0 or more; a worker with load 1 gets half the share of an idle worker
-    bundles: int = 0  # number of bundles that it owned; shown to people only, because the rules count owner nodes
-    room: bool = True  # False while it can take no bundle: it has no share, and no bundle waits for it
+    bundles: int = 0  # bundles that it owned; only shown to people, because the rules count owner nodes
+    room: bool = True  # False while the worker can take no bundle; it then has no share
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.load) and self.load >= 0):
@@ -38,11 +38,11 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipView:
-    """View that one worker has of all workers and owners."""
+    """View that one worker has of all workers and bundle owners."""
 
     bundle_count: int  # of the catalog
     workers: Mapping[str, WorkerLoad]  # live workers
-    owners: Mapping[BundleId, str]  # by owner node; the node of a dead worker vanishes soon
+    owners: Mapping[BundleId, str]  # worker in each owner node; the node of a dead worker vanishes soon
 
     @property
     def available_workers(self) -> list[str]:
@@ -69,10 +69,10 @@ class OwnershipView:
 
 
 def rank_workers(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: Collection[str] = ()) -> list[str]:
-    """Return the workers in the order in which they should take a bundle. Those without room, in `full`, come last.
+    """Return the workers in the order in which they should take a bundle. Workers in `full` come last.
 
     The share of bundles for which a worker is first is proportional to 1 / (1 + load). If a worker joins or leaves, the
-    others keep their order.
+    other workers keep their order.
     """
 
     def sort_key(worker_id: str) -> tuple[bool, float, str]:
@@ -91,17 +91,17 @@ def _hash_to_unit_interval(bundle: BundleId, worker_id: str) -> float:
 def bundles_to_take(
     view: OwnershipView, worker_id: str, *, free_for_s: Mapping[BundleId, float], takeover_grace_s: float
 ) -> list[BundleId]:
-    """Return the free bundles that this worker should take now: first those it ranks first for, then others.
+    """Return the free bundles that this worker should take now. Bundles for which it ranks first come first.
 
-    The first worker in a bundle's ranking takes it at once, each next worker one grace later. Ranks assume that each
-    first worker has taken its bundles, so that all stay within the maximum. Only a worker that takes over what others
-    did not take may exceed it.
+    The first worker in a bundle's ranking takes the bundle at once. Each next worker takes it one grace later. Ranks
+    assume that each first worker has taken its bundles, so all workers stay within the maximum. Only a worker that
+    takes over bundles which other workers did not take may exceed the maximum.
 
     Args:
         view: View of this worker.
         worker_id: This worker. It takes nothing before it sees itself alive.
         free_for_s: Time for which it has seen each bundle without an owner. Absent bundles have just become free.
-        takeover_grace_s: Time of each rank before the next one, longer than a view may be stale.
+        takeover_grace_s: Time between two ranks, longer than a view may be stale.
     """
     if worker_id not in view.workers:
         return []
@@ -119,18 +119,18 @@ def bundles_to_take(
 def bundles_to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[BundleId]:
     """Return the bundles that this worker should release now. Other workers take them at once. Mostly there are none.
 
-    1. While a worker has fewer bundles than `OwnershipView.underload_limit`, workers with more release bundles for
+    1. If a worker has fewer bundles than `OwnershipView.underload_limit`, workers above this limit release bundles for
        which that worker ranks first.
-    2. A worker above `OwnershipView.max_bundles_per_worker` releases other bundles too.
+    2. A worker above `OwnershipView.max_bundles_per_worker` releases other bundles, too.
 
-    Each move crosses a limit in one direction, so that moves end and no worker takes back what it released. At most
-    `at_most` bundles of all workers are without an owner at a time.
+    Each move crosses a limit in one direction, so moves end, and no worker takes back a bundle that it released. At
+    most `at_most` bundles of all workers are free at a time.
     """
     return [bundle for bundle in _plan_moves(view, at_most) if view.owners[bundle] == worker_id]
 
 
 def _plan_moves(view: OwnershipView, at_most: int) -> list[BundleId]:
-    """Return the bundles that all workers release. Workers with the same view compute the same, within `at_most`."""
+    """Return the bundles that all workers release, within `at_most`. Workers with the same view compute the same."""
     counts, max_moves = view.count_bundles(), at_most - len(view.free_bundles)
     owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # owners with most bundles first
     moves: list[BundleId] = []
@@ -140,7 +140,7 @@ def _plan_moves(view: OwnershipView, at_most: int) -> list[BundleId]:
                 break
             if counts[owner] <= limit or bundle in moves:
                 continue
-            # At the first limit no worker counts as full: it may release bundles too, and then take this one first.
+            # At the first limit no worker counts as full, because a full worker may release bundles, too.
             full = _full_workers(view, counts if limit == view.max_bundles_per_worker else {})
             taker = rank_workers(bundle, view.workers, full=full)[0]
             if counts[taker] < limit and view.workers[taker].room:
@@ -162,14 +162,14 @@ class ReownDecision(StrEnum):
     """Decision about one bundle after a reconnect."""
 
     KEEP = "KEEP"  # node and acquisition belong to this session: the lease is valid
-    WAIT = "WAIT"  # this worker's node of an old session is about to vanish: do no work under it, and look again
+    WAIT = "WAIT"  # this worker's node of an old session will vanish soon: do no work, and look again
     UNLOAD = "UNLOAD"  # another worker's bundle: stop its work, forget the acquisition, and delete no node
     CREATE = "CREATE"  # acquire the bundle: create the node, raise the fence, and read the node again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerNode:
-    """Node of a bundle's owner in ZooKeeper."""
+    """Node of a bundle owner in ZooKeeper."""
 
     worker_id: str  # content of the node
     session: int  # session of the ephemeral node; 0 if the node is not ephemeral
@@ -180,20 +180,19 @@ class OwnerNode:
 class Acquisition:
     """A worker's memory of a bundle that it acquired."""
 
-    session: int  # session in which the node was verified after the fence was raised
+    session: int  # session that had the node after the fence was raised
 
 
 def decide_reown(
     node: OwnerNode | None, *, session: int, worker_id: str, acquired: Acquisition | None
 ) -> ReownDecision:
-    """Decide about a bundle that this worker held or should take.
+    """Decide about a bundle that this worker had or should take.
 
-    The session decides, not the worker's name: a node of an old session vanishes with it, and all work under it ends.
-    After a lost answer of a create, this session has a node that the worker has not acquired. It is acquired again,
-    because others may have raised the fence in between.
+    The session decides, not the worker's name: a node of an old session vanishes with the session, and all work under
+    it ends. If the answer to a create was lost, this session has a node that the worker has not acquired. The worker
+    then acquires the bundle again, because others may have raised the fence in between.
 
-    A `node` of `None` means that there is none, never that ZooKeeper did not answer. `acquired` is this worker's
-    acquisition of the bundle, if it had one.
+    A `node` of `None` means that there is no node, never that ZooKeeper did not answer.
     """
     if node is None:
         return ReownDecision.CREATE
@@ -217,9 +216,9 @@ class ReownAttempts:
     _spent: Counter[tuple[BundleId, ReownDecision]] = field(default_factory=Counter, init=False, repr=False)
 
     def spend_attempt(self, bundle: BundleId, decision: ReownDecision) -> ReownDecision:
-        """Spend one attempt if the decision costs one, and return it. KEEP and UNLOAD cost nothing.
+        """Spend one attempt if the decision costs one, and return the decision. KEEP and UNLOAD cost nothing.
 
-        Without attempts return UNLOAD; the bundle goes to the next worker in its ranking.
+        If no attempt remains, return UNLOAD. The bundle then goes to the next worker in its ranking.
         """
         limits = {ReownDecision.CREATE: self.creates, ReownDecision.WAIT: self.waits}
         if decision not in limits:

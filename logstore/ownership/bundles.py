@@ -1,13 +1,13 @@
-"""Bundles: equal parts of the hash range of topic names, and the lease of a bundle's owner.
+"""Bundles: equal parts of the hash range of topic names, and the lease of a bundle owner.
 
 The number of bundles is fixed when a catalog is created, so a topic never changes its bundle.
 
-Each bundle has a fence, a counter that an owner raises after its node exists in ZooKeeper. Each write under a lease
-compares the lease's fence with the counter for equality. So a later owner fences all earlier ones.
+Each bundle has a fence. A bundle owner raises this counter after its node exists in ZooKeeper. Each write under a lease
+requires that the lease's fence equals the counter. So a later owner fences all earlier owners.
 
 Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 2**32 - 1) and `NamespaceBundle` (form
-of a range, of which the last one includes its upper end). Fencing tokens: M. Kleppmann, "How to do distributed
-locking". PIP-57 has none.
+of a range; the last range includes its upper end). Fencing tokens: M. Kleppmann, "How to do distributed locking".
+PIP-57 has no fencing tokens.
 """
 
 import re
@@ -19,7 +19,7 @@ from logstore.errors import InvalidInput
 from logstore.names import TopicName
 
 BundleId = NewType("BundleId", int)
-"""0 to N - 1, ascending by hash range."""
+"""Number from 0 to N - 1, ascending by hash range."""
 
 MAX_BUNDLES: Final = 16_384
 """Most bundles of a catalog. Their names fit into one answer of ZooKeeper, which is 1 MiB by default."""
@@ -29,7 +29,7 @@ _MAX_HASH = 2**_HASH_BITS - 1
 
 
 def check_bundle_count(count: int) -> int:
-    """Return the number, unless it is outside 1 to `MAX_BUNDLES`."""
+    """Return the number. Raise `InvalidInput` if it is outside 1 to `MAX_BUNDLES`."""
     if not 1 <= count <= MAX_BUNDLES:
         raise InvalidInput("bundles", expected=f"1 to {MAX_BUNDLES}", found=count)
     return count
@@ -50,10 +50,10 @@ def bundle_name(bundle: BundleId, *, bundles: int) -> str:
 
 
 def parse_bundle(name: str, *, bundles: int) -> BundleId:
-    """Return the bundle with a hash range that `bundle_name` wrote for the same number of bundles.
+    """Return the bundle whose hash range `bundle_name` wrote for the same number of bundles.
 
     Raises:
-        InvalidInput: No bundle has this range. A range from another number of bundles is refused, never rounded.
+        InvalidInput: No bundle has this range. A range of another number of bundles is refused, never rounded.
     """
     try:
         bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundles) >> _HASH_BITS)
@@ -65,7 +65,7 @@ def parse_bundle(name: str, *, bundles: int) -> BundleId:
 
 
 def _lowest_hash(bundle: int, bundles: int) -> int:
-    """Return the lowest hash of a bundle, rounded up: the inverse of `bundle_of`. After the last bundle it is 2**32."""
+    """Return the lowest hash of a bundle, rounded up. For the number after the last bundle it is 2**32."""
     return -((-bundle << _HASH_BITS) // bundles)
 
 
@@ -73,7 +73,7 @@ _WORKER_ID_FORM = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
 
 
 def check_worker_id(worker_id: str) -> str:
-    """Return a worker id that can name a Temporal task queue and a ZooKeeper node. Refuse any other."""
+    """Return a worker id that can name a Temporal task queue and a ZooKeeper node. Refuse any other id."""
     if not _WORKER_ID_FORM.fullmatch(worker_id):
         raise InvalidInput(
             "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id

@@ -140,7 +140,6 @@ class BufferFold:
                 unite_entries(self._hidden, ended)
 
     def buffer(self) -> Buffer:
-        """Return the buffer. All segments up to the end must have been added."""
         ends = [Position(ledger_id, entry_count - 1) for ledger_id, entry_count in self._end_by_ledger.items()]
         open_entries = {txn: dict(entries) for txn, entries in self._open.items()}
         return Buffer(read_to=max([self._start, *ends]), hidden=dict(self._hidden), open=open_entries)

@@ -1,8 +1,8 @@
-"""`build-delayed-index`: build the buckets of delayed messages of many topics from the delivery times in their logs.
+"""`build-delayed-index`: build the index buckets of many topics from the delivery times in their logs.
 
-Each topic's log is cut into ranges, one per bucket. One task reads each range: it fetches one column of the segments
-that have delayed entries, and writes a snapshot file as a seal would. All ranges of a topic use the same frontier and
-the same time, so that together they are the index of one moment.
+Each topic's log is cut into ranges, one per bucket, and one task reads each range. The task fetches one column of the
+segments that have delayed entries, and writes a snapshot file as a seal does. All ranges of a topic use the same
+frontier and the same time, so the buckets show one moment.
 
 Source: PIP-195, where one reader of the whole log rebuilds an index.
 """
@@ -38,9 +38,7 @@ from spark.sources.objects import NativeAddresses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TopicPlan:
-    """Ranges of one topic's log that are to be read."""
-
-    built: BuiltIndex  # without its files
+    built: BuiltIndex  # its files are not written yet
     now_ms: int
     ranges: tuple[LogRange, ...]
 
@@ -50,27 +48,21 @@ class _RangeTask:
     """Range of a log that becomes one bucket."""
 
     topic_id: TopicId
-    number: int  # among the topic's ranges
+    number: int  # index of the range among the topic's ranges
     log_range: LogRange
     now_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RangeResult:
-    """Result of one range."""
-
     topic_id: TopicId
     number: int
-    messages: int = 0  # 0 means that all messages are due, and that there is no file
+    messages: int = 0  # 0 means that all messages were due and there is no file
     error: str = ""  # why the range could not be read
 
 
 def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) -> BulkSummary:
-    """Run the job on the driver.
-
-    Raises:
-        StoreUnavailable: Storage or the database did not answer.
-    """
+    """Run the job on the driver."""
     cores = run.spark.sparkContext.defaultParallelism
     (topics,) = run.spread(
         "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, delayed_sizes)
@@ -89,7 +81,7 @@ def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) ->
 
 
 def _plan(addresses: NativeAddresses, job: BuildIndexes, topics: list[int]) -> list[_TopicPlan | None]:
-    """Plan topics, in an executor. A topic that is deleted or being deleted has `None`."""
+    """Plan topics, in an executor. The result has `None` for a topic that is deleted or being deleted."""
     with open_catalog(addresses.database_url) as catalog:
         log = _open_log(addresses, catalog)
         return [_plan_topic(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
@@ -157,7 +149,6 @@ def _file_name(topic_id: TopicId, number: int) -> str:
 
 
 def _write_lists(folder: Path, topics: int, plans: list[_TopicPlan], results: list[_RangeResult]) -> BulkSummary:
-    """Write the lists of topics whose ranges were all read, and return the summary of the job."""
     error_by_topic = {result.topic_id: result.error for result in results if result.error}
     buckets = [result for result in results if result.messages and result.topic_id not in error_by_topic]
     numbers_by_topic: dict[TopicId, list[int]] = defaultdict(list)

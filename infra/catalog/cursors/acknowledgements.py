@@ -1,9 +1,9 @@
 """Acknowledgements in a group commit. Cursors are locked by id, changed in order, and written once.
 
-A participant's row holds the acknowledgements of a transaction until the transaction is decided.
+A participant's row has the acknowledgements of a transaction until the transaction is decided.
 
-The write to a cursor with a snapshot carries the snapshot's bitmaps. So mark-delete advances over both parts without a
-read of storage, and the row takes what the snapshot does not contain.
+A write to a cursor with a snapshot carries the snapshot's bitmaps. So mark-delete advances without a read of storage.
+The row takes the acknowledgements that are not in the snapshot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ _Key = tuple[TopicId, str]
 
 
 class HeldEntries:
-    """Entries that open transactions hold of the batch's subscriptions. Cursors and transactions are locked."""
+    """Entries of the batch's subscriptions that open transactions hold. Cursors and transactions are locked."""
 
     def __init__(
         self,
@@ -56,12 +56,6 @@ class HeldEntries:
         self._changed: dict[tuple[TransactionId, Participant], dict[LedgerId, BitMap]] = {}
 
     def hold(self, write: Acknowledge, txn: TransactionId, state: CursorState, spans: Sequence[LedgerSpan]) -> None:
-        """Hold the entries of a write for its transaction.
-
-        Raises:
-            UnknownObject, TransactionNotOpen: The transaction does not exist, or is decided.
-            InvalidInput, AcknowledgementHeld: An entry is unknown, acknowledged, or held by another transaction.
-        """
         transaction_state = self._transactions.get(txn)
         if transaction_state is None:
             raise UnknownObject("txn", expected="a transaction of this catalog", found=str(txn))
@@ -94,14 +88,14 @@ class HeldEntries:
 def acknowledge_all(
     connection: Connection, writes: Sequence[Acknowledge], transactions: Mapping[TransactionId, TransactionState]
 ) -> list[WriteResult]:
-    """Apply acknowledgements in order. A refused one leaves its cursor unchanged.
+    """Apply acknowledgements in order. A refused acknowledgement leaves its cursor unchanged.
 
-    Acknowledgements of a transaction are held for it and change no cursor.
+    Acknowledgements of a transaction are held for the transaction and change no cursor.
     """
     if not writes:
         return []
     rows = lock_cursors(connection, {(write.topic_id, write.subscription) for write in writes})
-    first_ledgers: dict[TopicId, int] = {}  # every cursor of the batch has acknowledged all earlier ledgers
+    first_ledgers: dict[TopicId, int] = {}  # all cursors have acknowledged the ledgers before it
     for (topic_id, _), row in rows.items():
         first_ledgers[topic_id] = min(first_ledgers.get(topic_id, row.mark_ledger), row.mark_ledger)
     listed = read_spans_by_topic(connection, first_ledgers)
@@ -112,7 +106,7 @@ def acknowledge_all(
     held_entries.store()
     store_cursors(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != states_before[key]])
     for number, (result, write) in enumerate(zip(results, writes, strict=True)):
-        if isinstance(result, AcknowledgeResult):  # with the size of the row after the whole batch
+        if isinstance(result, AcknowledgeResult):  # the size is that of the row after the whole batch
             cursor = cursors[write.topic_id, write.subscription]
             results[number] = replace(result, row_bytes=cursor.row_bytes, snapshot_ledger=cursor.snapshot_ledger)
     return results
@@ -149,7 +143,6 @@ def _apply(
 
 
 def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Position) -> Iterator[DelayedRange]:
-    """Yield the segments between mark-delete and `up_to` that hold delayed messages, in order."""
     assert write.up_to is not None
     ledger, lists, segment = t.ledger.c, t.ledger_list.c, t.segment.c
     after = tuple_(segment.ledger_id, segment.first_entry + segment.entries) > (

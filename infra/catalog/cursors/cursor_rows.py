@@ -1,4 +1,4 @@
-"""The only reads and writes of the rows of `cursor`, and reads of the listed ledgers over which cursors move."""
+"""Rows of `cursor`: their only reads and writes. Also reads of the listed ledgers over which cursors move."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def select_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlc
 
 
 def spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[LedgerSpan]:
-    """Return the listed data ledgers from an id on, ascending, as far as readers may see."""
+    """Return the listed data ledgers from an id on, ascending, without entries that readers may not see yet."""
     return read_spans_by_topic(connection, {topic_id: from_ledger})[topic_id]
 
 
@@ -57,7 +57,6 @@ def read_spans_by_topic(
 
 
 def _cut_to_frontier(listed: list[LedgerSpan], buffer: BufferView) -> list[LedgerSpan]:
-    """Cut the spans before the first message of an open transaction, and add hidden entries."""
     if buffer.first_open is None and not buffer.hidden:
         return listed
     end, visible = buffer.first_open, []
@@ -94,12 +93,12 @@ class LockedCursor:
 
     cursor_id: int
     name: str
-    state: CursorState  # content of the row; the state since the snapshot, if there is one
+    state: CursorState  # state in the row; with a snapshot, only acknowledgements since the snapshot
     snapshot_ledger: LedgerId | None
     seeks: int
     releases: int
     created_us: int
-    row_bytes: int  # packed acknowledgements after mark-delete
+    row_bytes: int  # size of the packed acknowledgements in the row
 
     @classmethod
     def from_row(cls, row: Row[Any]) -> Self:
@@ -164,7 +163,7 @@ def releases_statement(epoch: int) -> str:
 def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
     """Move cursors over removed ledgers, and drop acknowledgements in them. The ledger list is locked.
 
-    Snapshots are not read, so a cursor with one may stop short until its next acknowledgement.
+    Snapshots are not read, so a cursor with a snapshot may stop too early until its next acknowledgement.
     """
     if not removed:
         return
@@ -180,7 +179,7 @@ def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[L
 
 
 def drop_snapshots(connection: Connection, gone: Any) -> int:  # noqa: ANN401 - a condition on `snapshot_ledger`
-    """Detach cursors from snapshots that storage has lost. Return how many. They go on with their rows."""
+    """Detach cursors from snapshots that storage has lost. Return the number of cursors. Their rows stay."""
     return connection.execute(update(t.cursor).where(gone).values(snapshot_ledger=None)).rowcount
 
 

@@ -42,7 +42,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 class SqlCursors(CatalogAdapter):
-    """The `Cursors` port."""
+    """Implementation of the port `Cursors`."""
 
     @writes("catalog.subscribe")
     def subscribe(self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
@@ -149,12 +149,11 @@ def _seek(connection: Connection, topic_id: TopicId, name: str, position: Positi
 
 
 def _cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:
-    """Lock the list of a cursor's ledgers and return its id, or -1 if there never was a list."""
+    """Lock the list of a cursor's ledgers and return its id, or -1 if the list does not exist."""
     return lock_component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
 
 
 def _lock_unchanged(connection: Connection, change: SnapshotChange, topic: Topic) -> LockedCursor | None:
-    """Lock the cursor. Return it if it is as the change expects and the topic is ACTIVE."""
     row = connection.execute(select_cursor(change.topic_id, change.subscription).with_for_update()).first()
     is_unchanged = row is not None and (row.snapshot_ledger, row.seeks) == (change.expected, change.seeks)
     return LockedCursor.from_row(row) if row and is_unchanged and topic.state is TopicState.ACTIVE else None
@@ -163,7 +162,6 @@ def _lock_unchanged(connection: Connection, change: SnapshotChange, topic: Topic
 def _move_state(
     connection: Connection, cursor: LockedCursor, topic: Topic, snapshot: LedgerId | None, *, reason: str, now_us: int
 ) -> None:
-    """Write a cursor with another snapshot, or none, and retire the ledger of its present snapshot."""
     if cursor.snapshot_ledger is not None:
         retire_ledger(connection, cursor.snapshot_ledger, topic, reason=reason, now_us=now_us)
     cursor.snapshot_ledger = snapshot

@@ -1,1 +1,1 @@
-"""Delayed messages in SQL: which buckets each topic has, and what there is to do about them."""
+"""Delayed messages in SQL: lists of index buckets, and queries for work on them."""

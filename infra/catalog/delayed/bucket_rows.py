@@ -1,6 +1,7 @@
-"""The only writes of `delayed_index` and `delayed_bucket`: lists of buckets, and buckets.
+"""Index buckets and their lists: the only writes of `delayed_index` and `delayed_bucket`.
 
-Lock order: after topic, list and ledgers. A change of a list locks its row until its end.
+Lock order: the row of a list comes after topic, ledger list and ledgers. A change of a list locks its row until the end
+of the SQL transaction.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -27,12 +28,12 @@ from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 
 _I, _B = t.delayed_index.c, t.delayed_bucket.c
-_CLAIMS_PER_PAGE: Final = 1_000  # appends to these topics wait while their claims are renewed
+_CLAIMS_PER_PAGE: Final = 1_000  # appends to these topics wait meanwhile
 _NEW_ROW: Final = {"version": 0, "sealed_ledger": EARLIEST.ledger_id, "sealed_entry": EARLIEST.entry_id, "unsealed": 0}
 
 
 def count_delayed(connection: Connection, delayed: Mapping[int, int]) -> None:
-    """Count newly registered entries with a delivery time, by share-locked topic, in one statement.
+    """Count newly registered entries with a delivery time, by topic, in one statement. The topics are share-locked.
 
     Rows are locked in ascending order, after the locks on the ledgers that grew.
     """
@@ -44,7 +45,7 @@ def _counting_statement(dialect: str) -> Statement:
     rows = bulk_parameter(dialect, "delayed", {"topic_id": BIG, "entries": BIG})
     new = {name: literal(value) for name, value in _NEW_ROW.items()} | {"unsealed": rows.source.c.entries}
     columns = {"topic_id": rows.source.c.topic_id, **new, "changed_us": DatabaseClock()}
-    values = select(*columns.values()).where(true())  # without a WHERE SQLite reads ON as a join's
+    values = select(*columns.values()).where(true())  # without WHERE, SQLite takes ON for a join's
     put = dialect_insert(dialect, t.delayed_index).from_select(list(columns), values)
     counted = {"unsealed": _I.unsealed + put.excluded.unsealed, "changed_us": put.excluded.changed_us}
     return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
@@ -91,9 +92,9 @@ def change_list(
     added: Iterable[Bucket],
     sealed_to: Position | None,
 ) -> None:
-    """Change a locked list, raise its version, and count the entries after `sealed_to` again.
+    """Change a locked list, raise its list version, and count the entries after `sealed_to` again.
 
-    An append whose entries are not visible here waits for the row, and counts them afterwards.
+    An append whose entries are not visible here waits for the row, and counts its entries afterwards.
     """
     connection.execute(delete(t.delayed_bucket).where(among(connection, _B.ledger_id, removed)))
     rows = [_to_row(topic_id, bucket) for bucket in added]
@@ -153,7 +154,7 @@ def _to_row(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
 
 
 def claim_list(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
-    """Claim a topic's list, or renew the claim, unless another workflow has a live claim. Return whether it did."""
+    """Claim a topic's list or renew the claim. Return `False` if another workflow has a live claim."""
     connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     is_claimed = and_(
         _I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us
@@ -178,7 +179,7 @@ def find_holder(connection: Connection, topic_id: TopicId, *, now_us: int) -> st
 
 
 def release_claim(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
-    """Release the claim of a topic's list if it belongs to that workflow."""
+    """Release the claim of a topic's list if the claim belongs to that workflow."""
     own = update(t.delayed_index).where(_I.topic_id == topic_id, _I.claim_workflow == workflow_id)
     connection.execute(own.values(UNCLAIMED))
 

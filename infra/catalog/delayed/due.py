@@ -1,4 +1,4 @@
-"""Queries for work on delayed messages: unsealed entries, and buckets to merge or drop."""
+"""Queries for work on delayed messages: unsealed entries, and index buckets to merge or drop."""
 
 from typing import Any, Final
 
@@ -24,11 +24,11 @@ from logstore.ports.catalog import DelayedCounts, TopicState, UnsealedCounts
 from logstore.positions import EARLIEST, LedgerId, TopicId
 
 _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segment.c, t.cursor.c
-_DROP_DELAY_MS: Final = 60_000  # after the last message of a bucket was due, because clocks of processes differ
+_DROP_DELAY_MS: Final = 60_000  # margin after a bucket's last delivery time, because clocks differ
 
 
 def _is_listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
-    """Select the topic's listed data ledgers. Their places are their ids, and have an index."""
+    """Select the topic's listed data ledgers. Their places are their ids, and the places have an index."""
     lists = t.ledger_list.c
     return (
         lists.topic_id == topic_id,
@@ -41,7 +41,7 @@ def _is_listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
 def count_entries_behind(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
-    """Count entries with a delivery time in segments that begin after a position, because seals end at segment ends."""
+    """Count delayed entries in segments that begin after a position. Seals end at segment ends."""
     is_behind = or_(_L.ledger_id > ledger, and_(_L.ledger_id == ledger, _S.first_entry > entry))
     is_in_segment = (*_is_listed(topic_id), _L.place >= ledger, _S.ledger_id == _L.ledger_id, is_behind)
     return select(func.coalesce(func.sum(_S.delayed), 0)).where(*is_in_segment).scalar_subquery()
@@ -58,7 +58,7 @@ def count_ledgers_behind(
 
 
 def count_unsealed(connection: Connection, topic_id: TopicId) -> UnsealedCounts:
-    """Count unsealed entries from segments, because some may have been trimmed since the row was written."""
+    """Count unsealed entries from segments. The topic's row may still count trimmed entries."""
     query = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
     row = connection.execute(query).first()
     ledger, entry = (EARLIEST.ledger_id, EARLIEST.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)
@@ -69,7 +69,7 @@ def count_unsealed(connection: Connection, topic_id: TopicId) -> UnsealedCounts:
 
 
 def count_all(connection: Connection) -> DelayedCounts:
-    """Return the totals of all topics, from counts in their rows."""
+    """Return the totals of all topics, from the counts in their rows."""
     sealed = select(func.count(), func.coalesce(func.sum(_B.messages), 0))
     buckets, messages = connection.execute(sealed.select_from(t.delayed_bucket)).one()
     unsealed = connection.execute(select(func.coalesce(func.sum(_I.unsealed), 0))).scalar_one()
@@ -113,7 +113,6 @@ def due_topics(
 
 
 def _should_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
-    """Select topics at a threshold of `BucketLimits`: messages, ledgers or idle time."""
     idle_since_us = now_us - round(limits.idle_s * 1_000_000)
     ledgers = count_ledgers_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
     is_idle_or_long = or_(_I.changed_us <= idle_since_us, literal(limits.ledgers) <= ledgers)
@@ -121,7 +120,7 @@ def _should_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
 
 
 def delayed_sizes() -> tuple[Select[Any], Select[Any]]:
-    """Return queries of topics with delayed messages in their log, and of topics with buckets. A topic may be in both.
+    """Return two queries: topics with delayed messages in their log, and topics with buckets. A topic may be in both.
 
     The columns are `topic_id` and `size`, the number of delayed messages in the log.
     """

@@ -1,4 +1,4 @@
-"""The port `DelayedIndex` in SQL. Lock order: topic, list of the topic's snapshots, row of its list of buckets."""
+"""Index of delayed messages in SQL. Lock order: topic, list of the topic's snapshots, row of its bucket list."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ from logstore.positions import EARLIEST, LedgerId, TopicId
 
 
 class SqlDelayedIndex(CatalogAdapter):
-    """The `DelayedIndex` port."""
+    """Implementation of the port `DelayedIndex`."""
 
     def listed(self, topic_id: TopicId) -> BucketList:
         return self._db.read(lambda connection: read_list(connection, topic_id))
@@ -99,7 +99,7 @@ class SqlDelayedIndex(CatalogAdapter):
             file_intents(connection, among(connection, t.ledger.c.ledger_id, unlisted), batch_id="", now_us=now)
             return False
         buckets = [new.bucket for new in switch.added]
-        # The call only checks: it raises `InvalidInput` if buckets overlap.
+        # The result is not needed. The call raises `InvalidInput` if buckets overlap.
         current.next_version(removed=switch.removed, added=buckets, sealed_to=switch.sealed_to)
         change_list(connection, switch.topic_id, removed=switch.removed, added=buckets, sealed_to=switch.sealed_to)
         for new in switch.added:

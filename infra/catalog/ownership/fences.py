@@ -1,4 +1,4 @@
-"""Fences of bundles in SQL: raised by each acquisition, locked and compared by each write under a lease."""
+"""Fences of bundles in SQL. Each acquisition raises the fence. Each write under a lease locks and compares it."""
 
 import logging
 import time
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 _F = t.bundle_fence.c
 _SELECT: Select[Any] = select(_F.bundle, _F.counter, _F.worker_id, _F.raised_us)
-_MAX_TOTAL_WAIT_S = 4.0  # for all rows that others lock: about half a session timeout
-_MAX_ROW_WAIT_S = 2.0  # for one such row: many times a write under a lease
+_MAX_TOTAL_WAIT_S = 4.0  # for all rows that other transactions lock: about half a session timeout
+_MAX_ROW_WAIT_S = 2.0  # for one such row: many times the duration of a write under a lease
 _ROWS_PER_STATEMENT = 1_000  # four parameters each, within the limits of both dialects
 
 
 class SqlFences(CatalogAdapter):
-    """The `Fences` port."""
+    """Implementation of the port `Fences`."""
 
     def count_bundles(self) -> int:
         return self._db.read(_bundles)
@@ -39,7 +39,7 @@ class SqlFences(CatalogAdapter):
         """Insert or increment counters in one statement, so that two workers never get the same number.
 
         Rows are locked ascending, so that two raises cannot deadlock. Rows that a writer has locked come last, one by
-        one, so that an owner that is paused in a write delays only its own bundle.
+        one. So a bundle owner that pauses in a write delays only its own bundle.
         """
         if not bundles:
             return []
@@ -97,7 +97,7 @@ class SqlFences(CatalogAdapter):
 
 
 class LeasedPort(CatalogAdapter):
-    """Port that may be bound to a lease, under which it then writes."""
+    """Port that may be bound to a lease. Its writes then require the lease."""
 
     _lease: Lease | None = None
 
@@ -110,9 +110,9 @@ class LeasedPort(CatalogAdapter):
 def hold_lease(connection: Connection, lease: Lease | None) -> None:
     """Lock the lease's fence, so that no process can raise it until this transaction ends. `None` requires nothing.
 
-    Lock order: after topic, ledger list and ledger, before intents, cursors and runs, and before any write.
+    Lock order: after topic, ledger list and ledger; before intents, cursors and runs; and before any write.
 
-    A share lock would exclude a raise too. But PostgreSQL lets further share locks pass a waiting exclusive one, so a
+    A share lock would exclude a raise, too. But PostgreSQL lets further share locks pass a waiting exclusive lock. So a
     worker that lost the bundle could keep its successor from raising the fence. An update of the row takes this lock.
     Source: PostgreSQL's README.tuplock.
 

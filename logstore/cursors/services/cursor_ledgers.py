@@ -1,8 +1,8 @@
-"""Cursor ledgers: a state that is too large for its row is written to a ledger, and folded back when it is small.
+"""Cursor ledgers: a state that is too large for its row is in a ledger until it is small again.
 
-An acknowledgement does not depend on this module: it is in the row when the caller gets its answer. So all work here is
-best effort. A failure is logged and tried again at a later acknowledgement. It leaves a newborn ledger, which the
-topic's trim detaches.
+An acknowledgement does not depend on this module, because it is in the row when the caller gets the answer. So all work
+here is best effort. A failure is logged, and a later acknowledgement tries again. The failure leaves a newborn ledger,
+which the topic's trim detaches.
 """
 
 import logging
@@ -36,14 +36,10 @@ _CursorKey = tuple[TopicId, str]  # topic and name of the subscription
 
 
 class CursorLedgers:
-    """Snapshots of one process. Each is read once, because ledgers are immutable. Each cursor is written by one thread.
+    """Cursor snapshots of one process. A snapshot is read once, because ledgers are immutable.
 
-    Args:
-        cursors: The catalog's cursors.
-        ledgers: The catalog's ledgers of messages.
-        contents: Reader and writer of component ledgers.
-        inline_bytes: Most bytes of a row. A larger state moves to a ledger, and moves back at half the size.
-        clock: For tests.
+    A state larger than `inline_bytes` moves from the row to a ledger. It moves back at half this size. Only one thread
+    at a time writes a cursor.
     """
 
     def __init__(
@@ -66,12 +62,7 @@ class CursorLedgers:
         self._not_before_s: dict[_CursorKey, float] = {}
 
     def load(self, ledger_id: LedgerId) -> CursorSnapshot | None:
-        """Return the snapshot in a ledger, or `None` if the catalog or storage has no such ledger.
-
-        Raises:
-            CorruptData: The ledger's content is damaged.
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
-        """
+        """Return the snapshot in a ledger, or `None` if the catalog or storage has no such ledger."""
         cached = self.get_cached(ledger_id)
         if cached:
             return cached
@@ -83,7 +74,6 @@ class CursorLedgers:
         )
 
     def get_cached(self, ledger_id: LedgerId) -> CursorSnapshot | None:
-        """Return the snapshot if this process has read or written it."""
         with self._lock:
             if ledger_id not in self._cache:
                 return None
@@ -100,13 +90,9 @@ class CursorLedgers:
     def settle_after(
         self, topic_id: TopicId, name: str, answer: AcknowledgeResult, held: CursorSnapshot | None
     ) -> None:
-        """After an acknowledgement, write or fold the snapshot if its size requires it. Failures are only logged.
+        """Write or fold the snapshot after an acknowledgement, if its size requires it. Failures are only logged.
 
-        Args:
-            topic_id: Topic of the subscription.
-            name: Name of the subscription.
-            answer: Answer to the acknowledgement.
-            held: Snapshot with which the acknowledgement was made.
+        `answer` is the answer to the acknowledgement. `held` is the snapshot with which it was made.
         """
         is_too_large = answer.row_bytes > self._inline_bytes
         is_current = held is not None and held.ledger_id == answer.snapshot_ledger
@@ -116,7 +102,7 @@ class CursorLedgers:
             self.settle(topic_id, name)
 
     def settle(self, topic_id: TopicId, name: str) -> None:
-        """Write or fold the snapshot of the cursor if its present size requires it. Failures are only logged."""
+        """Write or fold the cursor's snapshot if its size requires it. Failures are only logged."""
         key = (topic_id, name)
         if not self._start_writing(key):
             return
@@ -131,7 +117,6 @@ class CursorLedgers:
                 self._busy.discard(key)
 
     def _start_writing(self, key: _CursorKey) -> bool:
-        """Claim a cursor for this thread. Return `False` if another thread writes it, or if it failed recently."""
         with self._lock:
             may_retry = self._clock.monotonic_s() >= self._not_before_s.get(key, float("-inf"))
             is_claimed = may_retry and key not in self._busy
@@ -145,7 +130,7 @@ class CursorLedgers:
     def _settle(self, topic_id: TopicId, row: StoredCursor) -> None:
         snapshot = None if row.snapshot_ledger is None else self.load(row.snapshot_ledger)
         if row.snapshot_ledger is not None and snapshot is None:
-            return  # replaced since, or lost: the next acknowledgement finds out
+            return  # replaced or lost: the next acknowledgement finds out
         listed = {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}
         acknowledged = select_ledgers(complete_state(row.state, snapshot).acknowledged, listed)
         packed = pack_acknowledged(acknowledged)

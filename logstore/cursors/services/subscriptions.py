@@ -1,7 +1,7 @@
-"""Subscriptions with their complete state, wherever its parts are stored.
+"""Subscriptions with their complete state.
 
-The catalog's rows have a cursor's mark-delete position, and the acknowledgements since its last snapshot. A row alone
-may be only part of the state. This module adds the snapshot.
+A row of the catalog has the mark-delete position, and the acknowledgements since the cursor's last snapshot. The
+complete state needs the row and the snapshot.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,10 +19,10 @@ from logstore.transactions.transactions import TransactionId
 from logstore.units import raise_if_stopped
 
 _MAX_SNAPSHOT_CHANGES: Final = 16
-"""Consecutive replacements of the snapshot by other processes, after which a call gives up."""
+"""Consecutive replacements of the snapshot by other processes after which a call gives up."""
 
 _MAX_REMEMBERED_SUBSCRIPTIONS: Final = 10_000
-"""Each subscription beyond these costs one refused commit."""
+"""Subscriptions whose snapshot this process remembers. Each further subscription costs one refused commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +32,13 @@ class Subscription:
     name: str
     state: CursorState
     created_us: int
-    seeks: int = 0  # how often its state was replaced
-    releases: int = 0  # for a cumulative acknowledgement of entries that are read with this state
-    lost_snapshot: LedgerId | None = None  # cursor ledger that no copy holds: the state lacks its acknowledgements
+    seeks: int = 0  # how often a seek replaced the state
+    releases: int = 0  # to pass with a cumulative acknowledgement of entries read with this state
+    lost_snapshot: LedgerId | None = None  # lost cursor ledger: the state lacks its acknowledgements
 
 
 class Subscriptions:
-    """Subscriptions of all topics. It is thread-safe, and any number of processes may run it.
-
-    Args:
-        cursors: The catalog's cursors.
-        transactions: The catalog's transactions, which hold entries of subscriptions.
-        committer: Writer of small changes of this process.
-        ledgers: Reader and writer of snapshots.
-    """
+    """Subscriptions of all topics. It is thread-safe, and several processes may run it at once."""
 
     def __init__(
         self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, ledgers: CursorLedgers
@@ -56,10 +49,10 @@ class Subscriptions:
         self._snapshot_by_subscription: dict[tuple[TopicId, str], LedgerId] = {}
 
     def subscribe(self, topic_id: TopicId, name: str, *, latest: bool) -> Subscription:
-        """Create the subscription at the first listed entry, or after the last one. Return an existing one unchanged.
+        """Create the subscription at the first listed entry, or after the last entry. Return an existing one unchanged.
 
         Raises:
-            UnknownObject: There is no such topic.
+            UnknownObject: The topic does not exist.
             PreconditionFailed: The topic is not ACTIVE.
             MissingData, CorruptData, StoreUnavailable, CatalogBusy: The errors of `get`.
         """
@@ -69,7 +62,7 @@ class Subscriptions:
         """Return the subscription.
 
         Raises:
-            UnknownObject: There is no such subscription.
+            UnknownObject: The subscription does not exist.
             MissingData: Its cursor ledger is lost. A seek replaces the state.
             CorruptData: Its cursor ledger is damaged.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
@@ -77,38 +70,27 @@ class Subscriptions:
         return self._complete(topic_id, self._cursors.get(topic_id, name))
 
     def read_state(self, topic_id: TopicId, name: str) -> CursorState:
-        """Return the state for a consumer. Entries that open transactions hold count as acknowledged.
-
-        Raises:
-            SextonError: Any error of `get`.
-        """
+        """Return the state for a consumer. Entries that open transactions hold count as acknowledged."""
         return self.get_for_consumer(topic_id, name).state
 
     def get_for_consumer(self, topic_id: TopicId, name: str) -> Subscription:
-        """Return the subscription with the state of `read_state`.
+        """Return the subscription with the state of `read_state`. It raises the errors of `get`.
 
         Its `releases` includes each release of an entry that the state leaves out.
-
-        Raises:
-            SextonError: Any error of `get`.
         """
         # Held entries are read before the cursor, because a commit moves them to the cursor.
         held = self._transactions.held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
         if not held:
             return subscription
-        # Releases are read before held entries: an abort in between would be counted, and its entries left out.
+        # The releases are read before the held entries. Otherwise they could count an abort of entries left out here.
         releases = subscription.releases
         held = self._transactions.held_entries(topic_id, name)
         subscription = self.get(topic_id, name)
         return replace(subscription, state=hide_held(subscription.state, held), releases=releases)
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
-        """Return the topic's subscriptions, ascending by name, with or without their cursor ledgers.
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
-        """
+        """Return the topic's subscriptions, ascending by name. A lost cursor ledger is reported in `lost_snapshot`."""
         return [self._complete_or_lost(topic_id, row) for row in self._cursors.all(topic_id)]
 
     def acknowledge(
@@ -121,22 +103,22 @@ class Subscriptions:
         releases: int | None = None,
         txn: TransactionId | None = None,
     ) -> AcknowledgeResult:
-        """Acknowledge single entries, and all entries up to `up_to`. Without either, only advance over contiguous ones.
+        """Acknowledge single entries and all entries up to `up_to`. Without either, only advance mark-delete.
 
-        A transaction holds the entries until it is decided. Meanwhile no other consumer gets them.
+        With `txn`, the transaction holds the entries until it is decided. Meanwhile no other consumer gets them.
 
-        `up_to` asserts that all entries before it were received. It needs `Subscription.releases` of that read. `None`
-        counts as 0, and is refused for messages with a delivery time.
+        `up_to` asserts that all entries before it were received. It needs the `Subscription.releases` of that read.
+        `None` counts as 0, and is refused for messages with a delivery time.
 
-        Idempotency: acknowledging an entry again changes nothing.
+        Idempotency: to acknowledge an entry again changes nothing.
 
         Raises:
-            UnknownObject: There is no such subscription.
+            UnknownObject: The subscription does not exist.
             InvalidInput: No reader can have received a position.
             TransactionNotOpen: The transaction is decided.
-            AcknowledgementHeld: Another transaction holds an entry. In a transaction also: an entry is acknowledged.
+            AcknowledgementHeld: Another transaction holds an entry. With `txn` also: an entry is acknowledged.
             AcknowledgementStale: An abort, an expired transaction, a seek or a rebuild of the catalog has given entries
-                back since `up_to` was read. Or `releases` is None, and a segment up to there has delayed messages.
+                back since `up_to` was read. Or `releases` is `None`, and a segment up to `up_to` has delayed messages.
             MissingData, CorruptData: The errors of `get`.
             StoreUnavailable, CatalogBusy: Nothing is acknowledged.
             OutcomeUnknown: The entries may be acknowledged.
@@ -162,20 +144,17 @@ class Subscriptions:
         """Set the cursor so that `position` is its next entry. All acknowledgements are dropped.
 
         Raises:
-            UnknownObject: There is no such topic or subscription.
+            UnknownObject: The topic or the subscription does not exist.
             InvalidInput: The position is after the end.
             PreconditionFailed: The topic is not ACTIVE.
         """
         return self._complete(topic_id, self._cursors.seek(topic_id, name, position))
 
     def settle(self, topic_id: TopicId) -> list[SextonError]:
-        """Advance each cursor that has a snapshot over contiguous entries, and fold snapshots that became small.
+        """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
 
-        A forced detach considers only rows, so that such a cursor may stay before entries that it has acknowledged.
-        Without traffic it would stay there for ever, and keep consumed ledgers (apache/pulsar#9136).
-
-        Returns:
-            Errors of single cursors. An error of one cursor does not affect the others.
+        A forced detach considers only rows. So a cursor with a snapshot may stay before entries that it has
+        acknowledged. Without traffic it would stay there for ever, and keep consumed ledgers (apache/pulsar#9136).
         """
         errors = []
         for name in self._cursors.outgrown([topic_id]).get(topic_id, []):
@@ -188,7 +167,6 @@ class Subscriptions:
         return errors
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
-        """Return the topics among these that have cursors with a snapshot."""
         return frozenset(self._cursors.outgrown(topic_ids))
 
     def _complete_or_lost(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
@@ -219,11 +197,10 @@ class Subscriptions:
         raise _snapshot_keeps_changing(topic_id, row.name)
 
     def forget(self) -> None:
-        """Forget the snapshots of all subscriptions. The next commit of each is refused once."""
+        """Forget the snapshots of all subscriptions. The next commit of each subscription is refused once."""
         self._snapshot_by_subscription.clear()
 
     def _load(self, topic_id: TopicId, name: str, needed: LedgerId) -> CursorSnapshot | None:
-        """Return the snapshot that a commit asked for, or the snapshot that the cursor has now."""
         ledger_id: LedgerId | None = needed
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             if ledger_id is None:
@@ -236,10 +213,9 @@ class Subscriptions:
         raise _snapshot_keeps_changing(topic_id, name)
 
     def _read_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
-        """Read the row again after its cursor ledger was missing. A row drops a replaced snapshot before its deletion.
+        """Read the row again after its cursor ledger was missing.
 
-        Raises:
-            MissingData: The row still has that ledger.
+        A replaced snapshot leaves the row before it is deleted. Raise `MissingData` if the row still has that ledger.
         """
         row = self._cursors.get(topic_id, name)
         if row.snapshot_ledger == missed:

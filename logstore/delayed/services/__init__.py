@@ -1,1 +1,1 @@
-"""Services that write the index of delayed messages, and that deliver by it."""
+"""Services that write the index of delayed messages, and services that deliver messages by this index."""

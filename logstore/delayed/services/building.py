@@ -1,8 +1,8 @@
-"""Publication of the buckets that a bulk job has built: one switch replaces all buckets of a topic.
+"""Publication of index buckets that a bulk job has built. One switch replaces all buckets of a topic.
 
-Buckets are built for one version of the topic's list. If a seal or a merge has changed the list since, they are not
-published, because the list covers at least as much of the log. A publication that dies leaves newborn ledgers, which a
-sweep deletes.
+Buckets are built for one list version of the topic's list. If a seal or a merge has changed the list since, the built
+buckets are not published, because the list covers at least as much of the log. A publication that dies leaves newborn
+ledgers, which a sweep deletes.
 """
 
 from collections.abc import Sequence
@@ -29,10 +29,9 @@ class IndexPublisher:
         self._index, self._snapshots = index, snapshots
 
     def publish(self, built: BuiltIndex, files: IndexFiles) -> bool:
-        """Store the snapshots of one topic and switch to them. Return `False` if its list has changed since the build.
+        """Store the snapshots of one topic and switch to them. Return `False` if the list has changed since the build.
 
-        Idempotency: if the built buckets are listed and nothing else has changed, the result is `True` and nothing is
-        stored.
+        Idempotency: if the built buckets are already the whole list, the result is `True` and nothing is stored.
 
         Raises:
             CorruptData: A file is no snapshot, or a snapshot of another topic.
@@ -79,7 +78,6 @@ def _read_footer(path: Path, topic_id: TopicId) -> SnapshotFooter:
 
 
 def _are_same(buckets: Sequence[Bucket], footers: Sequence[SnapshotFooter]) -> bool:
-    """Return whether these are the buckets of those snapshots."""
     return [_properties(bucket) for bucket in buckets] == [_properties(footer) for footer in footers]
 
 

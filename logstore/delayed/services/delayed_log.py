@@ -1,4 +1,4 @@
-"""Reader of the delivery times in a topic's log. It reads only segments that have any, and no payloads (PIP-195)."""
+"""Reader of the delivery times in a topic's log (PIP-195). It skips segments without any, and message payloads."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class DelayedFilter:
 class DelayedLog:
     """Reader of delivery times. It is thread-safe.
 
-    It reads the primary copy of a segment, or the tiered copy if the primary one is gone.
+    The reader takes the primary copy of a segment, or the tiered copy if the primary copy is gone.
     """
 
     def __init__(self, *, ledgers: Ledgers, objects: ObjectStore, tiered: TieredSegments | None = None) -> None:
@@ -48,13 +48,7 @@ class DelayedLog:
     def rows(
         self, segments: Iterable[tuple[Ledger, Segment]], wanted: DelayedFilter
     ) -> Iterator[tuple[Segment, DelayedRows]]:
-        """Yield each segment with its messages that are not due yet. A ledger that was trimmed meanwhile has none.
-
-        Raises:
-            MissingData: A listed ledger lacks an object in every copy.
-            CorruptData: A segment differs from its row in every copy.
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
-        """
+        """Yield each segment with its messages that are not due yet. Segments of trimmed ledgers have no messages."""
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {wanted.topic_id}")
         prefetcher = Prefetcher()
         try:

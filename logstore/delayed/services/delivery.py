@@ -1,8 +1,8 @@
 """Delivery to consumers: delayed messages when they are due, and all other messages in the order of the log.
 
-A process has one tracker per topic, shared by all subscriptions, and one dispatcher per subscription, shared by its
-consumers. Both are made for the first consumer and dropped with the last one. They only read the durable index, so
-consumers that come and go do not change it (apache/pulsar#19801).
+A process has one tracker per topic, shared by all subscriptions. It has one dispatcher per subscription, shared by the
+subscription's consumers. Both are made for the first consumer and dropped with the last consumer. They only read the
+stored index, so consumers that come and go do not change the index (apache/pulsar#19801).
 
 Source: PIP-195.
 """
@@ -31,15 +31,15 @@ from logstore.transactions.transactions import TransactionId
 
 
 def _ignore_alarm(topic: Topic, bucket: Bucket) -> None:
-    """Do nothing: the tracker logs each alarm."""
+    """Do nothing, because the tracker logs each alarm."""
 
 
 class Consumer:
     """Consumer of one subscription, or of all messages of a topic. Close it after use.
 
     Consumers of a subscription in one process share its messages: each message goes to one of them. Consumers in
-    different processes do not know each other. Acknowledge single messages by `Subscriptions.acknowledge`, and all
-    messages up to a position by `acknowledge_to`, inside or outside a transaction.
+    different processes do not know each other. Acknowledge single messages by `Subscriptions.acknowledge`. Acknowledge
+    all messages up to a position by `acknowledge_to`. Each works inside and outside a transaction.
 
     `Delivery.consumer` makes consumers.
     """
@@ -58,7 +58,7 @@ class Consumer:
         self._delivery, self._topic, self._dispatcher, self._holding = delivery, topic, dispatcher, holding
         self._create_watch = create_watch
         self._watch: Watch | None = None
-        self._lock = threading.Lock()  # held while it receives or closes; taken before the dispatcher's `receiving`
+        self._lock = threading.Lock()  # for `receive` and `close`; locked before the dispatcher's `receiving`
         self._is_closed = False
 
     def receive(self, max_entries: int) -> list[Entry]:
@@ -67,10 +67,10 @@ class Consumer:
         Due messages of the index come first, by (delivery time, ledger, entry). Then come messages of the log, in its
         order. No message comes before its delivery time.
 
-        A received message does not come again to any consumer of this process, unless it is given back by `nack` or
-        `close`. An acknowledged message comes again only after a seek. If a transaction that acknowledged a message by
-        `Subscriptions.acknowledge` is aborted, give the message back by `nack`. The abort itself has that effect only
-        if a consumer received while the transaction held the message.
+        No consumer of this process receives the message again, unless it is given back by `nack` or `close`. An
+        acknowledged message comes again only after a seek. If `Subscriptions.acknowledge` acknowledged a message in a
+        transaction that is then aborted, give the message back by `nack`. Without `nack` the message comes again only
+        if a consumer called `receive` while the transaction held the message.
 
         Raises:
             InvalidInput: `max_entries` is below 1.
@@ -92,8 +92,8 @@ class Consumer:
         If the transaction is aborted, its messages are received again.
 
         Raises:
-            AcknowledgementStale: A message up to there is neither acknowledged nor received here since the subscription
-                last gave messages back. Acknowledge single messages instead.
+            AcknowledgementStale: A message up to the position is neither acknowledged nor received here since the
+                subscription last gave messages back. Acknowledge single messages instead.
             PreconditionFailed: The consumer is closed, has no subscription, or begins at a position of its own.
             SextonError: Any error of `Subscriptions.acknowledge`.
         """
@@ -105,7 +105,7 @@ class Consumer:
                     f"topic {self._topic.name}: expected a consumer of a subscription, found {found}"
                 )
             releases = self._require_received(self._subscription, up_to=position)
-            # The subscription's other consumers receive during the commit, which checks the releases again.
+            # Other consumers may receive during the commit. The commit checks the releases again.
             acknowledged = self._delivery.subscriptions.acknowledge(
                 self._topic.topic_id, self._subscription, up_to=position, releases=releases, txn=txn
             )
@@ -114,7 +114,6 @@ class Consumer:
             return acknowledged
 
     def _require_received(self, subscription: str, *, up_to: Position) -> int:
-        """Return the releases with which this consumer has received all messages up to the position."""
         with self._dispatcher.receiving:
             gap, releases = self._dispatcher.first_gap(self._holding), self._dispatcher.releases
         if gap <= up_to:
@@ -130,7 +129,7 @@ class Consumer:
     def cumulative_bounds(self) -> tuple[int, Position] | None:
         """Return the releases for a cumulative acknowledgement, and the exclusive upper bound of its position.
 
-        A consumer without a subscription, or that begins at a position of its own, returns `None`.
+        The result is `None` if the consumer has no subscription, or begins at a position of its own.
         """
         if self._subscription is None:
             return None
@@ -142,17 +141,14 @@ class Consumer:
             raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
 
     def nack(self, positions: Sequence[Position]) -> None:
-        """Give messages back: they are delivered again, before all others. Messages not received here are ignored."""
+        """Give messages back. They are delivered again before all others. Messages not received here are ignored."""
         self._dispatcher.give_back(self._holding, positions)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there may be something to receive: a message came to the log, or a message became due.
+        """Wait, at most `timeout_s`, until a message comes to the log or becomes due.
 
         Receive first, and wait only if nothing was received. The first wait ends at once, because it only records the
         end of the log. A message that another consumer gives back does not end the wait.
-
-        Args:
-            timeout_s: Longest wait.
 
         Raises:
             StoreUnavailable, CatalogBusy: The catalog did not answer at the first wait.
@@ -165,7 +161,7 @@ class Consumer:
     def close(self) -> None:
         """Give back all messages that were received and not acknowledged. Closing again changes nothing.
 
-        It waits for a `receive` of this consumer that is under way, but not for other consumers.
+        The call waits for a running `receive` of this consumer, but not for other consumers.
         """
         with self._lock:
             if not self._is_closed:
@@ -184,15 +180,8 @@ class Consumer:
 class Delivery:
     """Consumers of one process. It is thread-safe.
 
-    Args:
-        index: The catalog's lists of buckets.
-        segments: Reader of bucket snapshots.
-        managed: The log.
-        subscriptions: Cursors of the subscriptions.
-        transactions: Frontier up to which readers may see the log.
-        clock: Clock that decides which messages are due.
-        tolerance_ms: Messages may be delivered this long before their delivery time.
-        alarm: Called for each bucket that is listed and cannot be read.
+    `clock` decides which messages are due. Messages may be delivered `tolerance_ms` before their delivery time. `alarm`
+    is called for each listed bucket that cannot be read.
     """
 
     def __init__(
@@ -230,7 +219,7 @@ class Delivery:
             topic: Topic of the messages.
             subscription: Subscription whose acknowledged messages are left out. `None` leaves out no message.
             from_position: First position to deliver. Such a consumer shares its messages with no other consumer.
-            columns: Columns to fetch. Consumers of a subscription in one process must use the same.
+            columns: Columns to fetch. All consumers of a subscription in one process must use the same columns.
 
         Raises:
             InvalidInput: Another consumer of the subscription in this process has other columns.
@@ -254,7 +243,6 @@ class Delivery:
 
     @property
     def memory_bytes(self) -> int:
-        """Approximate size of all trackers in memory."""
         total = 0
         with self._lock:
             for shared in self._trackers.values():
@@ -263,7 +251,7 @@ class Delivery:
         return total
 
     def leave(self, topic: Topic, dispatcher: Dispatcher, holding: HeldByConsumer) -> None:
-        """Remove a consumer that receives no more. Drop the dispatcher and the tracker if it was the last one."""
+        """Remove a consumer. Drop the dispatcher and the tracker if this was their last consumer."""
         with self._lock:
             shared = self._trackers[topic.topic_id]
             with shared.lock:

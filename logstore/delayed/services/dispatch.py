@@ -1,16 +1,16 @@
-"""Dispatcher of one subscription in one process: it delivers due messages first, in order, and then the log.
+"""Dispatcher of one subscription in one process. It delivers due messages first, in order, and then the log.
 
-All consumers of the subscription in the process share it. Each message that the subscription has not acknowledged is in
-one of these states:
+All consumers of the subscription in the process share the dispatcher. Each message that the subscription has not
+acknowledged is in one of these states:
 
-1. Tracked: it is not due. The tracker offers it when it is.
-2. In the replay set: it is due, or was given back, and is delivered next.
-3. Held: one consumer has it. No other consumer gets it unless that one gives it back.
+1. Tracked: the message is not due. The tracker offers it when it is due.
+2. In the replay set: the message is due, or was given back, and is delivered next.
+3. Held: one consumer has the message. No other consumer gets it unless that consumer gives it back.
 4. After the position of `LogReader`. The reader advances only over messages in one of the other states. It rewinds when
    a message leaves its state without being delivered or acknowledged.
 
-So no message is delivered twice, and none is skipped. All of this is memory. After a crash the next process begins at
-the mark-delete position, and leaves out what is acknowledged.
+So no message is delivered twice, and none is skipped. All of these states are in memory. After a crash the next process
+begins at the mark-delete position, and leaves out acknowledged messages.
 
 Source: Pulsar's `PersistentDispatcherMultipleConsumers`. Failures that this prevents: apache/pulsar#14327 (an abort
 gives back messages of another transaction), #19801 (disconnecting consumers wipes the index), #6403 (a restarted
@@ -38,14 +38,14 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
 _MESSAGES_PER_OFFER: Final = 1_000
-"""Messages taken from the tracker at a time. The number is large, because most may be acknowledged already."""
+"""Most messages taken from the tracker at a time. The number is large, because most may be acknowledged already."""
 
 _UNKNOWN: Final = -1
-"""Number of seeks and releases of a subscription before it is read."""
+"""Value of seeks and releases before the subscription is read."""
 
 
 class HeldByConsumer:
-    """Messages that one consumer has received and not given back."""
+    """Messages that one consumer has received and not given back: the consumer's holding."""
 
     def __init__(self) -> None:
         self.entries: dict[LedgerId, BitMap] = {}
@@ -53,13 +53,11 @@ class HeldByConsumer:
         """Entries that were received before the subscription's last release, and may have been given back."""
 
     def add(self, position: Position) -> None:
-        """Add a message that is received now."""
         self.entries.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
         if position.ledger_id in self.stale_entries:
             self.stale_entries[position.ledger_id].discard(position.entry_id)
 
     def remove_to(self, position: Position) -> dict[LedgerId, BitMap]:
-        """Remove and return all entries up to and including the position."""
         remaining = bitmaps.entries_behind(self.entries, position)
         removed, self.entries = bitmaps.subtract(self.entries, remaining), remaining
         return removed
@@ -68,10 +66,10 @@ class HeldByConsumer:
 class Dispatcher:
     """Dispatcher of one subscription of one topic.
 
-    Threads may share it. Order of locks: `receiving` before the tracker's lock. `receiving` is held while a consumer
+    Threads may share it. Order of locks: `receiving` before the tracker's lock. `receiving` is locked while a consumer
     receives. The tracker's lock guards all sets.
 
-    The dispatcher begins at the subscription's mark-delete position. `state` returns the subscription as it is now.
+    The dispatcher begins at the subscription's mark-delete position. `state` returns the present subscription.
     """
 
     def __init__(
@@ -95,7 +93,7 @@ class Dispatcher:
         )
 
     def offer(self, rows: DelayedRows) -> None:
-        """Replay messages that became due, unless they are known or acknowledged."""
+        """Add messages that became due to the replay set, unless they are known or acknowledged."""
         for known in (self._state.acknowledged, self._replay.bits, *(holding.entries for holding in self.holdings)):
             rows = rows.without(known)
         for deliver_at_ms, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
@@ -103,22 +101,20 @@ class Dispatcher:
                 self._replay_or_rewind((deliver_at_ms, position))
 
     def rewind(self, position: Position) -> None:
-        """Read the log again from a position."""
         self._reader.rewind(position)
 
     def due_ms(self) -> int:
-        """Return the latest delivery time that is due now, inclusive."""
         return self._shared.due_ms()
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
-        """Track messages of the log that are not due. Replay those that have become due meanwhile."""
+        """Track messages of the log that are not due. Add messages that are due by now to the replay set."""
         with self._shared.lock:
             for due in self._shared.postpone(ledger_id, later):
                 if not self._is_known(due[1]):
                     self._replay_or_rewind(due)
 
     def receive(self, held: HeldByConsumer, max_entries: int) -> list[Entry]:
-        """Deliver at most `max_entries` messages for `Consumer.receive`. The caller holds `receiving`."""
+        """Deliver at most `max_entries` messages. The caller holds `receiving`."""
         subscription = self._read_subscription()
         self._shared.refresh()
         with self._shared.lock:
@@ -131,16 +127,16 @@ class Dispatcher:
         return received
 
     def give_back(self, holding: HeldByConsumer, positions: Sequence[Position]) -> None:
-        """Deliver messages again, before all others. Messages that the holding lacks are ignored."""
+        """Deliver messages again, before all others. Messages that are not in the holding are ignored."""
         with self._shared.lock:
             for position in positions:
                 if position.entry_id in holding.entries.get(position.ledger_id, ()):
                     self._take_back(holding, (0, position))
 
     def first_gap(self, holding: HeldByConsumer) -> Position:
-        """Return the first position that is neither acknowledged nor in the holding since the last release.
+        """Return the first position that is not acknowledged and not in the holding since the last release.
 
-        Such a message is held by another consumer, not due, given back, or not read from the log yet.
+        Such a message is held by another consumer, is not due, was given back, or is not read from the log yet.
         """
         with self._shared.lock:
             mark, acknowledged = self._state.mark_delete, self._state.acknowledged
@@ -154,7 +150,7 @@ class Dispatcher:
 
     @property
     def releases(self) -> int:
-        """Number of releases of the subscription when a consumer last received."""
+        """Number of the subscription's releases when a consumer last received."""
         return self._releases
 
     def record_acknowledged(self, holding: HeldByConsumer, position: Position) -> None:
@@ -165,7 +161,7 @@ class Dispatcher:
             self._state = CursorState(self._state.mark_delete, acknowledged)
 
     def idle_s(self) -> float:
-        """Return the time in seconds until the next known message is due. It is infinite if none is known."""
+        """Return the seconds until the next known message is due, or infinity without one."""
         with self._shared.lock:
             times = [time for time in (self._replay.next_ms, self._shared.tracker.next_ms()) if time is not None]
             return max(0, min(times) - self._shared.due_ms()) / 1000 if times else inf
@@ -179,7 +175,7 @@ class Dispatcher:
         """Remove a consumer and give back its messages. The caller holds the tracker's lock."""
         self.holdings.remove(holding)
         if not self.holdings:
-            return  # this dispatcher ends, and the next one begins at the mark-delete position
+            return  # the next dispatcher begins at the mark-delete position
         positions = (
             Position(ledger_id, entry_id)
             for ledger_id in sorted(holding.entries)
@@ -187,15 +183,15 @@ class Dispatcher:
         )
         for position in positions:
             if not self._replay_or_rewind((0, position)):
-                return  # the replay set is full: the log has the following messages, too
+                return  # the replay set is full, so the other messages are read from the log
 
     def close_scan(self) -> None:
-        """Drop what was read ahead. The caller holds `receiving`, or no consumer remains."""
+        """Drop entries that were read ahead. The caller holds `receiving`, or no consumer remains."""
         self._reader.close()
 
     @contextmanager
     def _deliver_all_or_none(self, holding: HeldByConsumer) -> Iterator[Callable[[DueMessage], None]]:
-        """Record delivered messages in the holding, and undo that if an error keeps them from the receiver."""
+        """Record delivered messages in the holding. If an error prevents their delivery, undo this."""
         delivered: list[DueMessage] = []
 
         def deliver(message: DueMessage) -> None:
@@ -210,12 +206,12 @@ class Dispatcher:
                 for message in delivered:
                     self._take_back(holding, message)
                 if not isinstance(error, SextonError):
-                    # Such an error may come at any statement, also between the changes of two sets.
+                    # The error may have come between the changes of two sets.
                     self.rewind(EARLIEST)
             raise
 
     def _apply_subscription(self, subscription: Subscription) -> None:
-        """Apply acknowledgements. Rewind to what is no longer acknowledged after a seek or an aborted transaction."""
+        """Apply acknowledgements. Rewind to entries that a seek or an abort has given back."""
         before, self._state = self._state, subscription.state
         mark_delete, acknowledged = subscription.state.mark_delete, subscription.state.acknowledged
         was_sought, self._seeks = self._seeks not in {_UNKNOWN, subscription.seeks}, subscription.seeks
@@ -236,7 +232,6 @@ class Dispatcher:
             holding.entries = bitmaps.subtract(remaining, acknowledged)
 
     def _receive_due(self, deliver: Callable[[DueMessage], None], limit: int) -> list[Entry]:
-        """Receive messages of the replay set, after the tracker has filled it."""
         received: list[Entry] = []
         while len(received) < limit and (popped := self._pop_due(limit - len(received))):
             try:
@@ -254,12 +249,11 @@ class Dispatcher:
                 for message in popped:
                     if message[1] in fetched:
                         deliver(message)
-                    else:  # it was trimmed, or its transaction is open: the log reader finds out
+                    else:  # trimmed, or of an open transaction: the log reader finds out
                         self.rewind(message[1])
         return received
 
     def _receive_log(self, deliver: Callable[[DueMessage], None], limit: int) -> list[Entry]:
-        """Receive messages of the log that are in no set."""
         received: list[Entry] = []
         self._reader.start(self._state)
         while len(received) < limit and (entries := self._reader.read_more(limit - len(received))) is not None:
@@ -271,7 +265,6 @@ class Dispatcher:
         return received
 
     def _pop_due(self, limit: int) -> list[DueMessage]:
-        """Pop the first due messages of the replay set that are not acknowledged."""
         while True:
             with self._shared.lock:
                 while self._replay.has_room(limit) and self._shared.hand_over(_MESSAGES_PER_OFFER):
@@ -292,7 +285,6 @@ class Dispatcher:
             return BitMap.union(BitMap(), *(entries[ledger_id] for entries in entry_sets if ledger_id in entries))
 
     def _is_known(self, position: Position) -> bool:
-        """Return whether the message is acknowledged, or in one of the sets."""
         if position in self._replay or self._shared.tracker.contains(position) or self._state.covers(position):
             return True
         return any(position.entry_id in holding.entries.get(position.ledger_id, ()) for holding in self.holdings)

@@ -1,8 +1,8 @@
-"""Replay set of a subscription, and its reader of the log, which can be rewound.
+"""Replay set of a subscription, and the subscription's reader of the log, which can be rewound.
 
 Messages of the replay set are delivered before the log is read further.
 
-Source: Pulsar's `MessageRedeliveryController`, which holds what is due and what is to be delivered again.
+Source: Pulsar's `MessageRedeliveryController`, which has due messages and messages to deliver again.
 """
 
 import heapq
@@ -21,10 +21,10 @@ from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 
 MAX_REPLAY_MESSAGES: Final = 10_000
-"""Messages take some 150 bytes each. A slow subscription finds further messages in the log."""
+"""Most messages of a replay set, some 150 bytes each. Further messages are read from the log again."""
 
 DueMessage = tuple[int, Position]
-"""Delivery time in milliseconds since 1970 (0 if unknown), and position of a message."""
+"""Delivery time and position of a message. Times are milliseconds since 1970, or 0 if the time is not known."""
 
 
 class ReplaySet:
@@ -44,15 +44,13 @@ class ReplaySet:
 
     @property
     def next_ms(self) -> int | None:
-        """Earliest delivery time. `None` if the set is empty."""
         return self._heap[0][0] if self._heap else None
 
     def has_room(self, limit: int) -> bool:
-        """Return whether the set has fewer than `limit` messages and is not full."""
         return len(self._heap) < min(limit, self._max_messages)
 
     def add(self, deliver_at_ms: int, position: Position) -> bool:
-        """Add a message. Return whether the set contains it now: a full set refuses new messages."""
+        """Add a message, unless the set is full. Return whether the set contains the message now."""
         if position in self:
             return True
         if len(self._heap) >= self._max_messages:
@@ -73,17 +71,16 @@ class ReplaySet:
         return popped
 
     def clear(self) -> None:
-        """Remove all messages."""
         self._heap.clear()
         self.bits.clear()
 
 
 class ScanFilter(ExcludedEntries, Postponer, Protocol):
-    """Filter of a scan: it leaves out known messages, and postpones messages that are not due."""
+    """Filter of a scan. It leaves out known messages, and postpones messages that are not due."""
 
 
 class LogReader:
-    """Read position of a subscription in the log, at first before its first entry.
+    """Reader of the log for one subscription. It begins before the log's first entry.
 
     One thread at a time may read. Any thread that holds `lock` may rewind.
     """
@@ -108,24 +105,21 @@ class LogReader:
 
     @property
     def position(self) -> Position:
-        """First position that is not read yet. The caller holds the lock."""
+        """First position that is not read yet. The caller holds `lock`."""
         return self._next if self._rewind_to is None else min(self._next, self._rewind_to)
 
     def rewind(self, position: Position) -> None:
-        """Read again from a position. The caller holds the lock."""
         self._rewind_to = position if self._rewind_to is None else min(self._rewind_to, position)
 
     def start(self, state: CursorState) -> None:
-        """Leave out acknowledged messages from now on, and allow one more look for the end of the log."""
+        """Leave out acknowledged messages from now on. The next `read_more` may look for the end of the log again."""
         self._state, self._has_scanned = state, False
 
     def read_more(self, limit: int) -> list[Entry] | None:
-        """Return the next due messages, at most `limit`, or `None` at the end of the log as it was last looked up.
+        """Return the next due messages, at most `limit`, or `None` at the end of the log.
 
-        Some of these messages may be known to the filter by now. Fewer than `limit` messages do not mean the end.
-
-        Raises:
-            MissingData, CorruptData, StoreUnavailable, CatalogBusy: The errors of `ManagedLedger.scan`.
+        The end is looked up once after each `start` and each rewind. The filter may know some of the messages by now.
+        Fewer than `limit` messages do not mean the end.
         """
         if self._apply_rewind():
             self._has_scanned = False
@@ -136,7 +130,6 @@ class LogReader:
         return self._read(limit)
 
     def close(self) -> None:
-        """Close the scan, and drop what it has read ahead."""
         if self._scan is not None:
             self._scan.close()
             self._scan = None
@@ -150,7 +143,6 @@ class LogReader:
         return entries
 
     def _apply_rewind(self) -> bool:
-        """Apply a requested rewind. Return whether there was one. It ends the scan, which may lack messages."""
         with self._lock:
             rewind_to, self._rewind_to = self._rewind_to, None
         if rewind_to is None:
@@ -160,7 +152,6 @@ class LogReader:
         return True
 
     def _open_scan(self) -> bool:
-        """Open a scan at the next position. Return `False` if readers may see nothing there."""
         start = max(self._next, position_after(self._state.mark_delete))
         frontier = self._transactions.frontier(self._topic.topic_id, from_ledger=start.ledger_id)
         if frontier.last is None or frontier.last < start:

@@ -1,7 +1,7 @@
-"""Merge of two adjacent buckets: their snapshots are read window by window, and one new bucket replaces both.
+"""Merge of two neighbouring index buckets: one new bucket replaces them. Snapshots are read window by window.
 
-Memory holds one segment of each source and the new footer, however large the buckets are. Only the switch to the new
-bucket retires the sources. A merge that dies leaves a newborn ledger, which a sweep deletes.
+Memory has one segment of each source and the new footer, however large the buckets are. The sources are retired only by
+the switch to the new bucket. A merge that dies leaves a newborn ledger, which a sweep deletes.
 
 Messages that were due a minute before the merge began are left out, because readers get them from the log. Otherwise a
 topic with one bucket would keep every message that was ever delayed.
@@ -33,7 +33,7 @@ from logstore.positions import LedgerId, TopicId
 
 _AUDIT_REASON: Final = "merged into a larger bucket"
 _PASSED_MS: Final = 60_000
-"""Margin for clocks: a message due this long by the catalog's clock is due by the clock of every process."""
+"""Margin for clocks. A message that has been due this long by the catalog's clock is due by every process's clock."""
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -42,16 +42,16 @@ _LOG: Final = logging.getLogger(__name__)
 class MergeResult:
     """Result of one merge."""
 
-    switched: bool = False  # whether the list has the new bucket instead of the two sources
-    messages: int = 0  # in the new bucket; 0 means that no message remained and there is no new bucket
-    passed: int = 0  # messages that were due, and are in no bucket any more
+    switched: bool = False  # whether the new bucket has replaced the two sources in the list
+    messages: int = 0  # in the new bucket; 0 means that there is no new bucket
+    passed: int = 0  # due messages that are in no bucket any more
     damaged: LedgerId | None = None  # listed bucket whose snapshot cannot be read
     loads: int = field(default=0, compare=False)  # segments that were read
     load_s: float = field(default=0.0, compare=False)  # time to read them
 
 
 class _MeasuredReader:
-    """Reader of source segments. It remembers the bucket that was read last, to which a read error belongs."""
+    """Reader of source segments. `bucket` is the bucket that was read last. Read errors belong to this bucket."""
 
     def __init__(self, snapshots: BucketSnapshots) -> None:
         self._snapshots = snapshots
@@ -70,7 +70,7 @@ class _MeasuredReader:
 
 
 class Merger:
-    """Merger of buckets. It is thread-safe. The folder `scratch` holds one file as large as a bucket."""
+    """Merger of index buckets. It is thread-safe. The folder `scratch` has one file as large as a bucket."""
 
     def __init__(self, *, index: DelayedIndex, snapshots: BucketSnapshots, scratch: Path) -> None:
         self._index, self._snapshots, self._scratch = index, snapshots, scratch
@@ -78,15 +78,12 @@ class Merger:
     def merge(
         self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
     ) -> MergeResult:
-        """Replace two adjacent buckets by one.
+        """Replace two neighbouring buckets by one. `pair` has the bucket ids in the order of their ranges.
 
-        Idempotency: if the two buckets are not listed any more, nothing changes. Of two concurrent merges one switches.
-        The transaction that refuses the other one retires what it wrote.
+        `progress` receives the number of messages written so far, after each window.
 
-        Args:
-            topic_id: Topic of the buckets.
-            pair: The two bucket ids, in the order of their ranges.
-            progress: Receives the number of messages written so far, after each window.
+        Idempotency: if the two buckets are not listed any more, nothing changes. If two merges of a pair run at once,
+        only one merge switches. The other merge is refused, and its newborn ledger is retired.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
@@ -141,7 +138,7 @@ class Merger:
         return MergeResult(switched=True, messages=written_rows, passed=passed)
 
     def _unite_entries(self, sources: tuple[Bucket, ...], reader: _MeasuredReader) -> dict[LedgerId, BitMap]:
-        """Return the entries of all sources, from their footers. Collecting them from rows takes longer."""
+        """Return the entries of all sources, from their footers. To collect them from rows takes longer."""
         entries: dict[LedgerId, BitMap] = {}
         for bucket in sources:
             reader.bucket = bucket
@@ -154,8 +151,7 @@ def _remove_skipped(
 ) -> None:
     """Remove skipped rows from the entries of all sources.
 
-    Raises:
-        CorruptData: A row is not among these entries. `reader.bucket` is then the row's bucket.
+    Raise `CorruptData` if a row is not among these entries. `reader.bucket` is then the row's bucket.
     """
     skipped = rows.bitmaps()
     if first := first_position(subtract(skipped, entries)):

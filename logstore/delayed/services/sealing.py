@@ -1,11 +1,11 @@
-"""Seal of a topic: the unsealed part of its log becomes buckets, and buckets that no reader needs are dropped.
+"""Seal of a topic: the unsealed part of its log becomes index buckets. Buckets that no reader needs are dropped.
 
-A seal reads only delivery times, and only segments whose rows say that they have some. It ends at the end of a segment,
+A seal reads only delivery times, and only segments whose rows count delayed messages. It ends at the end of a segment,
 and before the first message of an open transaction. It leaves out entries that no consumer sees, and messages that are
-due already, because readers get these from the log.
+due, because readers get these from the log.
 
-Each bucket is one switch of the topic's list. A seal that dies between two switches has done the first ones. A snapshot
-that it wrote and did not switch to is a newborn ledger, which a sweep deletes.
+Each bucket is one switch of the topic's list. If a seal dies, its earlier switches stay. A snapshot that it wrote and
+did not switch to is a newborn ledger, which a sweep deletes.
 
 Source: PIP-195 (sealing the last mutable bucket); apache/pulsar#26251, where messages are lost with a bucket.
 """
@@ -43,8 +43,8 @@ class SealResult:
 
     buckets: int = 0  # new buckets
     messages: int = 0  # in the new buckets
-    dropped: int = 0  # buckets
-    listed: int = 0  # buckets that the topic has now
+    dropped: int = 0  # buckets that no reader needed
+    listed: int = 0  # present buckets of the topic
     overtaken: bool = False  # another process changed the list meanwhile; the next seal does the rest
 
 
@@ -52,14 +52,10 @@ class SealResult:
 def new_snapshot(
     folder: Path, topic_id: TopicId, first: Position, last: Position, *, entries: Bitmaps | None = None
 ) -> Iterator[tuple[BinaryIO, SnapshotWriter]]:
-    """Open an unnamed temporary file, and a snapshot writer into it. The system frees it however the process ends.
+    """Open an unnamed temporary file, and a snapshot writer into it. The file vanishes however the process ends.
 
-    Args:
-        folder: Folder of the file. It is made if necessary.
-        topic_id: Topic of the messages.
-        first: First entry of the range that the bucket covers.
-        last: Last entry of that range.
-        entries: Entries of all rows that will be written, if they are known.
+    `first` and `last` are the first and the last entry of the range that the bucket covers. `entries` are the entries
+    of all rows that will be written, if they are known. The folder is made if necessary.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as unnamed:
@@ -90,7 +86,7 @@ class _Seal:
 
 
 class Sealer:
-    """Sealer of topics. It is thread-safe. The folder `scratch` holds one file as large as a bucket."""
+    """Sealer of topics. It is thread-safe. The folder `scratch` has one file as large as a bucket."""
 
     def __init__(
         self,
@@ -106,11 +102,11 @@ class Sealer:
         self._snapshots, self._limits, self._scratch = snapshots, limits, scratch
 
     def seal(self, topic_id: TopicId, *, force: bool = False) -> SealResult:
-        """Drop buckets that no reader needs, and seal the log if the limits say so.
+        """Drop buckets that no reader needs, and seal the log if it is at a limit.
 
-        With `force` everything that consumers may see is sealed.
+        With `force` all entries that consumers may see are sealed, whatever the limits.
 
-        Idempotency: a sealed part is not sealed again, and of two concurrent seals one is overtaken.
+        Idempotency: a sealed part is not sealed again. If two seals run at once, one seal is overtaken.
 
         Raises:
             MissingData: A listed ledger lacks an object in every copy.
@@ -126,7 +122,7 @@ class Sealer:
         return replace(result, dropped=dropped, listed=len(self._index.listed(topic_id).buckets))
 
     def _drop_passed(self, topic_id: TopicId) -> int:
-        """Retire the buckets that no tracker needs. If the list changes meanwhile, the next seal retires them."""
+        """Retire the buckets that no reader needs. If the list changes meanwhile, the next seal retires them."""
         listed = self._index.listed(topic_id)
         passed = self._index.droppable(topic_id)
         if not passed:
@@ -135,7 +131,6 @@ class Sealer:
         return len(passed) if self._index.switch(drop) else 0
 
     def _start(self, topic_id: TopicId, *, force: bool) -> _Seal | None:
-        """Return the state of a new seal, or `None` if consumers may see nothing or the limits are not reached."""
         listed, unsealed = self._index.listed(topic_id), self._index.unsealed(topic_id)
         frontier = self._transactions.frontier(topic_id, from_ledger=max(0, listed.sealed_to.ledger_id))
         if frontier.last is None:
@@ -159,12 +154,11 @@ class Sealer:
         return seal if seal.should_seal(self._limits, entries=entries, ledgers=len(ledgers)) else None
 
     def _unsealed_segments(self, seal: _Seal) -> Iterator[tuple[Ledger, Segment]]:
-        """Yield the unsealed segments that consumers may see completely, in log order."""
         last = seal.frontier.last or seal.listed.sealed_to
         return self._log.segments(seal.topic_id, behind=seal.listed.sealed_to, last=last)
 
     def _run(self, seal: _Seal) -> None:
-        """Read the log, and end a bucket whenever one is full. The rest becomes a bucket if it reaches the limits."""
+        """Read the log, and end a bucket whenever it is full. The rest becomes a bucket if it is at a limit."""
         wanted = DelayedFilter(topic_id=seal.topic_id, hidden=seal.frontier.hidden, now_ms=seal.now_ms)
         for segment, rows in self._log.rows(self._unsealed_segments(seal), wanted):
             seal.draft = seal.draft or BucketDraft(Position(segment.ledger_id, segment.first_entry))
@@ -179,8 +173,7 @@ class Sealer:
     def _end_bucket(self, seal: _Seal) -> bool:
         """Store the draft and switch to it. A draft without messages only moves `sealed_to`.
 
-        Returns:
-            Whether the list is as this seal made it.
+        Return `False` if another process has changed the list.
         """
         draft = seal.draft
         assert draft is not None and draft.last is not None  # noqa: PT018 - one fact

@@ -1,10 +1,10 @@
 """Tracker of one topic that all its subscriptions in one process share. It is loaded from the list of buckets.
 
-Messages that become due are offered to every subscription that reads in this process. A subscription that joins later
-finds them in its own reading of the log.
+Messages that become due are offered to every subscription that reads in this process. A later subscription finds these
+messages in the log.
 
-The list is read again every ten seconds, and whenever a bucket cannot be read. A bucket that is still listed and cannot
-be read is an alarm. Its messages then come from the log.
+The list is read again every ten seconds, and whenever a bucket cannot be read. If an unreadable bucket is still listed,
+an alarm is raised. The bucket's messages then come from the log.
 
 Catalog and storage may answer late, so they are called without the lock. Meanwhile subscriptions read on. They wait
 only if they need the same answer.
@@ -31,10 +31,10 @@ from logstore.positions import LedgerId, Position
 _LOG: Final = logging.getLogger(__name__)
 
 _REFRESH_INTERVAL_S: Final = 10.0
-"""Age at which the list is read again. No delivery depends on it: a fresh list only frees memory of sealed messages."""
+"""Age at which the list is read again. A new list only frees the memory of sealed messages."""
 
 Alarm = Callable[[Topic, Bucket], None]
-"""Callback for each bucket that is listed and cannot be read, once per bucket."""
+"""Callback for each bucket that is listed and cannot be read. It is called once per bucket."""
 
 
 class MeasuredSnapshots:
@@ -49,12 +49,10 @@ class MeasuredSnapshots:
         """Time of all reads in seconds, waits for storage included."""
 
     def footer(self, bucket: Bucket) -> SnapshotFooter:
-        """Return the footer of the bucket's snapshot."""
         with self._measure():
             return self._snapshots.footer(bucket)
 
     def segment(self, bucket: Bucket, number: int) -> DelayedRows:
-        """Return the rows of one segment, counted from 0."""
         with self._measure():
             return self._snapshots.segment(bucket, number)
 
@@ -73,7 +71,7 @@ class SubscriptionReader(Protocol):
     """Subscription that reads in this process."""
 
     def offer(self, rows: DelayedRows) -> None:
-        """Deliver messages that are due. They are no longer tracked."""
+        """Deliver due messages. The tracker no longer tracks them."""
 
     def rewind(self, position: Position) -> None:
         """Read the log again from a position, because messages there are no longer tracked."""
@@ -82,8 +80,8 @@ class SubscriptionReader(Protocol):
 class SharedTracker:
     """Delayed messages of one topic, loaded by the first `refresh`.
 
-    Callers of `refresh` and `catch_up` must not hold `lock`. Callers of all other methods hold it. One thread at a time
-    reads the list, and one reads a segment. Results are stored under the lock.
+    Callers of `refresh` and `catch_up` must not hold `lock`. Callers of all other methods must hold `lock`. One thread
+    at a time reads the list, and one thread reads a segment. Results are stored under `lock`.
     """
 
     def __init__(
@@ -107,14 +105,12 @@ class SharedTracker:
         self._refreshed_s: float | None = None
 
     def due_ms(self) -> int:
-        """Return the latest delivery time that is due now, inclusive."""
         return self._clock.now_us() // 1000 + self._tolerance_ms
 
     def refresh(self) -> None:
-        """Load the list of buckets if it may have changed. While another thread does so, use the old list.
+        """Load the list of buckets if it is old. If another thread is loading it, return at once and use the old list.
 
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer. The next call tries again.
+        After `StoreUnavailable` or `CatalogBusy` the next call tries again.
         """
         if self._is_fresh() or not self._list_lock.acquire(blocking=self._refreshed_s is None):
             return
@@ -127,11 +123,7 @@ class SharedTracker:
             self._list_lock.release()
 
     def hand_over(self, limit: int) -> bool:
-        """Take at most `limit` due messages that are in memory, and offer them to all readers.
-
-        Returns:
-            Whether there may be more in memory.
-        """
+        """Offer at most `limit` due messages in memory to all readers. Return whether there may be more in memory."""
         rows = self.tracker.take_due(self.due_ms(), limit)
         for reader in self.readers:
             reader.offer(rows)
@@ -139,14 +131,13 @@ class SharedTracker:
         return len(rows) == limit
 
     def is_behind(self) -> bool:
-        """Return whether `catch_up` has to read a segment that is due, or the list because of a lost bucket."""
+        """Return whether `catch_up` must read a segment that is due, or the list because a bucket was lost."""
         return bool(self._unreported_buckets()) or self.tracker.bucket_to_read(self.due_ms()) is not None
 
     def catch_up(self) -> None:
-        """Read one segment that is due, unless another thread has. Read the list again if a bucket was lost.
+        """Read one segment that is due, unless another thread has. If a bucket was lost, read the list again.
 
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer. The next call tries again.
+        After `StoreUnavailable` or `CatalogBusy` the next call tries again.
         """
         with self._segment_lock:
             with self.lock:
@@ -159,7 +150,7 @@ class SharedTracker:
         self._recover_lost_buckets()
 
     def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> list[tuple[int, Position]]:
-        """Track messages that a reader found not to be due. Return those that are due by now, with their times."""
+        """Track messages that are not due. Return the messages that are due by now, with their times."""
         messages = [(deliver_at_ms, Position(ledger_id, entry_id)) for entry_id, deliver_at_ms in later.items()]
         return [message for message in messages if not self.tracker.add(message[1], message[0])]
 
@@ -187,7 +178,7 @@ class SharedTracker:
         return [bucket for bucket in self.tracker.lost_buckets if bucket.bucket_id not in self._reported]
 
     def _recover_lost_buckets(self) -> None:
-        """Read the list again if a bucket was lost, because it may be merged or dropped. Otherwise raise the alarm."""
+        """Read the list again, because a lost bucket may be merged or dropped. Raise the alarm if it is not."""
         with self._list_lock:
             while True:
                 with self.lock:

@@ -1,7 +1,8 @@
-"""Snapshots of buckets in storage. A snapshot is the only segment of a `DELAYED_INDEX` ledger, and is read by ranges.
+"""Snapshots of index buckets in storage. A snapshot is the only segment of a `DELAYED_INDEX` ledger.
 
-A reader fetches the footer, and then one snapshot segment at a time. The object's metadata has a digest of the footer,
-and the footer has a digest of each segment. Footers are cached, because a segment cannot be read without one.
+A reader fetches the footer, and then one snapshot segment at a time, by byte ranges. The object's metadata has a digest
+of the footer, and the footer has a digest of each segment. Footers are cached, because each read of a segment needs
+one.
 
 Source: PIP-195 (bucket snapshots in ledgers of their own).
 """
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _FOOTER_CACHE_BYTES: Final = 64 << 20
-"""Footers of some ten million messages."""
+"""Size of the footers of some ten million messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class _CachedFooter:
 
 
 class BucketSnapshots:
-    """Writer and reader of snapshots. It is thread-safe. Cached footers take at most about `cache_bytes`."""
+    """Writer and reader of bucket snapshots. It is thread-safe. Cached footers take about `cache_bytes` at most."""
 
     def __init__(
         self,
@@ -61,7 +62,6 @@ class BucketSnapshots:
 
     @property
     def memory_bytes(self) -> int:
-        """Size of the cached footers."""
         return self._footers.memory_bytes
 
     def write(self, file: BinaryIO, footer: SnapshotFooter, publish: Callable[[NewBucket], bool]) -> bool:
@@ -77,22 +77,14 @@ class BucketSnapshots:
         return self._contents.write(_draft(file, footer), lambda created: publish(_new_bucket(created, footer)))
 
     def store(self, file: BinaryIO, footer: SnapshotFooter) -> NewBucket:
-        """Store a snapshot file for a switch that publishes several. It raises the errors of `write`."""
+        """Store a snapshot file for a switch that publishes several buckets. It raises the errors of `write`."""
         return _new_bucket(self._contents.store(_draft(file, footer)), footer)
 
     def footer(self, bucket: Bucket) -> SnapshotFooter:
-        """Return the footer of the bucket's snapshot.
-
-        Raises:
-            SnapshotGone: Storage has no such object, or the catalog has no such ledger.
-            CorruptData: The snapshot is damaged, or differs from the bucket's row.
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
-        """
         cached = self._open(bucket)
         return parse_footer(cached.metadata, _object_key(bucket))
 
     def segment(self, bucket: Bucket, number: int) -> DelayedRows:
-        """Return the rows of one segment, counted from 0. It raises the errors of `footer`."""
         cached = self._open(bucket)
         return read_twice(lambda: self._read_segment(bucket, cached, number))
 
@@ -108,7 +100,7 @@ class BucketSnapshots:
             return read_segment(source, number, footer=cached.footer, metadata=cached.metadata, name=name)
 
     def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
-        """Yield the segments in order. Each is read on demand. It raises the errors of `footer`."""
+        """Yield the rows of the segments in order. Each segment is read on demand."""
         for number in range(bucket.segments):
             raise_if_stopped()
             yield self.segment(bucket, number)

@@ -125,7 +125,6 @@ class Broadcaster:
             return _Failure(f"{type(defect).__name__}: {first_line}", is_transient=False)
 
     def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settlement:
-        """Append transaction markers in the order of `owed`. A deleted topic gets no markers."""
         markers = [
             TransactionMarker(
                 txn=txn.txn,

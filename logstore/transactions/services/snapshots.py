@@ -133,7 +133,6 @@ class BufferRebuilder:
         Raises:
             MissingData: A listed ledger lacks an object in every copy.
             CorruptData: A segment differs from its row in every copy.
-            StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
         known = self._snapshots.load(topic_id) if self._snapshots else None
         start = Buffer() if known is None or self._read_whole_log else known
@@ -165,7 +164,6 @@ class BufferRebuilder:
         return fold.buffer()
 
     def _unread_segments(self, listed: list[Ledger], fold: BufferFold) -> Iterator[tuple[Ledger, Segment]]:
-        """Yield the segments that the fold needs, in log order. Raise `SegmentGone` if the catalog lacks one."""
         for ledger in listed:
             unread = fold.unread_entries(ledger.ledger_id)
             if not unread:
