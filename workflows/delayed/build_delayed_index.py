@@ -1,11 +1,11 @@
-"""`build-delayed-index`: build the buckets of delayed messages of many topics from their logs.
+"""`build-delayed-index`: build the index buckets of delayed messages of many topics from their logs.
 
-Destroys the buckets that the new ones replace, by two-phase deletion. Invariant: a topic has its old buckets or its new
-ones, and messages in no bucket are found in the log. To stop it, cancel it: its bulk job ends, and switches that were
-made stay.
+Destroys the buckets that the new buckets replace, by two-phase deletion. Invariant: a topic has either its old buckets
+or its new buckets, and the log has all messages that are in no bucket. To stop it, cancel it: its bulk job ends, and
+switches that were made stay.
 
 The steps are those of `TopicBuild`. The bulk job reads the delivery times of the logs, one bucket per task. A switch
-compares the version of the topic's list.
+compares the list version of the topic's list.
 
 Source: PIP-195, where one reader of the whole log rebuilds a lost index.
 """

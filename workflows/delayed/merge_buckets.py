@@ -1,12 +1,12 @@
-"""`merge-buckets`: merge a topic's buckets of delayed messages until it is within its limit.
+"""`merge-buckets`: merge a topic's index buckets of delayed messages until the topic is within its limit.
 
-Destroys the snapshots of merged buckets, by two-phase deletion, after the new bucket is stored and listed. Invariant: a
-merge keeps all pending messages, except those that have been due for a minute, which the log delivers. To stop it,
-cancel or terminate it: the running merge leaves at most an unlisted ledger, which a sweep removes. The next
-`seal-buckets` starts the topic's merges again.
+Destroys the snapshots of merged buckets, by two-phase deletion, after the new bucket is stored and listed. Invariant:
+no delayed message is lost. A merge leaves out only messages that have been due for a minute, which readers find in the
+log. To stop it, cancel or terminate it: the running merge leaves at most an unlisted ledger, which a sweep removes. The
+next `seal-buckets` starts the topic's merges again.
 
-1. Claim the topic's list, and choose the two neighbours with the fewest messages. End if there are few enough buckets.
-2. Merge them. An unreadable bucket is left out from then on. Repeat from step 1.
+1. Claim the topic's list, and choose the two neighbours with the fewest messages. End if the topic is within its limit.
+2. Merge them. A bucket that cannot be read is not chosen again. Repeat from step 1.
 3. Release the claim.
 
 Source: PIP-195; apache/pulsar#26251, #26241.
@@ -38,9 +38,9 @@ with workflow.unsafe.imports_passed_through():
     )
 
 _MERGE = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=2),  # a hundred million messages, at a tenth of the speed that was measured
+    start_to_close_timeout=timedelta(hours=2),  # enough for 100 million messages at a tenth of the measured speed
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for storage to come back
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # no limit: waits for storage to come back
 )
 
 
@@ -73,7 +73,7 @@ class MergeBuckets:
         return self._result
 
     async def _choose(self) -> PairChoice:
-        """Return the next pair, or the reason for none. Wait for another job that has claimed the list."""
+        """Return the next pair, or the reason for none. Wait while another job has claimed the list."""
         request = ChoosePairInput(
             topic_id=self._request.topic_id,
             topic=self._request.topic,

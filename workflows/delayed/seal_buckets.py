@@ -1,12 +1,12 @@
-"""`seal-buckets`: put unsealed delayed messages into buckets, of every due topic or of one topic.
+"""`seal-buckets`: put unsealed delayed messages into index buckets, for every due topic or for one topic.
 
-Destroys, by two-phase deletion, snapshots of buckets whose messages were all acknowledged by every subscription, were
-trimmed, or have been due for a minute. The log has all of these messages. Invariant: none. The next run finds what this
-one misses. To stop it, cancel or terminate it, and pause the schedule `sexton-delayed`: readers then find messages in
-no bucket by reading more of the log.
+Destroys, by two-phase deletion, snapshots of buckets that are no longer needed. All messages of such a bucket were
+acknowledged by every subscription, or were trimmed, or have been due for a minute. The log has the messages that were
+not trimmed. Invariant: none, because the next run finds what this run misses. To stop it, cancel or terminate it, and
+pause the schedule `sexton-delayed`. Readers then read more of the log to find messages that are in no bucket.
 
-1. With a topic: seal all of it that consumers may see.
-2. Without: find due topics, page by page, and seal each. A failed topic delays no other topic.
+1. With a topic: seal all its entries that consumers may see.
+2. Without a topic: find due topics, page by page, and seal each topic. A failed topic delays no other topic.
 3. For each topic over its limit of buckets, start `merge-buckets`, unless it runs.
 
 Source: PIP-195.
@@ -43,13 +43,13 @@ with workflow.unsafe.imports_passed_through():
 
 _MAX_CONCURRENT_PAGES = 4
 _SEAL = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=2),  # a page of topics, each with one column of a complete log to read
+    start_to_close_timeout=timedelta(hours=2),  # a page of topics; one column of each topic's log is read
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
-    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
+    retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # no limit: waits for the catalog to come back
 )
 _SEAL_ONE: workflow.ActivityConfig = {
     **_SEAL,
-    "retry_policy": RetryPolicy(maximum_interval=timedelta(seconds=30), maximum_attempts=10),  # a person waits for it
+    "retry_policy": RetryPolicy(maximum_interval=timedelta(seconds=30), maximum_attempts=10),  # a person waits
 }
 _MAX_TROUBLES = 20
 

@@ -9,10 +9,10 @@ from logstore.delayed.buckets import BucketSummary
 from workflows.jobs import BuildResult, BuildTopicsInput, Job
 
 HELD_RETRY_PAUSE: Final = timedelta(seconds=5)
-"""Pause before a list that another job has claimed is tried again."""
+"""Pause before the next attempt for a list that another job has claimed."""
 
 MAX_HELD_RETRIES: Final = 24
-"""Together longer than the claim of a dead job lives."""
+"""Most attempts. All pauses together last longer than the claim of a dead job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class SealBucketsResult:
     messages: int = 0  # in new buckets
     dropped: int = 0  # buckets whose messages need no index any more
     held: int = 0  # topics that another job works on
-    overtaken: int = 0  # topics whose list changed meanwhile
+    overtaken: int = 0  # topics whose list changed meanwhile; they are due again
     failed: int = 0  # skipped topics; the next run finds them again
     troubles: list[str] = field(default_factory=list)  # a sample of errors
     merging: int = 0  # topics over their limit of buckets, whose merge was started or runs
@@ -32,14 +32,14 @@ class SealBucketsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealBucketsInput:
-    """Input of `seal-buckets`: every due topic, or one topic, due or not."""
+    """Input of `seal-buckets`. Without `topic_id` it seals every due topic. One topic is sealed whether due or not."""
 
     topic_id: int | None = None  # None: all due topics
     topic: str = ""  # encoded name that the topic must have
     actor: str = ""
     reason: str = ""
     page: int = 20  # topics per activity
-    after: int = -1  # topics up to this id were checked
+    after: int = -1  # topics up to this id were checked by earlier runs
     carried: SealBucketsResult = field(default_factory=SealBucketsResult)
 
     def details(self) -> str:
@@ -54,8 +54,8 @@ class MergeOutcome(StrEnum):
     """Outcome of the merges of a topic."""
 
     WITHIN = "WITHIN"  # the topic is within its limit of buckets
-    DAMAGED = "DAMAGED"  # it is not, and no two neighbours can be read: build its index again
-    HELD = "HELD"  # another job held the list longer than this one waited
+    DAMAGED = "DAMAGED"  # over the limit, and no two neighbours can be read: build the index again
+    HELD = "HELD"  # another job claimed the list for longer than this job waited
     GONE = "GONE"  # the topic is deleted or being deleted
 
 
@@ -66,9 +66,9 @@ class MergeBucketsResult:
     outcome: MergeOutcome | None = None  # None: running
     merges: int = 0
     messages: int = 0  # written into new buckets by all merges
-    passed: int = 0  # due messages that were left out of new buckets
-    buckets: int = 0  # of the topic at the last check
-    limit: int = 0
+    passed: int = 0  # due messages that are in no bucket any more
+    buckets: int = 0  # buckets of the topic at the last check
+    limit: int = 0  # most buckets
     merging: list[BucketSummary] = field(default_factory=list)  # pair that is being merged
     damaged: list[int] = field(default_factory=list)  # unreadable buckets
 
@@ -93,7 +93,7 @@ class MergeBucketsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildDelayedIndexInput(BuildTopicsInput):
-    """Input of `build-delayed-index`. Without topics it builds the indexes of every topic with delayed messages."""
+    """Input of `build-delayed-index`. Without topics it builds the index of every topic with delayed messages."""
 
     does = "Builds the buckets of delayed messages of {topics} from their logs, as `sexton delayed build` asks."
     builds = "indexes of delayed messages"
