@@ -1,7 +1,7 @@
 """`merge-buckets`: merge a topic's index buckets of delayed messages until the topic is within its limit.
 
-Destroys the snapshots of merged buckets, by two-phase deletion, after the new bucket is stored and listed. Invariant:
-no delayed message is lost. A merge leaves out only messages that have been due for a minute, which readers find in the
+Destroys the snapshots of merged buckets, by two-phase deletion, once the new bucket is listed. Invariant: no delayed
+message is lost. A merge leaves out only messages that have been due for a minute. Readers find such messages in the
 log. To stop it, cancel or terminate it: the running merge leaves at most an unlisted ledger, which a sweep removes. The
 next `seal-buckets` starts the topic's merges again.
 
