@@ -67,7 +67,7 @@ from logstore.records.tombstones import parse_delete_policy
 
 
 class LedgerDeletion:
-    """Activities of two-phase deletion. `storages` are by `CopyKind` value."""
+    """Activities of two-phase deletion. The keys of `storages` are values of `CopyKind`."""
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class LedgerDeletion:
 
     @defined(name="deletion.delete_chunk")
     def delete_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
-        """Run phase two for a range of rows, which share listings, pages and transactions.
+        """Run phase two for a range of rows. The rows share listings, pages of deletes and transactions.
 
-        At a limited rate the call processes the first rows of the range and names the next one.
+        At a limited rate, the call processes only the first rows and returns the id of the next row.
 
         Idempotency: keyed by row. A row that ended keeps its outcome, an absent key counts as deleted, and a row that
             was handed over is reported again. A row that fails is handed to a workflow of its own.
@@ -222,7 +222,7 @@ class LedgerDeletion:
             changed_rows = finish(queue, [intent], results, holder=own_claim().workflow_id)
             if errors:
                 raise _hold_after_error(queue, intent, errors[intent.row_id], request.retry_interval_s)
-        if not changed_rows:  # the row ended, or another workflow or none has it
+        if not changed_rows:  # the row ended, or this workflow lost its claim
             return self._take_and_delete(queue, request)
         result = results[0]
         return DeleteIntentResult(
@@ -290,7 +290,7 @@ def _take(queue: Deletions, request: DeleteIntentInput | DeadLetterInput, *, att
 
 
 def _hold_after_error(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> Exception:
-    """Hold the row with its error until one minute after the next attempt. Return the error that ends this attempt."""
+    """Store the error and claim the row until a minute after the next attempt begins. Return the error to raise."""
     after_s = retry_interval_s
     if isinstance(error, UploadOpen):  # nothing can be deleted before the upload ends
         after_s = max(after_s, math.ceil(error.after_s))

@@ -1,12 +1,11 @@
 """Prometheus counters of deletion.
 
-A counter rises after the catalog has committed, and only by what this call changed. A repeated activity adds nothing.
-A counter misses changes if a worker dies between the commit and the count, or if a commit was reported as failed. Rows
-in SQL are the truth; counters serve rates and alarms.
+A counter rises after the commit, by the changes of this call. So a repeated activity adds nothing. A counter misses
+changes if a worker dies between commit and count, or if a successful commit was reported as failed. It also misses
+objects that an attempt deleted before it died: the next attempt finds the copy ALREADY_GONE.
 
-Objects that an attempt deleted before it died are missing too. The next attempt finds the copy ALREADY_GONE.
-
-Labels are few: no topic, no ledger. A component that this build does not know is `UNKNOWN`.
+Use counters for rates and alarms, and the rows in SQL for exact numbers. To keep labels few, no label names a topic or
+a ledger. A component that this build does not know has the label `UNKNOWN`.
 
 Source: PIP-186, "Metrics".
 """
@@ -55,7 +54,7 @@ def count_failed(intents: Iterable[DeletionIntent]) -> None:
 
 
 def count_ended(intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed: frozenset[int]) -> None:
-    """Count the results whose rows, given by id in `changed`, the catalog changed."""
+    """Count the results of the rows whose ids are in `changed`."""
     labels_by_row = {intent.row_id: _labels_of_intent(intent) for intent in intents}
     counted = [(labels_by_row[result.row_id], result) for result in results if result.row_id in changed]
     outcomes = Counter((*labels, ("outcome", result.outcome.value)) for labels, result in counted)
@@ -73,7 +72,7 @@ def count_ended(intents: Iterable[DeletionIntent], results: Sequence[IntentResul
 
 
 def count_closed(tally: Tally) -> None:
-    """Count a batch if this call closed it: as COMPLETE if nothing of any copy is left, otherwise as PARTIAL."""
+    """Count a batch if this call closed it. The outcome is COMPLETE if no copy is left, otherwise PARTIAL."""
     if tally.closed:
         is_complete = all(Outcome(name).is_success for name in tally.outcomes)
         _add("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if is_complete else "PARTIAL"),): 1})

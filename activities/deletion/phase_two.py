@@ -1,4 +1,4 @@
-"""Phase two on a set of intents: compare catalog and storage, then delete, record results and build the answer.
+"""Steps of phase two on a set of intents: compare catalog and storage, delete, store the results.
 
 Source: PIP-186, second phase, steps 3 to 6.
 """
@@ -43,7 +43,7 @@ from logstore.records.services.flush_requests import SharedFlushes
 
 @dataclass(slots=True)
 class Examination:
-    """Examined intents. Each is in exactly one of the three collections."""
+    """Examined intents. Each intent is in exactly one of the three collections."""
 
     results: list[IntentResult] = field(default_factory=list)  # no delete is needed or allowed
     own_copies: dict[int, tuple[DeletionIntent, StoredCopy]] = field(default_factory=dict)  # by row, to be removed
@@ -53,10 +53,10 @@ class Examination:
 def examine(
     intents: Sequence[DeletionIntent], storages: Storages, flushes: SharedFlushes, heartbeats: Heartbeats
 ) -> Examination:
-    """Examine each intent. Every error except a proved absence means that nothing is deleted.
+    """Compare catalog and storage for each intent. A copy with an error stays.
 
-    The record log is told first, also of plain deletions. Where that fails, the copies stay. Otherwise a rebuild could
-    bring back a ledger that lacks some objects, which looks like a loss of data.
+    First, the deletions are flushed to the record log, even deletions that are not durable. If that fails, the copies
+    stay. Otherwise a rebuild could restore a ledger that lacks some objects, which would look like lost data.
     """
     error_by_ledger = flushes.flush_deletions(sorted({intent.ledger_id for intent in intents}))
     examination = Examination(
@@ -87,7 +87,7 @@ def examine(
 def _inspect_copies(
     examination: Examination, intents: Sequence[DeletionIntent], storage: CopyStorage, heartbeats: Heartbeats
 ) -> None:
-    """Inspect copies of one kind. An absent copy is gone only if the store is this catalog's own."""
+    """Inspect copies of one kind. Absence counts only if the store belongs to this catalog."""
     inspect, absent = storage.prepare_inspection(intents), list[DeletionIntent]()
     for intent in intents:
         try:
@@ -114,7 +114,7 @@ def _inspect_copies(
 def remove(
     examination: Examination, storages: Storages, heartbeats: Heartbeats, pace: DeletionPace
 ) -> tuple[list[IntentResult], dict[int, SextonError]]:
-    """Remove the catalog's own copies, together for each kind, at the given pace.
+    """Remove the copies that belong to the catalog, kind by kind, at the given pace.
 
     Returns:
         Results of the examination and of the removal, and the error of each row without a result.
@@ -134,7 +134,7 @@ def remove(
 def _remove(
     storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: Heartbeats, pace: DeletionPace
 ) -> tuple[dict[int, RemovalResult], dict[int, SextonError]]:
-    """Remove copies in parts. A row that failed is left out of later parts, so that its statement outlives its data."""
+    """Remove copies in parts. Later parts skip a row that failed, because its statement must be deleted last."""
     removals: dict[int, RemovalResult] = {}
     errors: dict[int, SextonError] = {}
     for part in pace.parts(copies):
@@ -150,7 +150,7 @@ def _remove(
         for row, removal in part_removals.items():
             before = removals.get(row, RemovalResult())
             objects, size_bytes = before.objects + removal.objects, before.size_bytes + removal.size_bytes
-            if removal.error:  # counts keys of the whole copy, whatever part was removed
+            if removal.error:  # `keys_left` counts keys of the whole copy, not of this part
                 remaining_keys = len(copies[row].data_keys) + len(copies[row].meta_keys) - objects
                 errors[row] = DeletionIncomplete(removal.error, keys_left=remaining_keys if removal.answered else None)
             removals[row] = replace(removal, objects=objects, size_bytes=size_bytes)
@@ -165,7 +165,7 @@ _OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # decided b
 def delete_ledger_id(key: IntentKey) -> str:
     """Return the id of the workflow that deletes one copy.
 
-    The generation distinguishes it from a later detach, and `openings` from a row that was opened again.
+    The generation separates detaches of one ledger. `openings` separates reopenings of one row.
     """
     suffix = f"/{key.openings}" if key.openings else ""
     return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}{suffix}"
@@ -196,9 +196,9 @@ def format_error(error: SextonError) -> str:
 
 
 def retry_error(error: SextonError, after_s: int) -> ApplicationError:
-    """Convert an error to one that Temporal retries after `after_s`, whatever its class.
+    """Return an error that Temporal retries after `after_s` seconds, whatever the class of the given error.
 
-    Storage may report bad input that a row contains. It becomes `CorruptData`, because the request is not at fault.
+    `InvalidInput` becomes `CorruptData`, because the row is at fault and not the request.
     """
     kind = CorruptData if isinstance(error, InvalidInput) else type(error)
     return ApplicationError(str(error), type=kind.__name__, next_retry_delay=timedelta(seconds=after_s))
@@ -208,7 +208,7 @@ def raise_if_nothing_answered(results: list[IntentResult], errors: dict[int, Sex
     """Fail the whole chunk if the store is down or refuses the credentials.
 
     Raises:
-        StoreUnavailable: The chunk is retried before its rows are handed over.
+        StoreUnavailable: No row got an answer. Temporal retries the chunk before its rows are handed over.
     """
     has_answer = any(result.outcome not in _OUTCOMES_WITHOUT_STORAGE for result in results)
     if errors and not has_answer and all(isinstance(error, _STORE_ERRORS) for error in errors.values()):
@@ -219,9 +219,9 @@ def raise_if_nothing_answered(results: list[IntentResult], errors: dict[int, Sex
 def build_chunk_result(
     intents: Sequence[DeletionIntent], results: list[IntentResult], *, many_topics: bool = False
 ) -> ChunkResult:
-    """Count a chunk. Rows without an outcome are retried by workflows of their own.
+    """Count the rows of a chunk by outcome. List the rows that workflows of their own will retry.
 
-    A damaged row gets no workflow, which could only report the damage again. It is listed as a dead letter.
+    A damaged row gets no workflow, which could only report the damage again. Such a row is a dead letter.
     """
     outcome_by_row = {result.row_id: result.outcome for result in results}
     outcomes = [outcome_by_row.get(intent.row_id) or intent.outcome or Outcome.RETRYING for intent in intents]
@@ -242,7 +242,7 @@ def build_chunk_result(
 def finish(
     queue: Deletions, intents: Sequence[DeletionIntent], results: list[IntentResult], *, holder: str
 ) -> frozenset[int]:
-    """Record results, and count and return the rows that this call ended."""
+    """Store the results in the catalog and count them. Return the ids of the rows that this call ended."""
     changed_rows = queue.finish(results, holder=holder)
     metrics.count_ended(intents, results, changed_rows)
     return changed_rows

@@ -1,4 +1,4 @@
-"""Pace of a chunk: removals are cut into parts of about a second, with a wait after each."""
+"""Pace of a chunk: removals are cut into parts of about a second, with a wait after each part."""
 
 import math
 import time
@@ -8,13 +8,13 @@ from dataclasses import replace
 from activities.heartbeats import Heartbeats
 from logstore.deletion.intents import DeletionIntent, DeletionState, StoredCopy
 
-_SLICE_S = 30.0  # work of one call; a pause or another rate takes effect after it, or after the current ledger
-_MAX_NAP_S = 1.0  # a cancellation and a lost claim are noticed within this
+_SLICE_S = 30.0  # duration of one call, unless one ledger takes longer; then a pause or a new rate takes effect
+_MAX_NAP_S = 1.0  # a cancellation or a lost claim is noticed within this time
 _MAX_KEYS_PER_PART = 1_000  # one page of a store
 
 
 class DeletionPace:
-    """Limit of objects a second. 0 or less is unlimited: nothing is cut and nothing waits."""
+    """Limit of deleted objects per second. With 0 or less, removals are neither cut nor delayed."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class DeletionPace:
         self._next_s = 0.0  # when the next part may begin
 
     def slice(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
-        """Return the first intents, as many as one call should process, with at least one pending intent."""
+        """Return the first intents, enough for one call. They include a pending intent if there is one."""
         if not self._rate:
             return intents
         remaining_objects, has_pending = self._rate * _SLICE_S, False
@@ -40,7 +40,7 @@ class DeletionPace:
         return intents
 
     def parts(self, copies: Mapping[int, StoredCopy]) -> Iterator[dict[int, StoredCopy]]:
-        """Yield removals of at most a second's objects. The last piece of each copy has its statement."""
+        """Yield parts of the removal, each at most one second of work. The last piece of a copy has its statement."""
         if not self._rate:
             yield dict(copies)
             return
@@ -57,7 +57,7 @@ class DeletionPace:
             yield part
 
     def wait(self, copies: Mapping[int, StoredCopy], heartbeats: Heartbeats) -> None:
-        """Wait until the removals are within the rate, and send heartbeats meanwhile.
+        """Send heartbeats until the removals are within the rate.
 
         Raises:
             ClaimHeld: Another workflow took over.
@@ -76,7 +76,7 @@ def _count_keys(copy: StoredCopy) -> int:
 
 
 def _cut(copy: StoredCopy, max_keys: int) -> Iterator[StoredCopy]:
-    """Cut a copy, data first. The last piece has the statement and the size, because only it completes the removal."""
+    """Cut a copy into pieces, data first. Only the last piece has the statement and the size."""
     data = copy.data_keys
     while len(data) + len(copy.meta_keys) > max_keys and data:
         yield replace(copy, data_keys=data[:max_keys], meta_keys=(), size_bytes=0, is_incomplete=False)

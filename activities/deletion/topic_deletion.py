@@ -1,4 +1,4 @@
-"""Activities that delete a whole topic, one for each step. Phase two of its ledgers is `ledger_deletion`."""
+"""Activities that delete a whole topic. Phase two of its ledgers is in `ledger_deletion`."""
 
 from dataclasses import dataclass, field
 
@@ -75,7 +75,7 @@ class TopicDeletion:
             (retry).
         """
         epoch = self._require_epoch(request)
-        parse_delete_policy(request.durable_delete)  # refused before anything changes
+        parse_delete_policy(request.durable_delete)  # raises before anything changes
         since_us = self._phase_one.begin_topic(
             TopicId(request.topic_id), request.topic, own_cause(request.actor, request.reason)
         )

@@ -1,4 +1,4 @@
-"""Activities that roll idle ledgers, and trim all topics by retention, page by page, into one batch."""
+"""Activities that roll idle ledgers, and that trim all topics by retention into one batch."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -26,7 +26,7 @@ class IdleRoller(Protocol):
         """Return the topics whose last ledger would be rolled now."""
 
     def roll_if_due(self, topic: Topic) -> bool:
-        """Roll the ledger if it is due. Return whether it was rolled. An empty ledger is never rolled."""
+        """Roll the last ledger if it is past its age and not empty. Return whether it was rolled."""
 
 
 class Settler(Protocol):
@@ -36,7 +36,7 @@ class Settler(Protocol):
         """Return the topics with cursors to settle."""
 
     def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
-        """Settle every cursor of the topic. Return the errors, one for each cursor that failed."""
+        """Settle every cursor of the topic. Return one error for each cursor that failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class Retention:
     def roll_idle(self, request: RollIdleInput) -> bool:
         """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.
 
-        Both make consumed ledgers deletable without traffic (apache/pulsar#9136). A cursor that cannot be settled is
-        logged, and the trim goes on. A topic that is being deleted does not change.
+        So consumed ledgers become deletable even without traffic (apache/pulsar#9136). A cursor that cannot be settled
+        is logged, and the trim goes on. A topic that is being deleted does not change.
 
         Idempotency: a settled cursor does not move again; after a roll the last ledger is empty and is not rolled.
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -70,7 +70,7 @@ class Retention:
         return self.prepare(self._topics.get_by_id(TopicId(request.topic_id)))
 
     def due(self, topics: Sequence[Topic]) -> list[Topic]:
-        """Return the topics for which `prepare` has something to do, found by a few reads for all of them."""
+        """Return the topics that `prepare` would change. A few reads serve all topics."""
         ids = [topic.topic_id for topic in topics]
         due_ids = self._roller.topics_to_roll(ids) | self._settler.outgrown(ids)
         return [topic for topic in topics if topic.topic_id in due_ids]
@@ -109,14 +109,14 @@ class TopicIdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextPagesResult:
-    """Next pages of topics. At the end there are none."""
+    """Next pages of topics, empty at the end."""
 
-    pages: list[TopicIdRange]  # at most `PagesInput.limit`
+    pages: list[TopicIdRange]  # at most `NextPagesInput.limit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPageInput:
-    """Page of topics, and the batch that its ledgers join."""
+    """Page of topics, and the batch for their ledgers."""
 
     page: TopicIdRange
     batch_id: str
@@ -132,7 +132,7 @@ class TrimPageResult:
     topics: int  # visited
     failed: int = 0  # topics that were skipped
     ledgers: int = 0  # detached
-    intents: int = 0  # new ones and adopted stalled ones
+    intents: int = 0  # new intents, and adopted stalled intents
     troubles: list[str] = field(default_factory=list)  # a sample
 
 
@@ -174,8 +174,8 @@ class Trimming:
     def trim_page(self, request: TrimPageInput) -> TrimPageResult:
         """Roll idle ledgers, and detach the ledgers that retention does not keep, topic by topic, into the batch.
 
-        A topic that fails is logged, counted and skipped, so that it does not end the trim of the others
-        (YahooArchive/bookkeeper#17). So is a roll that fails (apache/pulsar#26431).
+        A topic that fails is logged, counted and skipped. It does not stop the trim of other topics
+        (YahooArchive/bookkeeper#17). A roll that fails is skipped too (apache/pulsar#26431).
 
         Idempotency: keyed by batch and topic; a topic whose intents are in the batch is only counted.
         Raises: StoreUnavailable, OutcomeUnknown (retry; the catalog does not answer).
@@ -183,7 +183,7 @@ class Trimming:
         arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         with suppress(UnknownObject):  # no page has opened the batch
             self._deletions.renew(request.batch_id, arguments["claim"])
-        page = request.page  # some of its topics may be deleted; no topic joins it, because ids only grow
+        page = request.page  # topics may have been deleted since; none was added, because ids only grow
         active_topics = self._topics.list_active(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active_topics if topic.topic_id <= page.last]
         troubles = self._prepare(topics)
@@ -218,7 +218,7 @@ class Trimming:
         return report_detached(self._phase_one.count_detached(request.batch_id), self._ledgers.epoch())
 
     def _prepare(self, topics: list[Topic]) -> list[str]:
-        """Settle and roll the due topics. Stop at the first topic for which the store gives no answer."""
+        """Settle and roll the due topics until the store gives no answer. Return the troubles."""
         troubles: list[str] = []
         for topic in self._idle.due(topics):
             raise_if_stopped()

@@ -1,4 +1,4 @@
-"""Activities of the queue's upkeep: adopt stalled work, forget finished rows, hold a paused batch."""
+"""Activities for the upkeep of the deletion queue."""
 
 from activities.deletion.claims import batch_claim, own_cause, own_claim, report_detached
 from activities.deletion.values import (
@@ -16,7 +16,7 @@ _PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five mi
 
 
 class DeletionUpkeep:
-    """Activities of the queue's upkeep."""
+    """Adoption of stalled work, removal of finished rows, and pauses of batches."""
 
     def __init__(self, *, upkeep: Upkeep, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
         self._upkeep = upkeep

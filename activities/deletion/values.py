@@ -1,4 +1,4 @@
-"""Inputs and results of the deletion activities. No list in them grows with a batch, because rows stay in SQL."""
+"""Inputs and results of the deletion activities. Rows stay in SQL, so that no list grows with the size of a batch."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ class DetachInput(TopicWork):
     ledger_ids: list[int] | None = None  # at most 10,000
     force: bool = False
     durable_delete: str | None = None  # a `DeletePolicy`; None: the setting of the topic or the operation
-    remove: list[str] = field(default_factory=list)  # copies that a compound operation removes from the one ledger
+    remove: list[str] = field(default_factory=list)  # kinds of copies that a compound operation removes
     pass_over: list[str] = field(default_factory=list)
     generation: int | None = None
 
@@ -32,7 +32,7 @@ class DetachInput(TopicWork):
         """Return the compound operation.
 
         Raises:
-            InvalidInput: The request names not exactly one ledger, is forced, or names an unknown kind of copy.
+            InvalidInput: The request is forced, names no or several ledgers, or names an unknown kind of copy.
         """
         ids = self.ledger_ids or []
         if len(ids) != 1 or self.force:
@@ -70,7 +70,7 @@ class RangesInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangesPage:
-    """Next ranges of a batch. At its end there are none."""
+    """Next ranges of a batch, empty at its end."""
 
     ranges: list[RowRange]  # at most `RangesInput.limit`
     stale: bool = False  # the catalog has another epoch; nothing may change
@@ -143,7 +143,7 @@ class AdoptInput:
 
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
-    limit: int  # of stalled rows, and of newborn ledgers
+    limit: int  # of stalled intents, and also of newborn ledgers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

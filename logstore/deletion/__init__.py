@@ -1,1 +1,1 @@
-"""Two-phase deletion: which ledgers may be deleted, and what each intent ends as. Source: PIP-186."""
+"""Two-phase deletion: rules that select ledgers, and outcomes of intents. Source: PIP-186."""

@@ -1,9 +1,9 @@
 """Two-phase deletion: intents, outcomes, and the decision between them.
 
-Phase one takes a ledger out of its list and files an intent in one SQL transaction. Phase two acts on the
-intent: it compares what the catalog and what storage say *now*, and only then deletes.
+In one SQL transaction, phase one takes a ledger out of its list and files an intent. Phase two compares the present
+state of catalog and storage, and only then deletes.
 
-Source: PIP-186; its PendingDeleteLedgerInfo is `DeletionIntent`.
+Source: PIP-186, which calls an intent PendingDeleteLedgerInfo.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from logstore.offload.tiered import CopyLocation, find_location_problem
 from logstore.positions import LedgerId, TopicId
 
 STUCK_AFTER_ATTEMPTS: Final = 5
-"""Consecutive attempts that left the same number of keys, after which a person must look.
+"""Number of consecutive attempts that left the same number of keys, after which a person must look.
 
-Five attempts, 600 s apart, take 40 minutes. That is longer than a restart or failover of a store, whose volumes refuse
-keys one by one. Five of the ten attempts are saved.
+Five attempts, 600 s apart, take 40 minutes. A restart or failover of a store, during which single volumes refuse keys,
+is shorter. The other five of the ten attempts are not made.
 """
 
 
@@ -42,12 +42,11 @@ class Outcome(StrEnum):
     METADATA_MISMATCH = "METADATA_MISMATCH"  # storage states another owner
     STALE_CATALOG = "STALE_CATALOG"  # the request names another catalog epoch; nothing changed
     DEAD_LETTERED = "DEAD_LETTERED"  # attempts exhausted
-    RETRYING = "RETRYING"  # handed to a workflow of its own
+    RETRYING = "RETRYING"  # a workflow of its own retries the row
     UNKNOWN = "UNKNOWN"  # no such intent
 
     @property
     def state(self) -> DeletionState:
-        """State of an intent with this outcome."""
         if self in _SUCCESSES:
             return DeletionState.DELETED
         return DeletionState.PENDING if self is Outcome.RETRYING else DeletionState.DEAD_LETTERED
@@ -69,8 +68,8 @@ class DeletionIntent:
     batch_id: str
     ledger_id: LedgerId
     copy: CopyKind
-    generation: int  # of the detach
-    openings: int = 0  # number of times that a late creator or writer reopened it after its end
+    generation: int  # of the ledger at the detach
+    openings: int = 0  # number of times that a late creator or writer reopened the ended intent
     durable: bool = False  # its ledger has a tombstone
     application: str
     component: str  # as stored; an unknown one makes the intent INVALID
@@ -88,22 +87,22 @@ class DeletionIntent:
     attempts: int = 0
     last_error: str | None = None
     keys_left_attempts: int = 0  # consecutive answered attempts that left the same number of keys
-    handed_to: str | None = None  # workflow of its own that holds the claim; None: its batch works on it
+    handed_to: str | None = None  # `delete-ledger` that holds the claim; None: the batch works on the row
     actor: str = ""  # of the detach; empty: the creator gave the ledger up
     reason: str = ""
-    damage: str | None = None  # unreadable column of the row; nothing is deleted then
+    damage: str | None = None  # unreadable column of the row; if set, nothing is deleted
     trace_id: str | None = None  # of the detach, or of the last attempt
     paused: bool = False  # its batch is paused; set only by a listing
     referenced: bool = False  # a ledger list named this copy when the row was read
 
     @property
     def is_stuck(self) -> bool:
-        """Whether storage keeps the same number of keys again and again."""
+        """Whether the last `STUCK_AFTER_ATTEMPTS` attempts left the same number of keys."""
         return self.keys_left_attempts >= STUCK_AFTER_ATTEMPTS
 
     @property
     def owner(self) -> LedgerOwner:
-        """Owner of the ledger. Call `find_missing_property` before."""
+        """Ledger owner. Use it only if `find_missing_property` returned `None`."""
         return LedgerOwner(
             application=self.application,
             component=Component(self.component),
@@ -115,12 +114,12 @@ class DeletionIntent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntentKey:
-    """Key that identifies one intent for ever."""
+    """Key of one intent. No other intent ever has this key."""
 
     ledger_id: int
     copy: str
     generation: int
-    openings: int = 0  # number of times that it was reopened after its end
+    openings: int = 0  # number of times that the ended intent was reopened
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +128,19 @@ class GuardRefusal:
 
     type: str  # `LedgerStillNeeded` or `UnknownObject`
     message: str
-    details: list[Any] = field(default_factory=list)  # of the activity's failure, with the trace
+    details: list[Any] = field(default_factory=list)  # details of the activity's failure, including its trace id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchCertificate:
-    """Counts of a batch, read from its rows and confirmed by storage."""
+    """Batch certificate: counts of the batch's rows, and of the objects that storage confirmed as deleted."""
 
     batch_id: str
     outcomes: dict[str, int]
     objects: int
     size_bytes: int
-    owner: str = ""  # worker that owned the batch's topic at its end; empty: unknown
-    refused: GuardRefusal | None = None  # if given, nothing was detached and there are no outcomes
+    owner: str = ""  # worker that owned the topic's bundle when the batch ended; empty: unknown
+    refused: GuardRefusal | None = None  # if set, nothing was detached and there are no outcomes
 
     @property
     def deleted(self) -> int:
@@ -172,7 +171,7 @@ def find_missing_property(intent: DeletionIntent) -> str | None:
 
 
 def find_ownership_problem(intent: DeletionIntent, key: str, metadata: Mapping[str, str]) -> str | None:
-    """Return why an object's metadata does not state the intent's ledger. `None`: it does."""
+    """Return why an object is not of the intent's ledger, by its metadata. `None` if it is of that ledger."""
     try:
         statement = LedgerStatement.from_metadata(metadata)
     except CorruptData as error:
@@ -194,7 +193,7 @@ class CopyVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCopy:
-    """Copy as storage shows it."""
+    """State of a copy in storage."""
 
     verdict: CopyVerdict
     data_keys: tuple[str, ...] = ()  # deleted first
@@ -225,10 +224,10 @@ def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
 
 
 def require_topic(intent: DeletionIntent, topic: str | None) -> None:
-    """Require that the intent has the topic. Skip the check for `None` and for intents that may not be deleted.
+    """Require that the intent is of the topic. Skip the check for `None`, and for intents that may not be deleted.
 
     Raises:
-        InvalidInput: The intent has another topic.
+        InvalidInput: The intent is of another topic.
     """
     if find_refusal(intent) is None:
         require_named_topic(intent.ledger_id, intent.topic, topic)

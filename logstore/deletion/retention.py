@@ -1,8 +1,8 @@
-"""Rule of phase one, which selects the ledgers to detach, as pure functions of one locked view.
+"""Rule of phase one that selects the ledgers to detach, as pure functions.
 
-Retention always detaches a prefix of the list (apache/pulsar#20898). The walk stops at the first ledger that must stay.
+Retention always detaches a prefix of the list (apache/pulsar#20898), up to the first ledger that must stay.
 
-Source: Pulsar's retention policy, with limits of time and of size. A ledger past either limit may be deleted.
+Source: Pulsar's retention policy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ MAX_RETENTION_S = 100 * 366 * 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Limits of consumed ledgers. A ledger past either limit may be deleted, and without limits at once."""
+    """Limits of consumed ledgers. A ledger past either limit may be deleted. No limits mean deletion at once."""
 
     retention_s: int = 0  # since the ledger was closed; 0: no limit of time
     retention_bytes: int | None = None  # newest bytes to keep; None: no limit of size, 0: keep nothing
@@ -32,7 +32,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerFacts:
-    """Facts about one listed ledger that the rule needs."""
+    """Facts about one listed ledger, as input of the rule."""
 
     ledger_id: LedgerId
     state: LedgerState
@@ -52,12 +52,12 @@ def detachable_prefix(
     last: LedgerId,
     now_us: int,
 ) -> Iterator[LedgerFacts]:
-    """Walk the list from its head and yield ledgers while they may be deleted.
+    """Yield ledgers from the head of the list up to the first ledger that must stay.
 
     Args:
-        ledgers: Listed ledgers, ascending by ledger id. No more of them are read than needed.
+        ledgers: Listed ledgers, ascending by ledger id. Reading stops after the first ledger that must stay.
         marks: Mark-delete position of every subscription.
-        policy: Limits of the topic.
+        policy: Retention policy of the topic.
         total_bytes: Size of all listed ledgers.
         last: Last ledger of the list, which always stays.
         now_us: The catalog's clock.
@@ -73,14 +73,14 @@ def detachable_prefix(
 
 
 def simulate_roll(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
-    """Return the facts of an open ledger as a roll would leave them. Other ledgers do not change."""
+    """Return the facts of the ledger after a roll. Return those of a ledger that is not open unchanged."""
     if ledger.state is not LedgerState.OPEN:
         return ledger
     return replace(ledger, state=LedgerState.CLOSED, closed_us=now_us)
 
 
 def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, Position]) -> str | None:
-    """Return why the ledger is needed regardless of the limits. `None`: it is not needed."""
+    """Return why the ledger must stay, whatever the retention policy. `None` if nothing needs the ledger."""
     if ledger.state is not LedgerState.CLOSED:
         return f"it is {ledger.state.value}"
     if ledger.ledger_id == last:
@@ -103,7 +103,7 @@ def require_unneeded(
     """Require that none of the ledgers is needed.
 
     Raises:
-        LedgerStillNeeded: The message names the first five, and the number of the others.
+        LedgerStillNeeded: The message names the first five needed ledgers, and the number of others.
     """
     needed = [
         f"ledger {ledger.ledger_id}: {reason}"

@@ -1,4 +1,4 @@
-"""Decisions about the queue of phase two that depend only on its rows."""
+"""Rules of the queue of phase two, as pure functions of its rows."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
@@ -9,7 +9,7 @@ from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, Unknown
 Id = TypeVar("Id", bound=int)
 
 MAX_IDS_PER_CALL: Final = 10_000  # one transaction and one answer
-_MAX_SEGMENTS_PER_RANGE: Final = 20_000  # some 10 MB of keys while a chunk works
+_MAX_SEGMENTS_PER_RANGE: Final = 20_000  # about 10 MB of keys in memory
 _MAX_ROWS_IN_MESSAGE: Final = 10
 
 
@@ -33,12 +33,12 @@ def require_unclaimed(
     Args:
         ledger_id: Ledger of the row.
         workflow_id: Workflow that wants the row.
-        claim: Workflow to which the row was handed, and the end of its claim. `None`: the row belongs to its batch.
-        batch: Workflow that holds the batch now. It counts if the row was handed to none.
+        claim: The row's own workflow and the end of its claim. `None` if the batch works on the row.
+        batch: Workflow that holds the batch now. It counts only for a row without a workflow of its own.
         now_us: The catalog's clock.
 
     Raises:
-        ClaimHeld: Another workflow works on it.
+        ClaimHeld: Another workflow works on the row.
     """
     handed_to, until_us = claim
     holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch
@@ -47,15 +47,15 @@ def require_unclaimed(
 
 
 def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tuple[DeletionState, str]]) -> None:
-    """Require that all ids are those of dead letters.
+    """Require that every row is a dead letter.
 
     Args:
         row_ids: Requested ids, ascending.
-        state_by_row: State of each existing row, and its stored text.
+        state_by_row: State of each existing row, parsed and as stored.
 
     Raises:
-        UnknownObject: None of the other ids exists.
-        PreconditionFailed: Some of the other ids exist. The message names each with its state.
+        UnknownObject: Some ids are not dead letters, and none of these ids exists.
+        PreconditionFailed: Some ids are not dead letters, and some of these ids exist. The message names each state.
     """
     wrong = [
         (row_id, state_by_row[row_id][1] if row_id in state_by_row else "unknown")
@@ -72,11 +72,11 @@ def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tupl
 
 
 def split_into_ranges(rows: Iterable[tuple[int, int, bool]], max_rows: int) -> Iterator[list[int]]:
-    """Split a batch into ranges of unfinished rows with few enough objects to be listed at once.
+    """Split a batch into ranges of unfinished rows, bounded by rows and by segments.
 
     Args:
         rows: Id, number of segments, and whether the batch still has to process the row; ascending by id.
-        max_rows: Most rows of a range, 1 or more.
+        max_rows: Most rows of a range, at least 1.
 
     Yields:
         Ids of one range, ascending. No other row of the batch lies between them.

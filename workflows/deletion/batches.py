@@ -33,11 +33,11 @@ with workflow.unsafe.imports_passed_through():
 T = TypeVar("T", TrimTopicResult, SweepDeletionsResult)
 
 GUARDS = frozenset({LedgerStillNeeded.__name__, UnknownObject.__name__})
-"""Types of refusals that complete a batch. Nothing changed."""
+"""Error types of guards. After such an error nothing has changed, and the batch is complete."""
 
 
 def add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of two counts by outcome."""
+    """Add two counts by outcome."""
     return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
 
 
@@ -52,7 +52,7 @@ def add_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLed
 
 
 def stale_certificate(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """Return the certificate of a batch whose catalog was rebuilt. The new catalog has rows of the remaining work."""
+    """Return the batch certificate after a rebuild of the catalog. The new catalog has rows for the remaining work."""
     remaining = progress.intents - sum(progress.outcomes.values())
     return BatchCertificate(
         batch_id=batch_id,
@@ -63,14 +63,14 @@ def stale_certificate(batch_id: str, progress: DeleteLedgersProgress) -> BatchCe
 
 
 def complete_certificate(certificate: BatchCertificate, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """Add the rows that had ended before the batch, and the rows that another batch adopted."""
+    """Add the counts of rows that ended before the batch, and of rows that another batch adopted."""
     outcomes = add_counts(certificate.outcomes, progress.finished)
     adopted = progress.intents - sum(certificate.outcomes.values())
     return replace(certificate, outcomes=add_counts(outcomes, {Outcome.RETRYING.value: adopted} if adopted > 0 else {}))
 
 
 def require_rate(request: SetRate) -> None:
-    """Check a new rate.
+    """Require that the rate is within its bounds.
 
     Raises:
         ApplicationError: `InvalidInput`, not retryable.
@@ -82,9 +82,9 @@ def require_rate(request: SetRate) -> None:
 
 
 def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool = False) -> BatchCertificate | None:
-    """Return the certificate of a batch whose phase one a guard refused. `None`: it failed for another reason.
+    """Return the batch certificate if a guard refused phase one. `None` for any other error.
 
-    A compound operation states what it expects of its ledger, so that `PreconditionFailed` is a refusal too.
+    For a compound operation, `PreconditionFailed` is a refusal too: the ledger is not as the operation expects.
     """
     types = {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS
     refusal = refusals.find_refusal(error, types)
@@ -94,7 +94,7 @@ def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool =
 
 
 def format_batch(batch: DeleteLedgersProgress | BatchCertificate) -> str:
-    """Return Markdown for an operator."""
+    """Format a batch as Markdown for an operator."""
     if isinstance(batch, BatchCertificate) and batch.refused:
         return refusals.format_refusal(batch.refused)
     parts = [f"{batch.objects:,} objects", f"{batch.size_bytes:,} bytes"]
@@ -106,7 +106,7 @@ def format_batch(batch: DeleteLedgersProgress | BatchCertificate) -> str:
 
 
 class DeletionRequest(Protocol):
-    """Fields that every job's input has for its deletions."""
+    """Fields of a job's input that phase two needs."""
 
     @property
     def actor(self) -> str: ...
@@ -119,9 +119,9 @@ class DeletionRequest(Protocol):
 def build_batch_input(
     request: DeletionRequest, batch_id: str, detached: DetachResult, *, owner: str = ""
 ) -> DeleteLedgersInput:
-    """Build the input of `delete-ledgers` for a batch that a job has detached, of one topic or of many.
+    """Build the input of `delete-ledgers` for a batch that a job has detached.
 
-    `owner` is the worker that detached as the topic's owner, if there was one.
+    `owner` is the worker that detached the ledgers as bundle owner, or empty.
     """
     topic_request = request if isinstance(request, TrimTopicInput | DeleteTopicInput) else None
     return DeleteLedgersInput(
@@ -138,7 +138,7 @@ def build_batch_input(
 
 
 def add_certificate(before: T, certificate: BatchCertificate) -> T:
-    """Return a job's result with the certificate of one more batch."""
+    """Return a job's result with one more batch certificate."""
     return replace(
         before,
         outcomes=add_counts(before.outcomes, certificate.outcomes),
@@ -170,7 +170,7 @@ async def start_batch(
 async def run_phase_two(
     request: DeletionRequest, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
 ) -> BatchCertificate | None:
-    """Start the batch that a job has detached, and wait for its certificate as `await_certificate` does."""
+    """Start `delete-ledgers` on a detached batch. Return its batch certificate as `await_certificate` does."""
     started = await start_batch(build_batch_input(request, batch_id, detached), summary=summary)
     return await await_certificate(started, patience_s)
 
@@ -178,9 +178,10 @@ async def run_phase_two(
 async def await_certificate(
     batch: workflow.ChildWorkflowHandle[Any, BatchCertificate], patience_s: float | None
 ) -> BatchCertificate | None:
-    """Return the batch's certificate. `None`: it took longer or ended early, and another job adopts its rows.
+    """Return the batch certificate. `None` if the batch took longer than `patience_s`, or failed.
 
-    A recurring job must not wait for a paused batch. With a patience of `None` the wait is unlimited.
+    A recurring job needs this limit, because a batch may be paused. Another job adopts the rows of a failed batch.
+    `None` as `patience_s` means no limit.
     """
     ended, _ = await workflow.wait([batch], timeout=patience_s)
     if not ended:

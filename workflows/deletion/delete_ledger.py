@@ -1,14 +1,14 @@
 """`delete-ledger`: delete one copy of one ledger from storage, or store in its row why that failed.
 
-Destroys the objects of exactly that copy. Invariant: storage and catalog are both asked again just before the
-delete. To stop it, terminate it: its row stays unfinished and is adopted later. If the outcome is not a success, the
-workflow fails with the outcome as its error type, so that the Failed filter shows the dead letters.
+Destroys the objects of exactly that copy. Invariant: storage and catalog are read again just before the delete. To stop
+it, terminate it: its row stays unfinished and is adopted later. If the outcome is not a success, the workflow fails
+with the outcome as its error type, so that the Failed filter shows the dead letters.
 
-1. Delete the copy under a claim, at the topic's owner. Retry every `retry_interval_s`. The batch's own attempt counts:
-   if only one is allowed, none is made here.
+1. Delete the copy under a claim, at the bundle owner. Retry every `retry_interval_s`. The batch's attempt counts as the
+   first: if only one attempt is allowed, this workflow makes none.
 2. If attempts are exhausted, or storage keeps the same number of keys again and again (`NoProgress`), turn the row into
    a dead letter with its error.
-3. If a sweep or a trim gave the row to another batch, complete as taken over.
+3. If a sweep or a trim gave the row to another batch, complete with outcome RETRYING.
 
 Source: PIP-186, second phase; 10 attempts, 600 s apart.
 """
@@ -68,7 +68,6 @@ class DeleteLedger:
 
     @workflow.run
     async def run(self, request: DeleteLedgerInput) -> DeleteIntentResult:
-        """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
         try:
@@ -118,8 +117,8 @@ def _find_type(error: ActivityError) -> str | None:
 async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> None:
     """Start `delete-ledger` for a row of a batch, unless it already runs.
 
-    It is abandoned, because its retries may outlast the batch. It may run again after it ended, because it may have
-    failed, or may have found the row held by another workflow. A run that finds the row ended reports its outcome.
+    The child is abandoned, because its retries may outlast the batch. The workflow id may be used again, because an
+    earlier run may have failed or found the row held by another workflow. A run on an ended row returns its outcome.
     """
     key = request.key
     try:

@@ -4,12 +4,12 @@ Destroys the objects of the batch's ledgers. Invariant: rows, claims and outcome
 drives the work. To stop it for a while, pause it. To stop it for good, terminate it: unfinished rows stay listed, and
 the next sweep, or the topic's next trim, adopts them.
 
-1. If ledgers are given, detach them (phase one). Otherwise the starter has detached already. A guard's refusal
-   completes the batch: nothing changed, and the result has the reason.
+1. If ledgers are given, detach them (phase one). Otherwise the starter has detached them. A guard's refusal completes
+   the batch: nothing changed, and the result has the reason.
 2. Page by page, delete chunks of rows, `parallelism` at a time, and hand failed rows to children of their own.
    - While paused, start no chunk. The catalog stores the pause before the operator gets an answer.
    - At a limited rate, a chunk is processed in slices.
-   - The owner of the batch's topic does the work. A batch of several topics has no owner.
+   - The bundle owner of the topic does the work. For a batch of several topics, any worker does.
 3. Certify: count the batch from its rows, finish its run, write the audit row.
 
 Source: PIP-186, second phase.
@@ -88,14 +88,13 @@ class DeleteLedgers:
         self._children = 0  # started by this run
         self._chunks = 1  # of the current page
         self._is_history_long = False
-        self._hold_lock = asyncio.Lock()  # one of the waiting chunks keeps the claim alive
-        self._pause_lock = asyncio.Lock()  # the catalog gets pauses and resumes in the order in which they came
-        self._is_filed = request.detach is None  # before, the catalog has no batch to pause
+        self._hold_lock = asyncio.Lock()  # only one of the waiting chunks renews the claim
+        self._pause_lock = asyncio.Lock()  # the catalog gets pauses and resumes in the order of their arrival
+        self._is_filed = request.detach is None  # until then, the catalog has no batch to pause
         self._max_rows = _MAX_CONCURRENT_ROWS if request.topic else _MAX_CONCURRENT_ROWS_OF_MANY_TOPICS
 
     @workflow.run
     async def run(self, request: DeleteLedgersInput) -> BatchCertificate:
-        """Do the numbered steps."""
         search_attributes.ensure_topic(request.topic)
         if request.detach and (refusal := await self._run_phase_one(request.detach)):
             await workflow.wait_condition(workflow.all_handlers_finished)
@@ -129,17 +128,17 @@ class DeleteLedgers:
 
     @workflow.update
     async def pause(self) -> DeleteLedgersProgress:
-        """Start no chunk from now on. Running ones end."""
+        """Pause the batch. No chunk is started, and running chunks end."""
         self._progress = replace(self._progress, paused=True)
         return await self._set_paused(paused=True)
 
     @workflow.update
     async def resume(self) -> DeleteLedgersProgress:
-        """Start chunks again."""
+        """Resume the batch."""
         return await self._set_paused(paused=False)
 
     async def _set_paused(self, *, paused: bool) -> DeleteLedgersProgress:
-        """Store the pause in the catalog, where it outlasts the batch's claim if no worker runs."""
+        """Store the pause in the catalog, where it outlasts the batch's claim while no worker runs."""
         async with self._pause_lock:
             await workflow.wait_condition(lambda: self._is_filed)
             pause = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
@@ -148,7 +147,7 @@ class DeleteLedgers:
 
     @workflow.update
     def set_rate(self, request: SetRate) -> DeleteLedgersProgress:
-        """Limit the rate from the next slice on. A chunk that began without a limit ends without it."""
+        """Limit the rate from the next slice on. A chunk that began without a limit ends without a limit."""
         return self._show(replace(self._progress, rate=request.objects_per_s))
 
     @set_rate.validator
@@ -187,7 +186,7 @@ class DeleteLedgers:
             refusal = refusal_certificate(request.batch_id, error, compound=bool(ledgers.remove))
             if refusal is None:
                 raise
-            self._is_filed = True  # a pause is now answered by the catalog: there is no such batch
+            self._is_filed = True  # from now on the catalog answers a pause: there is no such batch
             return refusal
         self._progress = replace(
             self._progress, detached=result.ledgers, intents=result.intents, finished=result.finished
@@ -196,7 +195,7 @@ class DeleteLedgers:
         return None
 
     async def _next_page(self) -> RangesPage:
-        """Read the next ranges. The remaining rows are divided so that all concurrent chunks end together."""
+        """Read the next ranges. Divide the remaining rows so that all concurrent chunks end together."""
         request, parallelism = self._request, max(1, self._request.policy.parallelism)
         max_rows = min(request.policy.chunk, max(1, self._max_rows // parallelism))
         remaining_rows = max(0, self._progress.intents - sum(self._progress.outcomes.values()))
@@ -230,7 +229,7 @@ class DeleteLedgers:
                 self._is_history_long = True
 
     async def _wait_while_paused(self) -> None:
-        """Keep the batch claimed until it is resumed or the history is long."""
+        """Renew the batch's claim until the batch is resumed or the history is long."""
         async with self._hold_lock:
             while self._progress.paused and not self._should_continue_as_new:
                 hold = HoldBatchInput(batch_id=self._request.batch_id)
@@ -279,5 +278,4 @@ class DeleteLedgers:
 
 
 def _divide_up(dividend: int, divisor: int) -> int:
-    """Divide whole numbers and round up."""
     return -(-dividend // divisor)

@@ -5,7 +5,7 @@ from storage; the topic's row is removed last. To stop it, cancel or terminate i
 started `delete-ledgers` goes on. A new start continues.
 
 1. Set the topic DELETING. Nothing can be attached to it afterwards.
-2. Detach all its ledgers (phase one) once earlier transactions have ended. Adopt stalled intents of the topic.
+2. Detach all its ledgers (phase one) after earlier SQL transactions have ended. Adopt stalled intents of the topic.
 3. Run `delete-ledgers` on the batch (phase two). A failure does not delay the topic: the rows are retried.
 4. Remove cursors, producers, schemas, lists and the topic. If a ledger is still attached, go back to 2.
 
@@ -45,7 +45,6 @@ class DeleteTopic:
 
     @workflow.run
     async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
-        """Do the numbered steps until nothing is attached to the topic."""
         search_attributes.ensure_topic(request.topic)
         start: SetDeletingResult = await workflow.execute_activity_method(
             TopicDeletion.set_deleting, self._order(), **options.CATALOG
@@ -91,7 +90,7 @@ class DeleteTopic:
             await self._run_phase_two(batch_id, detached)
 
     async def _run_phase_two(self, batch_id: str, detached: DetachResult) -> None:
-        """Run phase two, but let its failure not delay the topic, because failed rows stay listed."""
+        """Run phase two. A failure does not delay the topic, because failed rows stay listed."""
         request = self._request
         batch = batches.build_batch_input(request, batch_id, detached)
         try:

@@ -43,7 +43,6 @@ class SweepDeletions:
 
     @workflow.run
     async def run(self, request: SweepDeletionsInput) -> SweepDeletionsResult:  # noqa: ARG002 - taken by `__init__`
-        """Do the numbered steps."""
         while await self._adopt():
             self._continue_if_long()
         while await self._forget():
@@ -60,7 +59,7 @@ class SweepDeletions:
             workflow.continue_as_new(replace(self._request, carried=self._result))
 
     async def _adopt(self) -> bool:
-        """Adopt a batch and run its phase two. Return whether there was anything to adopt."""
+        """Adopt a batch and run its phase two. Return whether anything was adopted."""
         batch_id = f"sweep-{workflow.uuid4().hex[:12]}"
         adopted = await workflow.execute_activity_method(
             DeletionUpkeep.adopt,

@@ -5,7 +5,7 @@ prefix of the list, selected under its lock. To stop it, cancel or terminate it:
 
 Repeat until a pass that began after the last `again` detaches nothing:
 1. Roll the last ledger if it is idle and past its age. A failure does not stop the trim.
-2. Detach the ledgers that retention does not keep (phase one), at the topic's owner. Adopt its stalled intents.
+2. Detach the ledgers that retention does not keep (phase one), at the bundle owner. Adopt stalled intents of the topic.
 3. Run `delete-ledgers` on the batch (phase two).
 
 Source: PIP-186; Pulsar's retention.
@@ -56,7 +56,6 @@ class TrimTopic:
 
     @workflow.run
     async def run(self, request: TrimTopicInput) -> TrimTopicResult:
-        """Repeat the numbered steps until a pass detaches nothing."""
         search_attributes.ensure_topic(request.topic)
         while True:
             self._asked_again = False
@@ -93,7 +92,7 @@ class TrimTopic:
         return self._result
 
     async def _roll_idle(self) -> None:
-        """Roll, but let a failure not delay the deletion of other ledgers (apache/pulsar#26431)."""
+        """Roll the last ledger if it is due. A failure does not stop the trim (apache/pulsar#26431)."""
         try:
             roll = RollIdleInput(topic_id=self._request.topic_id, topic=self._request.topic)
             await workflow.execute_activity_method(Retention.roll_idle, roll, **_ROLL)

@@ -55,7 +55,6 @@ class TrimTopics:
 
     @workflow.run
     async def run(self, request: TrimTopicsInput) -> TrimTopicsResult:
-        """Do the numbered steps."""
         after = request.after
         while True:
             next_pages = NextPagesInput(after=after, topics=max(1, request.page), limit=_PAGES_PER_READ)
@@ -86,7 +85,6 @@ class TrimTopics:
         return self._result
 
     async def _trim(self, page: TopicIdRange) -> None:
-        """Trim one page. A page that fails is counted and skipped."""
         request = TrimPageInput(
             page=page,
             batch_id=self._batch_id,

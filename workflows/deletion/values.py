@@ -6,19 +6,19 @@ from logstore.deletion.intents import BatchCertificate, IntentKey, Outcome
 from workflows.jobs import Job
 
 MAX_OBJECTS_PER_S = 1_000_000
-"""Highest rate of a batch, inclusive. It is far beyond any store, so that more is a typing error."""
+"""Highest rate of a batch, inclusive. No store is nearly as fast, so that a higher rate is a typing error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionPolicy:
-    """Policy of phase two, set from the settings of its starter."""
+    """Policy of phase two. A job gets it from the settings of its starter."""
 
     parallelism: int = 4  # chunks at once
     chunk: int = 100  # rows in a chunk
     max_attempts: int = 10
     retry_interval_s: int = 600
-    owner_patience_s: int = 10  # wait for a topic's owner before another worker gets the work
-    alone: int = 500  # children after which the run continues as new; the server refuses 2,000 pending ones
+    owner_patience_s: int = 10  # wait for the topic's bundle owner before another worker gets the work
+    alone: int = 500  # children after which the run continues as new; the server refuses 2,000 pending children
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class DeleteLedgerInput:
     """Intent to delete, and its retries."""
 
     key: IntentKey
-    topic: str  # encoded; for filters, and to find the owner
+    topic: str  # encoded; for filters, and to find the bundle owner
     catalog_epoch: int
-    max_attempts: int = 10  # the batch's own attempt counts as one
+    max_attempts: int = 10  # includes the batch's own attempt
     retry_interval_s: int = 600
-    owner_patience_s: int = 10  # wait for the topic's owner before another worker gets the work
+    owner_patience_s: int = 10  # wait for the topic's bundle owner before another worker gets the work
 
     def details(self) -> str:
         key = self.key
@@ -55,7 +55,7 @@ class ExplicitDetach:
     ledger_ids: list[int]  # 1 to 10,000
     force: bool = False
     durable_delete: str | None = None  # a `DeletePolicy`; None: the topic's setting, or else durable
-    remove: list[str] = field(default_factory=list)  # copies to remove from the one ledger; empty: the ledger ends
+    remove: list[str] = field(default_factory=list)  # kinds of copies to remove; empty: delete the ledger
     pass_over: list[str] = field(default_factory=list)  # subscriptions that do not keep the ledger
     generation: int | None = None  # required generation of the ledger; None: any
 
@@ -71,7 +71,7 @@ class DeleteLedgersProgress:
     size_bytes: int = 0
     detached: int = 0  # ledgers
     finished: dict[str, int] = field(default_factory=dict)  # requested rows that had ended before, by outcome
-    paused: bool = False  # no chunk is started; running ones end
+    paused: bool = False  # no chunk is started; running chunks end
     rate: int = 0  # objects a second for the whole batch; 0: unlimited
     done: int = 0  # rows that ended, or have a workflow of their own
     left: int = 0  # rows that were not visited
@@ -86,7 +86,7 @@ class SetRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteLedgersInput:
-    """Batch to delete. With `detach`, the workflow does phase one too."""
+    """Batch to delete. If `detach` is set, the workflow does phase one too."""
 
     batch_id: str
     topic_id: int
@@ -97,7 +97,7 @@ class DeleteLedgersInput:
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     detach: ExplicitDetach | None = None
     carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
-    owner: str = ""  # worker that detached the ledgers as the topic's owner; empty: it is looked up
+    owner: str = ""  # worker that detached the ledgers as bundle owner; empty: the workflow looks it up
 
     def details(self) -> str:
         whose = f"`{self.topic}`" if self.topic else "several topics"
@@ -109,13 +109,13 @@ class SweepDeletionsResult:
     """Counts of a sweep."""
 
     batches: int = 0
-    intents: int = 0  # adopted stalled ones, and new ones of newborn ledgers
+    intents: int = 0  # adopted stalled intents, and new intents of newborn ledgers
     newborn: int = 0  # ledgers that were never attached
     outcomes: dict[str, int] = field(default_factory=dict)  # copies of the batches that ended in time
     deleted: int = 0  # copies of which nothing is left in storage
     objects: int = 0  # confirmed by storage
     size_bytes: int = 0
-    uncertified: int = 0  # batches that took longer than the sweep waits, or ended early; they or their rows go on
+    uncertified: int = 0  # batches that outlasted `patience_s` or failed; their rows are still taken up
     forgotten: int = 0  # finished rows
     forgotten_runs: int = 0
 
@@ -136,7 +136,7 @@ class SweepDeletionsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteTopicResult:
-    """Counts of the topic's copies since its deletion began, from their rows."""
+    """Counts of the topic's copies since its deletion began, taken from their rows."""
 
     step: str = "beginning"  # detaching, deleting, removing, ended
     detached: int = 0  # ledgers
@@ -206,7 +206,7 @@ class TrimTopicsResult:
     deleted: int = 0  # copies of which nothing is left in storage
     objects: int = 0  # confirmed by storage
     size_bytes: int = 0
-    uncertified: bool = False  # phase two took longer than the trim waits, or ended early; it or its rows go on
+    uncertified: bool = False  # phase two outlasted `patience_s` or failed; its rows are still taken up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +217,8 @@ class TrimTopicsInput:
     reason: str = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
     patience_s: int = 300  # wait for phase two; a paused batch must not delay the trim of all topics
-    page: int = 50  # topics; if each were contended for a minute, a page would still end within its hour
-    batch_id: str = ""  # empty: the trim takes one
+    page: int = 50  # topics per page; a page ends within its hour even if each topic is contended for a minute
+    batch_id: str = ""  # empty: the trim creates one
     after: int = 0  # all topics up to this id were visited
     carried: TrimTopicsResult = field(default_factory=TrimTopicsResult)
 

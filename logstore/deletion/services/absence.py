@@ -1,11 +1,11 @@
-"""Proof that objects are gone: of ledgers that no listing shows, and of keys that a store confirmed as deleted.
+"""Proof that objects are gone: ledgers that no listing shows, and keys that a store confirmed as deleted.
 
-A listing alone proves nothing (apache/bookkeeper#870). Sexton also asks for `meta.json` and for every segment that the
-catalog may have registered, by name, and a second listing must be empty. Small ledgers share that listing.
+A listing alone proves nothing (apache/bookkeeper#870). So Sexton requires a second empty listing, which small ledgers
+share. It also requests by name `meta.json` and every segment that the catalog may have registered.
 
-A name is asked for by a GET of one byte. A HEAD has no body to say which 404 it means, and would need that GET as well.
+Each request by name is a GET of one byte. After a 404, a HEAD would need that GET too, because it has no error body.
 
-A store can confirm a deletion and keep the object. So a sample of the confirmed keys is asked for by name.
+A store can confirm a deletion and keep the object. So a sample of the confirmed keys is requested by name.
 """
 
 import logging
@@ -28,19 +28,19 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 MAX_ASKED_SEGMENTS: Final = 1_000_000
-"""Most segments of one ledger that are asked for by name: ten times as many as a ledger has, and an hour's work."""
+"""Most segments of one ledger that are requested by name. A ledger has a tenth; the requests take an hour."""
 
 SAMPLE_KEYS: Final = 4
-"""Confirmed keys of one removal that are asked for again, whatever its number of ledgers."""
+"""Number of confirmed keys of one removal that are requested again, for any number of ledgers."""
 
 _PARALLEL_REQUESTS: Final = 8
 _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
 
 
 def doubt_absence(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
-    """Return by row why a ledger may exist although its listing was empty. Other rows are proved absent.
+    """Return why ledgers may exist despite an empty listing, by row. Rows without an entry are proved absent.
 
-    After the first request without an answer, no more are sent. The remaining rows get its error.
+    The first request without an answer stops all others. The remaining rows get its error.
     """
     doubts = _list_again(objects, intents)
     return doubts | _ask_by_name(objects, [intent for intent in intents if intent.row_id not in doubts])
@@ -49,13 +49,13 @@ def doubt_absence(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> di
 def judge_deletion(
     objects: ObjectStore, report: DeleteReport, keys_by_row: Mapping[int, Sequence[str]]
 ) -> dict[int, UnconfirmedKeys | None]:
-    """Return by row the keys that do not count as deleted. `None`: all of them count.
+    """Return the keys that do not count as deleted, by row. `None`: all keys of the row count.
 
-    Keys that the report does not confirm do not count. If the store still has a key of the sample, no key that it
-    confirmed with it counts, and each row is tried again alone. Keys of the sample without an answer are ignored.
+    Only keys that the report confirms count. If the store still has a key of the sample, no key of the report counts,
+    and each row is retried alone. Keys of the sample without an answer are ignored.
 
     Raises:
-        SextonError: The work is ended from outside, or the store refuses the question.
+        SextonError: The work was stopped from outside, or the store refused the request.
     """
     unconfirmed_by_row = {row: find_unconfirmed(keys, report) for row, keys in keys_by_row.items()}
     kept_key = find_kept_key(objects, sorted(report.deleted))
@@ -69,12 +69,12 @@ def judge_deletion(
 
 
 def find_kept_key(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
-    """Ask for a sample of keys whose deletion the store confirmed. Return one that it still has.
+    """Return a key that the store still has, from a sample of keys whose deletion it confirmed.
 
     Keys without an answer are ignored.
 
     Raises:
-        SextonError: The work is ended from outside, or the store refuses the question.
+        SextonError: The work was stopped from outside, or the store refused the request.
     """
 
     def exists(key: str) -> bool:
@@ -94,7 +94,7 @@ def find_kept_key(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
 
 
 def find_existing(objects: ObjectStore, names: Iterable[tuple[int, str]]) -> set[int]:
-    """Ask for objects by ledger and key, read on demand. Return the ledgers with an existing object.
+    """Return the ledgers of which a named object exists. `names` has ledger and key, and is read on demand.
 
     Raises:
         SextonError: The store did not answer.
@@ -114,7 +114,7 @@ def registered_keys(intent: DeletionIntent) -> Iterator[str]:
     """Return the keys of all segments that the catalog may have registered. Lost races leave gaps in the numbers.
 
     Raises:
-        CorruptData: The highest number is damaged, because there would be too many segments.
+        CorruptData: The highest segment number is `MAX_ASKED_SEGMENTS` or more, so it is damaged.
     """
     if intent.segments and intent.last_segment >= MAX_ASKED_SEGMENTS:
         expected = f"at most {MAX_ASKED_SEGMENTS:,} segments that no listing shows"
@@ -163,7 +163,7 @@ def _ask_by_name(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dic
 
 
 def _iterate_names(intents: Sequence[DeletionIntent], doubts: dict[int, SextonError]) -> Iterator[tuple[int, str]]:
-    """Yield row and key of each object to ask for. Add rows whose highest segment number is damaged to `doubts`."""
+    """Yield row and key of each object to request. Add rows with a damaged segment number to `doubts`."""
     for intent in intents:
         try:
             keys = registered_keys(intent)
@@ -177,7 +177,7 @@ def _iterate_names(intents: Sequence[DeletionIntent], doubts: dict[int, SextonEr
 def _ask_all(
     questions: Sequence[Question], ask: Callable[[Question], Answer]
 ) -> Iterator[tuple[Question, Answer | SextonError]]:
-    """Ask a few questions at a time. After the first error, the remaining questions get that error."""
+    """Ask in parallel. After the first error, the remaining questions get that error."""
     errors: list[SextonError] = []
 
     def ask_unless_failed(question: Question) -> Answer | SextonError:

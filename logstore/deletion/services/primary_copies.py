@@ -1,7 +1,7 @@
-"""Inspection and removal of primary copies. One LIST finds the objects, and the name of `meta.json` states the owner.
+"""Inspection and removal of primary copies.
 
 The process may die between any two calls. `meta.json` is deleted last, so that a half-deleted ledger still states its
-owner. All calls may be repeated, because an absent key counts as deleted.
+ledger owner. All calls may be repeated, because an absent key counts as deleted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -64,13 +64,10 @@ class PrimaryCopies:
     ) -> StoredCopy:
         """Judge a ledger by its listing.
 
-        - The digest of the owner is in the name of `meta.json`, so that one LIST verifies the owner.
+        - One LIST verifies the ledger owner, because the name of `meta.json` has the owner's digest.
         - Independent reads prove absence (apache/bookkeeper#870): an empty listing, a HEAD of `meta.json`, a second
-          listing for objects that the catalog does not know, and a HEAD of each segment that it may have registered.
-        - Registered segments that the listing lacks are asked for by name, and deleted if they exist.
-
-        Raises:
-            StoreUnavailable: Storage did not answer, or its answers contradict each other.
+          empty listing, and a HEAD of each segment that may be registered.
+        - Registered segments that the listing lacks are requested by name, and deleted if they exist.
         """
         uploads = self._list_uploads(intent)
         items = list({item.key: item for item in listing}.values())
@@ -79,7 +76,7 @@ class PrimaryCopies:
             if prove_absence or uploads:
                 absent = self._prove_absent(intent)
             return replace(absent, verdict=CopyVerdict.OWN, uploads=uploads) if uploads else absent
-        prefix = ledger_prefix(intent.ledger_id)  # a known name in a subfolder is unknown
+        prefix = ledger_prefix(intent.ledger_id)  # Sexton writes no subfolders, so keys in one are unknown
         direct_keys = [item.key for item in items if "/" not in item.key.removeprefix(prefix)]
         metas = tuple(key for key in direct_keys if owner_digest_from_key(key))
         data = tuple(key for key in direct_keys if segment_number_from_key(key) is not None)
@@ -102,10 +99,7 @@ class PrimaryCopies:
         )
 
     def _list_uploads(self, intent: DeletionIntent) -> tuple[str, ...]:
-        """Return the keys with parts of an upload that died.
-
-        Only unpublished ledgers of a component that stores whole files, which may be large, can have them.
-        """
+        """Return the keys of dead uploads. Only an unpublished index of delayed messages can have any."""
         if intent.component != Component.DELAYED_INDEX or intent.segments:
             return ()
         return tuple(upload.key for upload in self._objects.open_uploads(ledger_prefix(intent.ledger_id)))
@@ -122,14 +116,7 @@ class PrimaryCopies:
         return StoredCopy(verdict=CopyVerdict.ABSENT)
 
     def _head_segments_absent_from_listing(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Object]:
-        """Return existing segments that the catalog may have registered and the listing lacks.
-
-        Lost races leave gaps, so that every number up to the highest may be registered.
-
-        Raises:
-            CorruptData: The highest number is damaged, because there would be too many segments.
-            StoreUnavailable: Storage did not answer.
-        """
+        """Return existing segments that the listing lacks. Lost races leave gaps, so any number may be registered."""
         if intent.segments and intent.last_segment - len(listed) >= MAX_ASKED_SEGMENTS:
             expected = f"at most {MAX_ASKED_SEGMENTS:,} segments that no listing shows"
             raise CorruptData(f"ledger {intent.ledger_id}: expected {expected}, found the number {intent.last_segment}")
@@ -140,11 +127,11 @@ class PrimaryCopies:
     def _find_contradiction(
         self, intent: DeletionIntent, items: list[ObjectInfo], metas: tuple[str, ...], data: tuple[str, ...]
     ) -> str | None:
-        """Return why an object is not of this ledger. `None`: all are.
+        """Return why an object is not of this ledger. `None` if all objects are of this ledger.
 
-        The name of `meta.json` states its owner, and the number of a registered segment is proof enough. For other
-        objects, the metadata is read. A ledger without segments may meet the statement of a ledger with the same id,
-        from before the catalog was replaced: the store refused its creator's own `meta.json`.
+        The name of `meta.json` proves the ledger owner, and a registered number proves a segment. For other objects,
+        the metadata is read. The `meta.json` of a ledger without segments may be of an older ledger with the same id,
+        from before the catalog was replaced. The store then refused the `meta.json` of the newer ledger.
         """
         digest = intent.owner.digest
         other_metas = [key for key in metas if owner_digest_from_key(key) != digest]
@@ -168,10 +155,7 @@ class PrimaryCopies:
         return doubts | confirm_bucket(self._objects, proved)
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
-        """Return the content of `meta.json`, the ledger's own before another's.
-
-        Without a `meta.json`, return the metadata of the first object.
-        """
+        """Prefer the ledger's own `meta.json`, then another `meta.json`, then the metadata of the first object."""
         own_meta = meta_key(intent.ledger_id, intent.owner)
         listed_keys = [item.key for item in self._objects.list(ledger_prefix(intent.ledger_id))]
         metas = sorted((key for key in listed_keys if owner_digest_from_key(key)), key=lambda key: key != own_meta)
@@ -184,7 +168,7 @@ class PrimaryCopies:
     def remove(
         self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
     ) -> Mapping[int, RemovalResult]:
-        """Abort dead uploads, delete the segments of every copy, then `meta.json` of each copy that lost them."""
+        """Abort dead uploads and delete all segments. Then delete `meta.json` of each copy without segments."""
         objects = self._objects.begin_removal()
         for key in {key for copy in copies.values() for key in copy.uploads}:
             raise_if_stopped()
@@ -206,7 +190,7 @@ class PrimaryCopies:
         return {row: to_removal(copies[row], remaining[row] or unconfirmed_meta[row]) for row in copies}
 
     def _list_remaining(self, copy: StoredCopy, *, is_single: bool) -> UnconfirmedKeys | None:
-        """Return data that a second listing shows, if the copy is removed alone or its first listing was incomplete.
+        """List the copy again if it is removed alone or its first listing was incomplete. Return its segments.
 
         If that listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.
         """
@@ -221,7 +205,7 @@ class PrimaryCopies:
 
 
 def _head_all(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Object]:
-    """Return the objects of the keys that exist. A few are asked for at a time, and none after an error."""
+    """Return the existing objects by key. Requests run in parallel and stop at the first error."""
     object_by_key: dict[str, _Object] = {}
     first, has_failed = list(islice(keys, 1)), Event()
     if not first:
@@ -229,7 +213,7 @@ def _head_all(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Object]:
 
     def head(key: str) -> _Object | None:
         if has_failed.is_set():
-            return None  # the error of the failed key is raised for all
+            return None  # the error of the failed key is raised anyway
         try:
             raise_if_stopped()
             return objects.head(key)
@@ -248,7 +232,7 @@ def _head_all(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Object]:
 
 
 def _expected_keys(intent: DeletionIntent) -> frozenset[str]:
-    """Return the keys of the registered segments, or nothing if gaps in the numbers make them unknown."""
+    """Return the keys of the registered segments. The set is empty if gaps make the numbers unknown."""
     if intent.last_segment + 1 != intent.segments:
         return frozenset()
     return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))

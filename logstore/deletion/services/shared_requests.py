@@ -1,8 +1,8 @@
 """Requests that ledgers share: listings of neighbours, and pages of deletes with a confirmation for each key.
 
-Ledgers of a shard are stored in the order of their ids, so that neighbours are in one page of a listing. They are
-listed together if few other ledgers are expected between them. A shared listing returns a ledger only if it covers the
-range from before its first key to after its last. So it proves as much as a listing of that ledger alone, and no more.
+Ledgers of a shard are stored in the order of their ids, so that neighbours are in one page of a listing. Neighbours are
+listed together if few other ledgers are expected between them. A shared listing returns a ledger only if the listing
+covers all keys of the ledger. It then proves as much as a listing of that ledger alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,14 +15,11 @@ from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedS
 from logstore.positions import LedgerId
 
 _MAX_KEYS_PER_PAGE: Final = 1_000
-_MAX_FOREIGN_KEYS: Final = 50  # of other ledgers, for each ledger; reading more costs more than a new request
+_MAX_FOREIGN_KEYS: Final = 50  # per ledger, of other ledgers; reading more keys costs more than a new request
 
 
 class SharedListings:
-    """Objects of primary copies, listed together for neighbours when the first of them is requested.
-
-    The segments of the intents give the expected number of objects.
-    """
+    """Listings of primary copies. The first request for a ledger lists its neighbours too."""
 
     def __init__(self, objects: ObjectStore, intents: Sequence[DeletionIntent]) -> None:
         self._objects = objects
@@ -34,7 +31,7 @@ class SharedListings:
     def pop(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
         """Return the ledger's objects, ascending by key. `None`: the caller must list it alone.
 
-        Each ledger is returned once. After a failed listing, the other ledgers of its group must be listed alone.
+        Each ledger is returned once. After a failed listing, `pop` returns `None` for the neighbours.
 
         Raises:
             StoreUnavailable: Storage did not answer.
@@ -51,7 +48,7 @@ class SharedListings:
 
 
 def _group_neighbours(expected_keys: Mapping[LedgerId, int]) -> Iterator[list[LedgerId]]:
-    """Yield groups of at least two ledgers of one shard, ascending, to be listed together."""
+    """Yield groups of ledgers to list together: two or more of one shard, ascending."""
     mean_keys = sum(expected_keys.values()) / max(1, len(expected_keys))
     group: list[LedgerId] = []
     for ledger_id in sorted(expected_keys, key=lambda ledger_id: (ledger_id % SHARDS, ledger_id)):
@@ -66,16 +63,15 @@ def _group_neighbours(expected_keys: Mapping[LedgerId, int]) -> Iterator[list[Le
 
 
 def _count_between(ledger_id: LedgerId, later: LedgerId) -> int:
-    """Return the number of ids between two ledgers of a shard."""
     return (later - ledger_id) // SHARDS - 1
 
 
 def _list_group(
     objects: ObjectStore, group: Sequence[LedgerId], *, first_page: int
 ) -> dict[LedgerId, list[ObjectInfo]]:
-    """Return the objects of the ledgers that a listing from the first to the last covers.
+    """List from the first ledger to the last. Return the objects of the ledgers that the listing covers.
 
-    It ends early after too many keys of other ledgers, so that it takes hardly more pages than single listings.
+    The listing ends early after too many keys of other ledgers. So it takes hardly more pages than single listings.
     """
     listed: dict[LedgerId, list[ObjectInfo]] = {}
     remaining = [(ledger_id, ledger_prefix(ledger_id), _key_after(ledger_id)) for ledger_id in reversed(group)]
@@ -103,9 +99,9 @@ def _list_group(
 
 
 def _key_after(ledger_id: LedgerId) -> str:
-    """Return a text that sorts after every key of the ledger and before any key of the next.
+    """Return a text that sorts after every key of the ledger and before any key of the next ledger.
 
-    "0" directly follows "/". "1" leaves room for a store that must be asked for keys after a slightly smaller one.
+    "0" directly follows "/". "1" leaves room for a store that is asked for keys after a slightly smaller text.
     """
     return ledger_prefix(ledger_id).removesuffix("/") + "1"
 
@@ -113,9 +109,9 @@ def _key_after(ledger_id: LedgerId) -> str:
 class UnconfirmedKeys(NamedTuple):
     """Keys that storage did not confirm as deleted."""
 
-    keys: int  # 0: storage gave no number
-    first: str  # key and reason; with 0 keys the reason alone
-    answered: bool = True  # False: storage gave no answer for some of them
+    keys: int  # 0: unknown, because storage did not answer
+    first: str  # first key and the reason; only the reason if `keys` is 0
+    answered: bool = True  # False: storage gave no answer for some of the keys
 
 
 def delete(
@@ -134,7 +130,7 @@ def delete(
 
 
 def find_unconfirmed(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
-    """Return the keys that the report does not confirm. `None`: it confirms all of them."""
+    """Return the keys that the report does not confirm. `None` if it confirms all."""
     failed = [key for key in keys if key not in report.deleted]
     if not failed:
         return None
@@ -143,7 +139,7 @@ def find_unconfirmed(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKe
 
 
 def confirm_bucket(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
-    """Ask whether the bucket is the catalog's. If not, return an error for each row, because absence proves nothing."""
+    """Return an error for each row if the bucket is not the catalog's, because absence then proves nothing."""
     try:
         if absent:
             objects.confirm()
@@ -155,7 +151,7 @@ def confirm_bucket(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dic
 def to_removal(copy: StoredCopy, unconfirmed: UnconfirmedKeys | None) -> RemovalResult:
     """Return the result of one copy's removal.
 
-    A store confirms absent keys too, so that only keys that it showed count as deleted objects.
+    A store also confirms absent keys. So only keys that the inspection found count as deleted objects.
     """
     if unconfirmed is None:
         seen_meta_keys = max(0, len(copy.meta_keys) - copy.unseen_meta_keys)

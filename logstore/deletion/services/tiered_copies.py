@@ -1,7 +1,8 @@
 """Inspection and removal of tiered copies: the data object and the index object of one upload.
 
-Each object states its owner in its metadata. The process may die between any two calls. The index is deleted last, so
-that a half-deleted copy still states its owner. All calls may be repeated, because an absent key counts as deleted.
+Each object states its ledger owner in its metadata. The process may die between any two calls. The index is deleted
+last, so that a half-deleted copy still states its ledger owner. All calls may be repeated, because an absent key counts
+as deleted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ class TieredCopies:
 
     Args:
         buckets: Opens the bucket of a location.
-        now_us: The catalog's clock, which sets the end of an upload.
+        now_us: The catalog's clock, by which uploads end.
     """
 
     def __init__(self, buckets: Buckets, *, now_us: Callable[[], int]) -> None:
@@ -33,13 +34,10 @@ class TieredCopies:
         return self.inspect  # prefixes of copies have no order, so that no listing is shared
 
     def inspect(self, intent: DeletionIntent) -> StoredCopy:
-        """List the copy's prefix, and read the metadata of both objects.
-
-        Two independent reads prove absence: an empty listing, and a HEAD of each key.
+        """LIST the copy's prefix and HEAD both keys. Together they prove absence.
 
         Raises:
             UploadOpen: An upload may still run, and could store deleted objects again.
-            StoreUnavailable: Storage did not answer, or LIST and HEAD contradict each other.
         """
         self._check_upload(intent)
         uuid, location = parse_copy_location(intent.ledger_id, intent.context)
@@ -67,7 +65,7 @@ class TieredCopies:
         return doubts
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
-        """Return the statement in the index. Without an index, return the metadata of the data object."""
+        """Prefer the statement in the index, then the metadata of the data object."""
         uuid, location = parse_copy_location(intent.ledger_id, intent.context)
         objects = self._buckets(location)
         stored = objects.get(index_key(uuid, intent.ledger_id))
@@ -95,7 +93,7 @@ class TieredCopies:
 
 
 def _list_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
-    """Return the keys with parts of an upload that died. A published copy has none."""
+    """Return the keys of dead uploads. A published copy has none."""
     if upload_ends_us(intent.context) is None:
         return ()
     open_keys = {upload.key for upload in objects.open_uploads(keys[0])}
@@ -127,7 +125,7 @@ def _to_stored_copy(
 def _remove(
     objects: ObjectStore, copies: Mapping[int, StoredCopy], on_progress: Callable[[int], None]
 ) -> dict[int, RemovalResult]:
-    """Abort dead uploads, delete the data of every copy, then the index of each copy that lost its data."""
+    """Abort dead uploads and delete all data objects. Then delete the index of each copy without data."""
     for key in (key for copy in copies.values() for key in copy.uploads):
         raise_if_stopped()
         with effect("tiered.abort_uploads"):
