@@ -18,7 +18,7 @@ _MAX_LEDGER_ID: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedLedgers:
-    """Ledgers of an act: their number, the lowest and the highest id, and a sample of the first ids."""
+    """Ledgers of an audited act: number, lowest and highest id, and the first ids as a sample."""
 
     ledgers: int
     first: int
@@ -27,14 +27,14 @@ class AuditedLedgers:
 
     @classmethod
     def from_ids(cls, ids: Sequence[int]) -> Self:
-        """Describe at least one id, ascending."""
+        """Summarize ids, of which there is at least one, in ascending order."""
         return cls(ledgers=len(ids), first=ids[0], last=ids[-1], sample=list(ids[:_MAX_SAMPLE_LEDGERS]))
 
     @classmethod
     def from_query(cls, connection: Connection, ids: ColumnElement[int], *where: ColumnElement[bool]) -> Self | None:
-        """Describe the ids in a column that meet the conditions. Return `None` if there are none.
+        """Summarize the ids of rows that match the conditions. Return `None` if no row matches.
 
-        Text and bytes of damaged rows, which SQLite orders after all numbers, are left out.
+        Damaged rows with text or bytes as id are left out. SQLite orders these after all numbers.
         """
         where = (*where, ids <= _MAX_LEDGER_ID)
         count, first, last = connection.execute(
@@ -69,10 +69,10 @@ def audit(
     run_id: str | None = None,
     span: AuditedLedgers | None = None,
 ) -> None:
-    """Insert an audit row, in the transaction of the act itself.
+    """Insert an audit row in the transaction of the act.
 
-    The row is found by the `ledger` in its detail, or by the first and the last ledger of `span`. If the sample has all
-    ledgers of the span, only those are meant. The trace of the act, if there is one, is added as `trace_id`.
+    Searches by ledger use the `ledger` in `detail`, or the first and the last ledger of `span`. If the sample has all
+    ledgers of the span, a search matches only these. The trace of the act, if there is one, is added as `trace_id`.
 
     Args:
         connection: In the writing transaction of the act.
@@ -83,7 +83,7 @@ def audit(
         topic: Encoded name of the topic. `None` if the act has several topics, or none.
         detail: Outcome, as JSON.
         run_id: Batch of the act.
-        span: Ledgers of the act, if there are several. They are added to the detail.
+        span: Ledgers of an act on several ledgers. Their summary is added to the detail.
     """
     ledger_id, trace_id = detail.get("ledger"), current_trace_id()
     full_detail = dict(detail) | ({} if span is None else asdict(span))
@@ -104,7 +104,7 @@ def audit(
 
 
 def find_audit_time_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
-    """Return the time of the first such act on the topic, in microseconds, if there was one."""
+    """Return the time of the first act of this name on the topic, in microseconds, if there was one."""
     a = t.audit.c
     query = select(func.min(a.at_us)).where(a.topic_id == topic_id, a.act == act)
     first_us = connection.execute(query).scalar_one_or_none()

@@ -1,7 +1,7 @@
 """Catalog in SQL: the ports of `logstore.ports.catalog` over one database.
 
-The module of a port is imported at its first use. A command uses two or three ports, and importing all of them costs
-as much CPU as the rest of the command.
+The module of a port is imported at its first use. A command uses two or three ports, and an import of all would cost as
+much CPU as the rest of the command.
 """
 
 from collections.abc import Iterator
@@ -45,9 +45,9 @@ def _port(
     *settings: str,
     while_adopting: bool = False,
 ) -> Any:  # noqa: ANN401 - the attribute's annotation says it
-    """Declare a port that is built at its first use with settings of the catalog.
+    """Declare a port that is built at its first use, with the named settings of the catalog.
 
-    Only a port with `while_adopting` may write while a rebuilt catalog is not complete.
+    Only a port with `while_adopting` may write to a rebuilt catalog before adoption is complete.
     """
 
     def build(catalog: "SqlCatalog") -> object:
@@ -59,7 +59,7 @@ def _port(
 
 
 class SqlCatalog:
-    """`Catalog` in SQL. The caller checks the version of its schema.
+    """`Catalog` in SQL. The caller must check the catalog's version before.
 
     A newborn ledger older than `registration_timeout_s` counts as abandoned by its creator.
     """
@@ -100,7 +100,7 @@ def _require_ready(connection: "Connection") -> None:
 
 @contextmanager
 def open_catalog(url: str, *, registration_timeout_s: float = 600) -> Iterator[SqlCatalog]:
-    """Open a catalog of this build's version while the block runs.
+    """Open a catalog while the block runs, if it has the version of this build.
 
     Raises:
         CatalogVersionMismatch: The catalog has another version.

@@ -1,8 +1,8 @@
 """Declaration of the catalog's tables as classes, and the generator of `infra.catalog.tables` (`make tables`).
 
-The import of SQLModel, its ORM and these classes takes a third of a second. Queries do not need them. They import the
-same tables as objects of SQLAlchemy's Core, with the types and defaults of the columns. Indexes and constraints belong
-to the migrations, which tests compare with the classes. An index of one dialect would load that dialect.
+An import of SQLModel and these classes takes a third of a second. So queries import generated tables of SQLAlchemy's
+Core, which have only types and defaults. Indexes and constraints are in the migrations. Tests compare the migrations
+with the classes.
 """
 
 from types import FunctionType

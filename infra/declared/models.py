@@ -1,7 +1,7 @@
 """Tables of the catalog. `make tables` generates `infra.catalog.tables`, which queries import, from these classes.
 
-Times are microseconds since 1970 by the database's clock. There are no foreign keys: the rows of a ledger are removed
-as sets under the lock of their list, and a check per row would cost more than the removal.
+Times are microseconds since 1970 by the database's clock. There are no foreign keys. The rows of ledgers are removed as
+sets under the lock of their list, and a check per row would cost more than the removal.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ class CatalogRow(SQLModel, table=True):
 
 
 class BucketMarkerRow(SQLModel, table=True):
-    """Bucket with this catalog's marker. From then on the bucket is refused if its marker is missing."""
+    """Bucket that has got this catalog's marker. If the marker is missing later, the bucket is refused."""
 
     __tablename__ = "bucket_marker"
     role: str = Field(primary_key=True)  # primary, tiered or records
@@ -35,7 +35,7 @@ class BucketMarkerRow(SQLModel, table=True):
 
 
 class BundleFenceRow(SQLModel, table=True):
-    """Number of acquisitions of a bundle, and its last owner. The row is the lock of writes under a lease."""
+    """Fence of a bundle: its number of acquisitions, and its last bundle owner. Writes under a lease lock this row."""
 
     __tablename__ = "bundle_fence"
     bundle: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
@@ -59,7 +59,7 @@ class TopicRow(SQLModel, table=True):
 
 
 class LedgerListRow(SQLModel, table=True):
-    """Ordered list of the ledgers of one owner. The row is the lock of phase one."""
+    """Ordered list of the ledgers of one ledger owner. Phase one locks this row."""
 
     __tablename__ = "ledger_list"
     __table_args__ = (UniqueConstraint("topic_id", "component", "owner"),)
@@ -114,7 +114,7 @@ class LedgerCopyRow(SQLModel, table=True):
 
 
 class SegmentRow(SQLModel, table=True):
-    """Registered segment. Its entries exist from its registration on."""
+    """Registered segment. Its entries exist as soon as this row is committed."""
 
     __tablename__ = "segment"
     ledger_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
@@ -122,7 +122,7 @@ class SegmentRow(SQLModel, table=True):
     first_entry: int = Field(sa_type=Big)
     entries: int = Field(sa_type=Big)
     size_bytes: int = Field(sa_type=Big)
-    sha256: str | None = None  # of the object, hexadecimal; null: not known
+    sha256: str | None = None  # of the object, hexadecimal; null: unknown
     delayed: int | None = Field(default=None, sa_type=Big)  # entries with a delivery time
 
 
@@ -136,16 +136,16 @@ class CursorRow(SQLModel, table=True):
     name: str
     mark_ledger: int = Field(sa_type=Big)
     mark_entry: int = Field(sa_type=Big)
-    acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)  # since the snapshot if there is one
-    snapshot_ledger: int | None = Field(default=None, sa_type=Big)  # cursor ledger, once the state outgrew the row
+    acknowledged: bytes = Field(default=b"", sa_type=LargeBinary)  # only since the cursor snapshot, if there is one
+    snapshot_ledger: int | None = Field(default=None, sa_type=Big)  # ledger of the cursor snapshot
     seeks: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # number of resets
-    # How often the subscription has given entries back.
+    # Number of times that the subscription has given entries back.
     releases: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})
     created_us: int = Field(sa_type=Big)
 
 
 class SchemaVersionRow(SQLModel, table=True):
-    """Version of a topic's schema, with the ledger that holds its content."""
+    """Schema version of a topic, with the ledger of its content."""
 
     __tablename__ = "schema_version"
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
@@ -172,8 +172,8 @@ class ProducerSequenceRow(SQLModel, table=True):
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
     producer: str = Field(primary_key=True)
     sequence_id: int = Field(sa_type=Big)
-    kept_id: int | None = Field(default=None, sa_type=Big)  # ids up to this one count even if the transaction aborts
-    txn_tc: int | None = None  # transaction of the later ids; null: they count
+    kept_id: int | None = Field(default=None, sa_type=Big)  # last id that counts even if the transaction aborts
+    txn_tc: int | None = None  # coordinator of the transaction of later ids; null: no transaction, all ids count
     txn_seq: int | None = Field(default=None, sa_type=Big)
 
 
@@ -211,23 +211,25 @@ class PendingDeletionRow(SQLModel, table=True):
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
-    keys_left: int | None = Field(default=None, sa_type=Big)  # remaining keys after the last answered attempt
-    keys_left_attempts: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # consecutive, same rest
+    keys_left: int | None = Field(default=None, sa_type=Big)  # number of keys after the last answered attempt
+    # Number of consecutive attempts that left `keys_left` keys.
+    keys_left_attempts: int = Field(default=0, sa_column_kwargs={"server_default": "0"})
     objects_deleted: int = Field(default=0, sa_type=Big)
     bytes_deleted: int = Field(default=0, sa_type=Big)
     created_us: int = Field(sa_type=Big)
     finished_us: int | None = Field(default=None, sa_type=Big)
     actor: str = Field(default="", sa_column_kwargs={"server_default": text("''")})  # of the detach; empty: unknown
     reason: str = Field(default="", sa_type=Text, sa_column_kwargs={"server_default": text("''")})
-    openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})  # reopened after its end
+    # Number of times that the row was reopened after it ended.
+    openings: int = Field(default=0, sa_type=Big, sa_column_kwargs={"server_default": "0"})
     durable: int = Field(default=0, sa_column_kwargs={"server_default": "0"})  # 1: its ledger has a tombstone
-    trace_id: str | None = Field(  # trace that wrote the row last: the detach, or the last attempt
+    trace_id: str | None = Field(  # trace of the last write: of the detach, or of the last attempt
         default=None, sa_column_kwargs={"default": current_trace_id, "onupdate": current_trace_id}
     )
 
 
 class RunRow(SQLModel, table=True):
-    """Batch of deletions, claimed as a whole."""
+    """Batch run."""
 
     __tablename__ = "run"
     __table_args__ = (Index("run_by_end", "finished_us"),)
@@ -263,22 +265,22 @@ class AuditRow(SQLModel, table=True):
 
 
 class DelayedIndexRow(SQLModel, table=True):
-    """Position up to which a topic's log was read for delayed messages, and the claim on its list of buckets."""
+    """Position up to which the index buckets cover a topic's log, and the claim on their list."""
 
     __tablename__ = "delayed_index"
     topic_id: int = Field(primary_key=True, sa_type=Big, sa_column_kwargs={"autoincrement": False})
-    version: int = Field(default=0, sa_type=Big)  # version of the list, for compare-and-set
-    sealed_ledger: int = Field(default=-1, sa_type=Big)  # last entry read, inclusive
+    version: int = Field(default=0, sa_type=Big)  # list version, for compare-and-set
+    sealed_ledger: int = Field(default=-1, sa_type=Big)  # last covered entry, inclusive
     sealed_entry: int = Field(default=-1, sa_type=Big)
-    unsealed: int = Field(default=0, sa_type=Big)  # later entries with a delivery time
-    changed_us: int | None = Field(default=None, sa_type=Big)  # registration of the newest of these entries
+    unsealed: int = Field(default=0, sa_type=Big)  # number of later entries with a delivery time
+    changed_us: int | None = Field(default=None, sa_type=Big)  # registration of the newest such entry
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
 
 
 class DelayedBucketRow(SQLModel, table=True):
-    """Bucket of delayed messages, with the ledger of its snapshot. Delivery times are milliseconds since 1970."""
+    """Index bucket of delayed messages, with the ledger of its snapshot. Delivery times are milliseconds since 1970."""
 
     __tablename__ = "delayed_bucket"
     __table_args__ = (Index("delayed_bucket_by_topic", "topic_id", "first_ledger", "first_entry"),)

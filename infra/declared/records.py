@@ -9,7 +9,7 @@ from infra.declared.transactions import Big
 
 
 class RecordOutboxRow(SQLModel, table=True):
-    """Change of a record that is in no block yet. Triggers of `infra.catalog.records.outbox_rows` insert it."""
+    """Change of a record that is in no block yet. Triggers of `infra.catalog.records.outbox_rows` insert these rows."""
 
     __tablename__ = "record_outbox"
     __table_args__ = (
@@ -19,7 +19,7 @@ class RecordOutboxRow(SQLModel, table=True):
             "id",
             sqlite_where=text("kind IN ('deletion', 'ledger', 'topic')"),
             postgresql_where=text("kind IN ('deletion', 'ledger', 'topic')"),
-        ),  # only kinds that are looked up by id, so that the rows of an append are in no other index
+        ),  # only for kinds that are looked up by id, so that appends maintain no further index
         {"sqlite_autoincrement": True},
     )
     version: int | None = Field(default=None, primary_key=True, sa_type=Big)  # never reset
@@ -46,13 +46,13 @@ class TombstoneRow(SQLModel, table=True):
 
 
 class RecordStagedRow(SQLModel, table=True):
-    """Stored block of an unfinished flush. The manifest that ends the flush names it."""
+    """Staged block: a stored block of an unfinished flush."""
 
     __tablename__ = "record_staged"
     block_id: str = Field(primary_key=True)
     manifest: int = Field(sa_type=Big)  # number of the manifest of the block's page
     oldest_us: int | None = Field(default=None, sa_type=Big)  # oldest change that was in no block before that page
-    facts: str = Field(sa_type=Text)  # description of the block for a manifest, as JSON
+    facts: str = Field(sa_type=Text)  # description of the block for the manifest, as JSON
 
 
 class RecordLogRow(SQLModel, table=True):
@@ -60,12 +60,12 @@ class RecordLogRow(SQLModel, table=True):
 
     __tablename__ = "record_log"
     id: int = Field(primary_key=True, sa_type=Integer, sa_column_kwargs={"autoincrement": False})
-    manifest: int = Field(sa_type=Big)  # number of the newest manifest that is known to be stored; 0: none
+    manifest: int = Field(sa_type=Big)  # number of the newest settled manifest; 0: none
     stamp: str  # stamp of that manifest
     pending: dict[str, Any] = Field(default_factory=dict, sa_type=JSON)  # later stamps, each with its time in us
     state: str  # READY or ADOPTING
     rebuild: str | None = None  # rebuild that loads the catalog; in a replica, the name under which it was seeded
-    ledger_ceiling: int = Field(sa_type=Big)  # ids below it may be given out
+    ledger_ceiling: int = Field(sa_type=Big)  # only lower ids may be given out
     topic_ceiling: int = Field(sa_type=Big)
     transaction_ceiling: int = Field(sa_type=Big)
     claim_workflow: str | None = None
@@ -84,5 +84,5 @@ class AdoptionRow(SQLModel, table=True):
     shard: int = Field(sa_type=Integer)
     standing: str
     facts: str = Field(sa_type=Text)  # findings in storage, as JSON
-    adoptee: str | None = None  # null: its topic is not settled
+    adoptee: str | None = None  # null: the topic is not settled
     segments: int = Field(default=0, sa_type=Big)  # number of adopted segments

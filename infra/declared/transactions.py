@@ -5,7 +5,7 @@ from sqlmodel import Field, SQLModel
 
 from infra.telemetry import current_trace_id
 
-Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows only in an INTEGER key
+Big = BigInteger().with_variant(Integer, "sqlite")  # SQLite generates ids only for a key of type INTEGER
 
 
 class TransactionCoordinatorRow(SQLModel, table=True):
@@ -42,7 +42,7 @@ class TransactionRow(SQLModel, table=True):
     claim_workflow: str | None = None
     claim_run: str | None = None
     claim_until_us: int | None = Field(default=None, sa_type=Big)
-    attempts: int = 0  # broadcasts to its participants after the first
+    attempts: int = 0  # number of broadcasts after the first
     last_error: str | None = Field(default=None, sa_type=Text)
     trace_id: str | None = Field(default=None, sa_column_kwargs={"default": current_trace_id})
 
@@ -64,7 +64,7 @@ class TransactionParticipantRow(SQLModel, table=True):
 
 
 class BufferRangeRow(SQLModel, table=True):
-    """Consecutive entries of one transaction in a ledger. The row stays until the topic is settled."""
+    """Consecutive entries of one transaction in a ledger. The row stays until the participant is settled."""
 
     __tablename__ = "buffer_range"
     __table_args__ = (
@@ -101,5 +101,5 @@ class TransactionSnapshotRow(SQLModel, table=True):
     ledger_id: int | None = Field(default=None, sa_type=Big)
     read_ledger: int = Field(default=-1, sa_type=Big)  # last entry that the snapshot covers
     read_entry: int = Field(default=-1, sa_type=Big)
-    changes: int = Field(default=0, sa_type=Big)  # settled since the begin of the newest snapshot
+    changes: int = Field(default=0, sa_type=Big)  # number of changes since the newest snapshot began
     due_us: int | None = Field(default=None, sa_type=Big)  # null: no change since the last snapshot

@@ -83,7 +83,7 @@ class SqlDeletions(LeasedPort):
             now = self._db.now_us(connection)
             rows = end_rows(connection, ended, holder, now_us=now)
             for result in ended:
-                # The audit row of the batch says that a row with a workflow of its own was retrying.
+                # The batch's audit row only counts such a row as RETRYING, so the row gets its own audit row.
                 if result.row_id in rows and rows[result.row_id].claim_workflow == holder:
                     _audit_ledger(connection, rows[result.row_id], result, at_us=now)
             return frozenset(rows)
@@ -169,7 +169,7 @@ class SqlDeletions(LeasedPort):
 
     def inflight(self) -> Inflight:
         by_state, deleted = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
-        # Two ranges of the index skip the many deleted rows.
+        # By two ranges, the index skips the many deleted rows.
         query = union_all(by_state.where(_P.state < deleted), by_state.where(_P.state > deleted))
         first = select(func.min(_P.row_id)).where(_P.state == _PENDING).scalar_subquery()
         oldest = select(_P.created_us).where(_P.row_id == first)
@@ -217,9 +217,9 @@ class SqlDeletions(LeasedPort):
 
 
 def _to_intents_with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
-    """Convert rows to intents, and compare uuids of copies, because a repeated upload is another copy.
+    """Convert rows to intents, and set `referenced`. A copy of another upload, with another uuid, does not count.
 
-    A listed copy whose uuid cannot be read counts as referenced.
+    A listed copy with an unreadable uuid counts as referenced.
     """
     intents = [to_intent(row) for row in rows]
     copies = _copies(connection.dialect.name).execute(connection, {(intent.ledger_id,) for intent in intents})
@@ -266,7 +266,7 @@ def _audit_ledger(connection: Connection, row: Row[Any], result: IntentResult, *
 
 
 def _find_decision(connection: Connection, row: Row[Any]) -> tuple[str, str]:
-    """Return actor and reason of the detach. A ledger that its creator gave up has those of its batch."""
+    """Return actor and reason of the detach, or of the batch if the ledger's creator gave it up."""
     if row.actor:
         return row.actor, row.reason
     of_batch = select(_A.actor, _A.reason).where(_A.run_id == row.batch_id).order_by(_A.audit_id).limit(1)

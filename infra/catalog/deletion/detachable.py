@@ -1,4 +1,4 @@
-"""Retention applied to the rows of a locked ledger list, which selects the ledgers to detach."""
+"""Selection of ledgers to detach, from the rows of a locked ledger list."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListView:
-    """Locked list of a topic, with the facts that the rule needs."""
+    """Facts about a topic's locked list that selection needs."""
 
     topic_id: TopicId
     topic: str
@@ -39,12 +39,12 @@ class ListView:
     last: LedgerId
     marks: dict[str, Position]  # mark-delete position by subscription
     now_us: int
-    abandoned_us: int  # ledgers created before and never attached are abandoned
+    abandoned_us: int  # a newborn ledger that was created earlier is abandoned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detachable:
-    """The ledgers of a list that are to be detached."""
+    """Ledgers of a list to detach."""
 
     ids: Sequence[LedgerId]
     rows: ColumnElement[bool]
@@ -61,7 +61,7 @@ def find_detachable(
 ) -> Detachable:
     """Return the requested ledgers. `None` selects the ledgers that retention does not keep.
 
-    `rolled` is a last ledger that counts as closed, as if another one followed.
+    `rolled` is the last ledger. It counts as closed, with another ledger after it.
 
     Raises:
         InvalidInput: No ids, or too many for one transaction.
@@ -82,7 +82,7 @@ def _select_by_retention(connection: Connection, view: ListView, rolled: LedgerI
         marks=view.marks,
         policy=view.policy,
         total_bytes=int(total_bytes or 0),
-        last=LedgerId(-1) if view.last == rolled else view.last,  # -1: the next ledger, which is in no list yet
+        last=LedgerId(-1) if view.last == rolled else view.last,  # -1: the ledger after the roll has no id yet
         now_us=view.now_us,
     )
     ids = [ledger.ledger_id for ledger in prefix]
@@ -107,7 +107,7 @@ def _select_by_id(
 def choose_detachable(
     connection: Connection, view: ListView, chosen: Sequence[Ledger]
 ) -> tuple[Detachable, dict[LedgerId, str]]:
-    """Check ledgers that were read earlier. Return those to detach, and the reason to keep each of the others."""
+    """Check ledgers that were read earlier. Return the ledgers to detach, and the reason to keep each other ledger."""
     ids = [ledger.ledger_id for ledger in chosen]
     if len(ids) > MAX_IDS_PER_CALL:
         raise InvalidInput("ledgers", expected=f"at most {MAX_IDS_PER_CALL}", found=len(ids))
@@ -135,9 +135,6 @@ def _count_earlier_outcomes(connection: Connection, view: ListView, ids: list[Le
     """Count outcomes of ledgers that were detached earlier. RETRYING means that a workflow is at work.
 
     Stalled intents are not counted, because the caller adopts them.
-
-    Raises:
-        UnknownObject: A ledger was never in this topic's list, or its row was removed.
     """
     p = t.pending_deletion.c
     is_requested = among(connection, p.ledger_id, ids)
@@ -152,7 +149,7 @@ def _count_earlier_outcomes(connection: Connection, view: ListView, ids: list[Le
 
 
 def _read_ledger_facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> Iterator[LedgerFacts]:
-    """Yield listed ledgers in order, read from the database on demand."""
+    """Yield listed ledgers in list order, read on demand."""
     c = t.ledger_copy.c
     writing = exists().where(
         c.ledger_id == t.ledger.c.ledger_id,

@@ -32,7 +32,7 @@ class Order:
     batch_id: str
     claim: Claim
     cause: Cause
-    request: str  # fingerprint, which distinguishes a repeated call from a reused batch id
+    request: str  # fingerprint, by which a repeated call differs from another call with the same batch id
     ending: EndingOperation
     force: bool = False
     passed_over: Sequence[str] = ()  # subscriptions that do not keep the ledger
@@ -40,15 +40,14 @@ class Order:
     shared: bool = False  # the batch has many topics
 
     def is_durable(self, view: ListView, *, newborn: bool = False) -> bool:
-        """Return whether detached ledgers leave tombstones."""
         ending = EndingOperation.EXPIRY if newborn else self.ending
         return is_durable(ending, topic_setting=view.durable_delete, command_setting=self.durable)
 
 
 def replace_by_intents(connection: Connection, view: ListView, detachable: Detachable, order: Order) -> DetachedBatch:
-    """Take the ledgers out of the locked list, file their intents, open or claim the batch, and write an audit row.
+    """Replace ledgers of the locked list by intents, open or claim the batch, and write an audit row.
 
-    By retention, abandoned newborn ledgers are detached too.
+    A detach by retention also takes abandoned newborn ledgers and copies of dead uploads.
     """
     batch_id, now = order.batch_id, view.now_us
     by_retention = order.ledger_ids is None
@@ -91,7 +90,7 @@ def replace_by_intents(connection: Connection, view: ListView, detachable: Detac
 
 
 def _abandon_newborn(connection: Connection, view: ListView, order: Order) -> int:
-    """Detach ledgers of any component whose creator gave up or died before listing them (apache/pulsar#350)."""
+    """Detach newborn ledgers of any component whose creator gave up or died (apache/pulsar#350)."""
     of_topic = t.ledger_list.c.topic_id == view.topic_id
     is_newborn = is_abandoned_newborn(view.abandoned_us)
     all_lists = select(t.ledger_list.c.list_id).where(of_topic)
@@ -106,7 +105,7 @@ def _abandon_newborn(connection: Connection, view: ListView, order: Order) -> in
 
 
 def fingerprint_operation(topic_id: TopicId, operation: CompoundOperation, *, durable: bool | None) -> str:
-    """Return the fingerprint of an operation. It is the same in every process, because sets are sorted."""
+    """Return the fingerprint of an operation. Sets are sorted, so that every process gets the same fingerprint."""
     sets = f"{sorted(operation.remove)}/{sorted(operation.pass_over)}"
     return fingerprint(f"{topic_id}/{sets}/{operation.generation}/durable {durable}", [operation.ledger_id])
 
@@ -114,11 +113,11 @@ def fingerprint_operation(topic_id: TopicId, operation: CompoundOperation, *, du
 def resolve_operation(
     connection: Connection, full_view: ListView, operation: CompoundOperation
 ) -> tuple[ListView, EndingOperation | None, Detachable | None]:
-    """Return the list without the passed-over subscriptions, and how the ledger ends, if it does.
+    """Return the list without the passed-over subscriptions, and the ending and the ledger if the operation ends it.
 
     Raises:
         UnknownObject: A subscription does not exist, or the ledger is in no list of the topic.
-        PreconditionFailed: The ledger is not as the operation expects it.
+        PreconditionFailed: The ledger is not as the operation expects.
         LedgerStillNeeded: The ledger would end and is needed.
     """
     if unknown := sorted(operation.pass_over - full_view.marks.keys()):
@@ -136,7 +135,7 @@ def resolve_operation(
 def detach_tiered_copy(
     connection: Connection, view: ListView, ledger_id: LedgerId, *, batch_id: str, cause: Cause
 ) -> DetachedBatch:
-    """Replace the tiered copy by its intent. The ledger stays, and is read from its primary copy."""
+    """Replace the tiered copy by its intent. The ledger stays and keeps its primary copy."""
     is_ledger, now = t.ledger.c.ledger_id == ledger_id, view.now_us
     filed = file_copy_intents(
         connection, view.list_id, CopyKind.OFFLOADED_LEDGER, is_ledger, batch_id=batch_id, now_us=now, cause=cause

@@ -1,6 +1,6 @@
-"""Writes of `pending_deletion`, set-wise and in the caller's transaction. No other module writes its rows.
+"""Set-wise writes of `pending_deletion` in the caller's transaction. No other module writes this table.
 
-Rows are locked in ascending order, after the locks on topic, list, ledger and fence.
+Lock order: topic, list, ledger, fence, then these rows in ascending order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -52,9 +52,9 @@ def file_intents(
     Args:
         connection: In a writing transaction that holds the lock of the ledgers' list.
         to_delete: Condition on rows of `ledger`.
-        batch_id: Batch of the intents. Empty: no batch, so that a trim or a sweep adopts them.
+        batch_id: Batch of the intents. If empty, a trim or a sweep adopts them.
         now_us: The database's clock.
-        cause: Actor and reason of the deletion. `None`: the creator gave the ledger up.
+        cause: Actor and reason of the deletion. `None` if the ledger's creator gave it up.
         durable: Whether the ledgers leave tombstones.
     """
     filing = insert(t.pending_deletion).from_select(*intents_for(to_delete, batch_id, now_us, cause, durable=durable))
@@ -75,8 +75,8 @@ def file_copy_intents(
 ) -> int:
     """Replace one copy of listed ledgers by its intent. Return the number of intents. The ledgers stay.
 
-    Their generation rises, which distinguishes intents of a later detach. The arguments are those of `file_intents`.
-    `to_delete` is a condition on rows of `ledger` joined with `ledger_copy`, of the list and the kind.
+    The generation of the ledgers rises, so that a later detach files other intents. `to_delete` is a condition on rows
+    of `ledger` joined with `ledger_copy`. Other arguments are those of `file_intents`.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
     filing = insert(t.pending_deletion).from_select(*intents_for(of_kind & to_delete, batch_id, now_us, cause))
@@ -87,15 +87,15 @@ def file_copy_intents(
 
 
 def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
-    """Select ledgers whose intent is filed. A row that appeared since then stays."""
+    """Select ledgers whose intent is filed, so that rows inserted since then stay."""
     of_kind = [] if kind is None else [_P.copy == kind.value]
     return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
 
 
 def refile_intent(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
-    """File a new intent, with a new generation, for the copy of the row `ended` of `INTENT`.
+    """File a new intent for the copy of `ended`, a row of `INTENT`. The new intent has a new generation.
 
-    The caller holds the lock of that row, and of the list if the ledger is in one.
+    The caller holds the locks of that row, and of the ledger's list if there is one.
     """
     of_ledger = select(t.ledger.c.generation).where(t.ledger.c.ledger_id == ended.ledger_id)
     filed = select(func.max(_P.generation)).where(_P.ledger_id == ended.ledger_id)
@@ -114,9 +114,9 @@ _SAME = (
 
 
 def insert_intents(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[tuple[int, str, int]]:
-    """File intents from rows without the columns of attempts. Return ledger, copy and generation of each.
+    """File intents from rows without the columns of attempts. Return ledger, copy and generation of each new intent.
 
-    The call waits for a transaction that files the same intent, and then skips the intent.
+    If another transaction files the same intent, the call waits for it and skips the intent.
     """
     unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
     filing = insert_if_absent(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
@@ -130,9 +130,9 @@ def set_intent_context(connection: Connection, row_id: int, context: Mapping[str
 
 
 def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
-    """Reopen the intent of a newborn that was abandoned too early, because its creator has stored objects since.
+    """Reopen the intent of a newborn ledger whose creator has stored objects after all.
 
-    The row loses its claim, so that an attempt which found nothing cannot end it.
+    The row loses its claim, so that a running attempt, which found no objects, cannot end it.
     """
     _reopen(connection, _P.ledger_id == ledger_id, _P.segments == 0)
 
@@ -140,9 +140,8 @@ def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
 def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
     """Reopen intents of ledgers whose primary copy was deleted while a writer uploaded to it.
 
-    The uploaded objects may exist without a registration. The rows lose their claim, so that an attempt which found
-    nothing cannot end them. Ledgers with a primary copy need nothing, because their deletion lists all objects. Ledgers
-    without an intent do not change.
+    The uploaded objects may exist unregistered. The rows lose their claim, so that a running attempt, which found no
+    objects, cannot end them. A ledger with a primary copy is left alone, because its later deletion lists all objects.
 
     Args:
         connection: In a writing transaction.
@@ -157,9 +156,9 @@ def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epo
 
 
 def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows unfinished and unclaimed, except dead letters.
+    """Make rows pending and unclaimed, except dead letters.
 
-    A finished row counts one more opening, because its next `delete-ledger` needs another workflow id.
+    `openings` of a finished row rises, because its next `delete-ledger` needs another workflow id.
     """
     is_reopenable = _P.state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
     openings = _P.openings + case((_P.state == DeletionState.DELETED.value, 1), else_=0)
@@ -176,7 +175,7 @@ def adopt_stalled(
     now_us: int,
     copy: CopyKind | None = None,
 ) -> int:
-    """Move the topic's stalled intents, of the ledgers and the copy if given, into the batch. Return their number."""
+    """Move the topic's stalled intents into the batch. Return their number. Ledgers and copy limit the intents."""
     where = [_P.topic_id == topic_id, is_stalled(now_us)]
     where += [] if ledger_ids is None else [among(connection, _P.ledger_id, ledger_ids)]
     where += [] if copy is None else [_P.copy == copy.value]
@@ -187,23 +186,23 @@ def adopt_stalled(
 
 
 def move_to_batch(connection: Connection, *rows: ColumnElement[bool], batch_id: str, again: int = 0) -> int:
-    """Give intents to another batch, unclaimed; returns how many. `again` of 1 counts them as opened again.
+    """Move intents to another batch and clear their claims. Return their number. `again` is added to `openings`.
 
-    To be called with the rows locked by an earlier statement: on PostgreSQL one that waited for a lock looks at
-    the row anew, but at runs as they were before it waited, and would take from another batch what that just took.
+    An earlier statement must have locked the rows. On PostgreSQL, a statement that waits for a row lock reads that row
+    again, but reads `run` as it was before the wait. It could take rows that another batch has just adopted.
     """
     given = {"batch_id": batch_id, "openings": _P.openings + again, **UNCLAIMED}
     return connection.execute(update(t.pending_deletion).where(*rows).values(given)).rowcount
 
 
 def claim_row(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
-    """Claim an unfinished row that is locked and free, set its attempts, and return the columns of `INTENT`."""
+    """Claim a locked, pending and unclaimed row, and set its attempts. Return its columns of `INTENT`."""
     values: dict[str, Any] = claim_columns(claim, now_us) | {"attempts": attempts}
     return connection.execute(_TAKE, {"row": row_id} | {f"new_{name}": value for name, value in values.items()}).one()
 
 
 def _change(*names: str, **more: Any) -> Update:  # noqa: ANN401 - what columns may have
-    """Build the update of one row once, because building it takes longer than running it."""
+    """Build the update of one row. Call this at import, because building takes longer than running."""
     parameters: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
     return update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(**parameters, **more)
 
@@ -214,9 +213,10 @@ _TAKE = _change("attempts", *UNCLAIMED).returning(*INTENT)
 def keep_claim(
     connection: Connection, row_id: int, claim: Claim, *, error: str | None, keys_left: int | None, now_us: int
 ) -> int | None:
-    """Renew the claim of a row, and store the error and the number of keys that its attempt left.
+    """Renew the claim of a row, and store the error of its attempt and the number of keys left.
 
-    Return how many attempts in a row left that number of keys. `None`: the row ended, or another workflow claims it.
+    Return the number of consecutive attempts that left this number of keys. Return `None` if the row ended, or if
+    another workflow claims it.
     """
     changes = claim_columns(claim, now_us) | ({} if error is None else {"last_error": error})
     if keys_left is not None:
@@ -228,7 +228,7 @@ def keep_claim(
 
 
 def end_rows(connection: Connection, ended: Sequence[IntentResult], holder: str, *, now_us: int) -> dict[int, Row[Any]]:
-    """End rows that are PENDING and held by the holder. Return the ended rows as they were before."""
+    """End rows that are PENDING and held by the holder. Return the ended rows with their earlier values, by row id."""
     rows = lock_unfinished(connection, (result.row_id for result in ended), holder)
     results = [result for result in sorted(ended, key=attrgetter("row_id")) if result.row_id in rows]
     if results:
@@ -250,7 +250,7 @@ def end_rows(connection: Connection, ended: Sequence[IntentResult], holder: str,
 
 _END = _change(
     *("state", "outcome", "objects_deleted", "bytes_deleted", "last_error", "finished_us"),
-    attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch's only try
+    attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch does not count its attempt
     **UNCLAIMED,
 )
 
@@ -258,7 +258,7 @@ _END = _change(
 def hand_over_rows(
     connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
 ) -> frozenset[int]:
-    """Give PENDING rows of the batch to workflows of their own, by row id. Return the rows that were given."""
+    """Move claims of PENDING rows to workflows of their own, whose ids are in `row_ids`. Return the moved rows."""
     rows = lock_unfinished(connection, row_ids, batch_id, unclaimed=True)
     statement = (
         update(t.pending_deletion)
@@ -277,7 +277,7 @@ def hand_over_rows(
 
 
 def redrive_rows(connection: Connection, rows: ColumnElement[bool], *, batch_id: str) -> int:
-    """Move locked dead letters to a batch, PENDING and without attempts. Return their number."""
+    """Make locked dead letters pending intents of a batch, without attempts. Return their number."""
     return connection.execute(update(t.pending_deletion).where(rows).values(batch_id=batch_id, **_REDRIVEN)).rowcount
 
 
@@ -293,6 +293,6 @@ _REDRIVEN = {
 
 
 def forget_rows(connection: Connection, page: Select[Any]) -> int:
-    """Remove a page of DELETED intents by their row ids. Return their number. Reopened ones stay."""
+    """Remove a page of DELETED intents by their row ids. Return their number. Intents reopened since then stay."""
     ids = _P.row_id.in_(select(page.subquery()))
     return connection.execute(delete(t.pending_deletion).where(ids, _P.state == DeletionState.DELETED.value)).rowcount

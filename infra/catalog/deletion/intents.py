@@ -35,19 +35,18 @@ INTENT: tuple[ColumnElement[Any], ...] = (
     *(column for column in t.pending_deletion.c if column.name != "context"),
     as_text(t.pending_deletion.c.context),
 )
-"""Columns that `to_intent` reads. The context is text, so that one without JSON does not fail the whole result."""
+"""Columns that `to_intent` reads. The context is read as text, because invalid JSON would fail the whole result."""
 
 
 def to_intent(row: Row[Any]) -> DeletionIntent:
     """Convert a row of `INTENT`.
 
-    A row that was damaged by hand sets `damage`, because an error would stop its whole chunk
-    (YahooArchive/bookkeeper#17).
+    A damaged row gets `damage`. An error would stop the whole chunk (YahooArchive/bookkeeper#17).
     """
     values = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     damage = _find_damage(values)
     numbers = {name: number_in(values[name]) for name in _NUMBERS}
-    texts = {  # SQLite keeps any bytes in a column of texts
+    texts = {  # SQLite accepts bytes in a text column
         name: text.decode(errors="replace") if isinstance(text := values[name], bytes) else str(text) for name in _TEXTS
     }
     return dataclass_from_row(
@@ -68,18 +67,18 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
 
 
 def is_dead_letter() -> ColumnElement[bool]:
-    """Select rows that are neither unfinished nor deleted, including unknown states. Ranges let an index serve."""
+    """Select rows that are neither pending nor deleted, including unknown states. Ranges make the index usable."""
     state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
     return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
 
 
 def state_of(stored: str) -> DeletionState:
-    """Return the state of a stored text. Unknown states are dead letters, which are listed and never acted on."""
+    """Parse a stored state. An unknown state counts as a dead letter."""
     return DeletionState(stored) if stored in set(DeletionState) else DeletionState.DEAD_LETTERED
 
 
 def outcome_of(state: str, outcome: str | None) -> Outcome | None:
-    """Return the outcome of a row. The state decides if the text of the outcome cannot be read."""
+    """Parse a stored outcome. Derive an unreadable outcome from the state."""
     if state not in set(DeletionState):
         return Outcome.INVALID
     if outcome in set(Outcome):
@@ -88,12 +87,12 @@ def outcome_of(state: str, outcome: str | None) -> Outcome | None:
 
 
 def keys_of(text: str) -> dict[str, str]:
-    """Return the keys of the component that can be read."""
+    """Parse the keys of a component. An unreadable text gives no keys."""
     return {name: str(value) for name, value in (parse_json_object(text) or {}).items()}
 
 
 def number_in(stored: object) -> int:
-    """Return a stored number, or 0 for the text that SQLite may keep in a column of numbers."""
+    """Return a stored number, or 0 for another type, which SQLite accepts in a number column."""
     return stored if isinstance(stored, int) else 0
 
 
@@ -125,7 +124,7 @@ def count_by_outcome(connection: Connection, *counted: ColumnElement[bool]) -> T
 
 
 def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
-    """Return the next ranges of rows that phase two works on."""
+    """Return the next ranges of unfinished rows of the batch, after row id `after`."""
     page = connection.execute(_page(batch_id, after, rows * limit)).all()
     rows_of_page = ((row.row_id, number_in(row.segments), bool(row.left)) for row in page)
     return [
@@ -135,7 +134,7 @@ def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int,
 
 
 def _page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
-    """Select the next unfinished rows, and the other rows of the batch between them."""
+    """Select the next unfinished rows, with the other rows of the batch between them."""
     left, batch = and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)), _P.batch_id == batch_id
     page = select(_P.row_id).where(batch, _P.row_id > after, left).order_by(_P.row_id).limit(max_rows).subquery()
     ends = select(func.min(page.c.row_id).label("first"), func.max(page.c.row_id).label("last")).subquery()
@@ -147,7 +146,7 @@ def _page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
 def intents_for(
     to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
-    """Return the columns of intents, and a query of their values. The arguments are those of `file_intents`."""
+    """Return the column names of intents, and a query of their values. Arguments are those of `file_intents`."""
     columns: dict[str, Any] = {
         "batch_id": literal(batch_id),
         "ledger_id": t.ledger.c.ledger_id,
@@ -174,7 +173,7 @@ def intents_for(
         "durable": literal(int(durable)),
     }
     query = select(*(value.label(name) for name, value in columns.items())).select_from(_COPIES).where(to_delete)
-    # ledgers of one shard in a row, so that a chunk of rows holds few shards, whose ledgers share listings
+    # Order by shard, so that a chunk has few shards and its ledgers share listings.
     return list(columns), query.order_by(t.ledger.c.ledger_id % SHARDS, t.ledger.c.ledger_id, t.ledger_copy.c.kind)
 
 
@@ -186,20 +185,16 @@ _COPIES = (
 
 
 def select_fileable(ledgers: ColumnElement[bool]) -> Select[Any]:
-    """Select the ids of ledgers of which `intents_for` makes a row: copy, list and topic have theirs."""
+    """Select the ids of ledgers for which `intents_for` returns a row: rows of copy, list and topic exist."""
     return select(t.ledger.c.ledger_id).select_from(_COPIES).where(ledgers).distinct()
 
 
 def count_filed(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[FiledCount, ...]:
-    """Count the intents that a transaction filed for a batch, without those that it adopted.
+    """Count the intents that this transaction filed for a batch. Adopted intents are not counted.
 
-    Args:
-        connection: In that transaction.
-        batch_id: Batch.
-        now_us: Time at which the transaction filed them.
-        topic_id: Topic of the intents, so that a batch of many topics is not read as a whole for each of them.
+    `now_us` is the time of the filing. `topic_id` limits the read to one topic of a large batch.
     """
     p = t.pending_deletion.c
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
@@ -217,13 +212,15 @@ _LOCKED_COLUMNS = [_P[name] for name in _NAMES]
 def lock_unfinished(
     connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
 ) -> dict[int, Row[Any]]:
-    """Lock the rows that are PENDING and held by the holder, in ascending order, which prevents deadlocks.
+    """Lock rows that are PENDING and held by the holder. Return them by row id.
+
+    Rows are locked in ascending order, which prevents deadlocks.
 
     Args:
         connection: In a writing transaction.
         row_ids: Rows to lock.
-        holder: Batch, or workflow that has the claim of a row.
-        unclaimed: Whether to select only rows of the batch without a workflow of their own.
+        holder: Batch, or workflow with the claim of a row.
+        unclaimed: Whether to leave out rows with a workflow of their own.
     """
     query = _unfinished_query(connection.dialect.name, unclaimed=unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}

@@ -1,6 +1,7 @@
 """Phase one in SQL: one transaction locks the list, evaluates the rule, and replaces ledgers by intents.
 
-So a ledger is always listed or has an intent. In PIP-186, phase one is a message and a metadata update. One may fail.
+So a ledger is always listed or has an intent. In PIP-186, phase one is a message and a metadata update, of which one
+may fail.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ _CHOSEN: Final = "chosen one by one"
 
 
 class SqlPhaseOne(LeasedPort):
-    """`PhaseOne` in SQL. A ledger that was not attached within the registration timeout counts as abandoned."""
+    """`PhaseOne` in SQL. A newborn ledger older than the registration timeout counts as abandoned."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         super().__init__(database)
@@ -184,7 +185,7 @@ class SqlPhaseOne(LeasedPort):
         )
         try:
             view = self._read_view(connection, topic_id, lock=True)
-        except UnknownObject:  # the topic may be gone since an earlier call whose answer was lost
+        except UnknownObject:  # an earlier call may have detached, and the topic was removed since
             if (earlier := _count_for_topic(connection, topic_id, batch_id)).intents:
                 return earlier
             raise
@@ -230,7 +231,7 @@ class SqlPhaseOne(LeasedPort):
     def _run_once(
         self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], DetachedBatch]
     ) -> DetachedBatch:
-        """Run the work under the lock of the list and the fence, unless an earlier call with the batch id did it."""
+        """Run the work under the locks of list and fence, unless an earlier call with this batch id has run it."""
 
         def behind(connection: Connection) -> DetachedBatch:
             lock = partial(self._read_view, connection, topic_id, lock=True)
@@ -260,13 +261,13 @@ class SqlPhaseOne(LeasedPort):
 
 
 def _count_for_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> DetachedBatch:
-    """Count the topic's part of a batch whose phase two has not begun. The query uses the index by topic."""
+    """Count the topic's part of a batch before its phase two. The query uses the index by topic."""
     mine = (_P.state == DeletionState.PENDING.value, _P.topic_id == topic_id, _P.batch_id == batch_id)
     return _count_detached(connection, batch_id, *mine)
 
 
 def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[bool]) -> DetachedBatch:
-    """Count intents, and ledgers of intents that the batch filed itself. Adopted intents are older than the batch."""
+    """Count intents, and ledgers of newly filed intents. Adopted intents are older than the batch."""
     opened = select(t.run.c.created_us).where(t.run.c.run_id == batch_id).scalar_subquery()
     own = case((_P.created_us >= opened, _P.ledger_id))
     found = connection.execute(select(func.count(), func.count(own.distinct())).where(*rows)).one()
@@ -274,7 +275,7 @@ def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[
 
 
 def _may_be_detachable(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
-    """Select topics with a closed data ledger, a stalled intent, or an abandoned newborn."""
+    """Select topics with a closed message ledger, a stalled intent, or an abandoned newborn ledger."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     mine = (ledger.list_id == lists.list_id, lists.topic_id == t.topic.c.topic_id)
     data = lists.component == Component.MANAGED_LEDGER.value

@@ -1,10 +1,10 @@
-"""Rows of `run`: batches of work, each claimed by a workflow until a time of the database's clock.
+"""Writes of `run`: batches of work, each claimed by a workflow until a time by the database's clock.
 
 No other module writes these rows.
 
-A workflow works on an intent while the claim of the intent is live, or, if it has none, the claim of its batch. An
-unfinished intent without a live claim is stalled, and a later call adopts it. A paused batch is held until it is
-resumed or released, even if its claim lapses while no worker runs.
+The claim of an intent is its own claim, or the claim of its batch if it has none. A pending intent without a live claim
+is stalled, and a later call adopts it. A paused batch is held until it is resumed or released, even if its claim lapses
+while no worker runs.
 """
 
 import hashlib
@@ -50,12 +50,12 @@ NOTHING_YET: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": {}
 
 
 def claim_end_us(claim: Claim, now_us: int) -> int:
-    """Return the end of a claim that is not renewed, in microseconds."""
+    """Return the time at which a claim of now ends, in microseconds."""
     return now_us + int(claim.ttl_s * 1_000_000)
 
 
 def claim_columns(claim: Claim, now_us: int) -> dict[str, Any]:
-    """Return the columns of the claim."""
+    """Return the values of the claim's columns."""
     return {
         "claim_workflow": claim.workflow_id,
         "claim_run": claim.run_id,
@@ -80,7 +80,7 @@ def is_stalled(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
 def open_run(
     connection: Connection, result: DetachedBatch, topic_id: TopicId, claim: Claim, now_us: int, *, request: str
 ) -> None:
-    """Insert the batch's run, claimed, with what the detach did, so that a repeated call can answer the same."""
+    """Insert the claimed run of a batch. It stores the result of the detach, which a repeated call returns."""
     summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
     summary["request"] = request
     values = {"run_id": result.batch_id, "kind": DELETES, "topic_id": topic_id, "summary": summary}
@@ -90,9 +90,9 @@ def open_run(
 def begin_run(
     connection: Connection, run_id: str, kind: str, summary: Mapping[str, Any], *, claim: Claim, now_us: int
 ) -> bool:
-    """Insert a claimed run of no topic unless the id is taken. Return whether the run was inserted.
+    """Insert a claimed run without a topic unless the id is taken. Return whether the run was inserted.
 
-    The call waits for another transaction that has just inserted the id.
+    The call waits for a transaction that is inserting the same id.
     """
     values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
     put = insert_if_absent(connection, t.run).values(values | {"created_us": now_us} | claim_columns(claim, now_us))
@@ -105,7 +105,7 @@ def set_summary(connection: Connection, run_id: str, summary: Mapping[str, Any])
 
 
 def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
-    """Insert the run of a batch that many topics share, or renew its claim.
+    """Insert the run of a batch of many topics, or renew its claim.
 
     Raises:
         ClaimHeld: The batch is finished, or another workflow holds it.
@@ -113,7 +113,7 @@ def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, 
     if begin_run(connection, batch_id, DELETES, NOTHING_YET | {"request": request}, claim=claim, now_us=now_us):
         return
     mine = (_R.run_id == batch_id, _R.claim_workflow == claim.workflow_id, _R.finished_us.is_(None))
-    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # a call that waited may be the older
+    opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # this call may have begun before the insert
     if not connection.execute(
         update(t.run).where(*mine).values(created_us=opened, **claim_columns(claim, now_us))
     ).rowcount:
@@ -121,7 +121,7 @@ def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, 
 
 
 def find_holder(connection: Connection, run_id: str, now_us: int) -> str | None:
-    """Return the workflow that holds the batch, or `None`."""
+    """Return the workflow that holds the batch, if there is one."""
     return connection.execute(_HOLDER, {"run": run_id, "now": now_us}).scalar_one_or_none()
 
 
@@ -153,18 +153,18 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
 
 
 def fingerprint(request: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
-    """Return a digest of a request and its ids, which distinguishes a repeated call from a reused batch id.
+    """Return a digest of a request and its ids. By it, a repeated call differs from another call with the same batch id.
 
-    `without` takes the place of the ids if there are none.
+    `without` replaces the ids if `ids` is `None`.
     """
     id_list = without if ids is None else ",".join(str(number) for number in sorted(set(ids)))
     return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
 
 
 def run_once_per_batch(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | DetachedBatch:
-    """Take the lock, and return the result of an earlier call with this batch id, or else what `lock` returned.
+    """Call `lock`. Return the result of an earlier call with this batch id, otherwise the result of `lock`.
 
-    The topic may be gone since the earlier call.
+    The earlier result is returned even if the topic no longer exists.
     """
     try:
         locked = lock()
@@ -180,7 +180,7 @@ def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) 
 
     Raises:
         UnknownObject: No such batch.
-        ClaimHeld: Another workflow holds it, or it is finished or was released.
+        ClaimHeld: Another workflow holds the batch, or the batch is finished or was released.
     """
     free = or_(_R.claim_workflow == claim.workflow_id, ~is_held(now_us))
     unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))
@@ -200,7 +200,7 @@ def _renewal_error(connection: Connection, batch_id: str, claim: Claim) -> Sexto
 
 
 def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | None:
-    """Finish a batch. Return its topic, or `None` if an earlier call finished it or there is no such batch."""
+    """Finish a batch. Return its topic, or `None` if the batch was finished before or does not exist."""
     first = update(t.run).where(_R.run_id == batch_id, _R.finished_us.is_(None))
     row = connection.execute(first.values(finished_us=now_us, **UNCLAIMED).returning(_R.topic_id)).first()
     return None if row is None else TopicId(row.topic_id)
@@ -220,7 +220,7 @@ def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
 
 
 def resume_run(connection: Connection, batch_id: str) -> None:
-    """Hold a batch only by its claim again.
+    """End the pause of a batch. From then on only its claim holds the batch.
 
     Raises:
         UnknownObject: No such batch.
@@ -232,17 +232,17 @@ def resume_run(connection: Connection, batch_id: str) -> None:
 def release_run(connection: Connection, batch_id: str, now_us: int) -> bool:
     """End the claim of a paused, unfinished batch and resume it. Return whether the batch was paused."""
     paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
-    lapsed = {**UNCLAIMED, "claim_until_us": now_us}  # without a time it is old: forgotten
+    lapsed = {**UNCLAIMED, "claim_until_us": now_us}  # without this time, `forget` would count the batch as old
     return connection.execute(update(t.run).where(*paused).values(paused_us=None, **lapsed)).rowcount > 0
 
 
 def forget_runs(connection: Connection, page: Select[Any]) -> int:
-    """Remove batches by their ids. Return their number."""
+    """Remove the batches whose ids `page` selects. Return their number."""
     return connection.execute(delete(t.run).where(_R.run_id.in_(select(page.subquery())))).rowcount
 
 
 def mark_paused(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
-    """Set `paused` of intents whose batch waits for an operator."""
+    """Set `paused` of intents whose batch is paused."""
     batch_ids = {
         intent.batch_id for intent in intents if intent.state is DeletionState.PENDING and intent.handed_to is None
     }

@@ -1,6 +1,6 @@
-"""Upkeep of the queue in SQL: stalled work is adopted, old rows are forgotten, dead letters are redriven.
+"""Upkeep of the deletion queue in SQL: adopt stalled work, forget old rows, redrive dead letters.
 
-`adopt` and `forget` first look in a read-only transaction. Most calls find nothing, and must cost next to nothing.
+`adopt` and `forget` first read in a read-only transaction, because most calls find nothing and must be cheap.
 """
 
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, DetachedBatch, ForgottenCounts, SweepBacklog
 
 _P, _R, _L = t.pending_deletion.c, t.run.c, t.ledger.c
-_REQUEST = "sweep"  # tells its batches from those of a detach
+_REQUEST = "sweep"  # by it, batches of a sweep differ from batches of a detach
 
 
 class SqlUpkeep(CatalogAdapter):
-    """`Upkeep` in SQL. A ledger that was not attached within the registration timeout counts as abandoned."""
+    """`Upkeep` in SQL. A newborn ledger older than the registration timeout counts as abandoned."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
         super().__init__(database)
@@ -65,7 +65,7 @@ class SqlUpkeep(CatalogAdapter):
         if done:
             return done
         newborn, dead = self._detach_dead(connection, batch_id, limit, now)
-        # Intents that were just filed are stalled until the run exists.
+        # The new intents count as stalled until the run exists.
         earlier = _select_stalled(now).where(_P.batch_id != batch_id)
         page = earlier.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
         is_locked = among(connection, _P.row_id, list(connection.execute(page).scalars()))
@@ -76,9 +76,9 @@ class SqlUpkeep(CatalogAdapter):
         return replace(result, filed_counts=count_filed(connection, batch_id, now) if newborn or dead else ())
 
     def _detach_dead(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> tuple[int, int]:
-        """File intents of newborn ledgers and of dead uploads, and return their numbers.
+        """File intents for newborn ledgers and for dead uploads. Return both numbers.
 
-        The locks are those of `attach`: all topics, then all lists.
+        Lock order, as in `attach`: all topics, then all lists.
         """
         page = _select_newborn(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
         newborn_rows = connection.execute(page).all()
@@ -171,7 +171,7 @@ def _select_stalled(now_us: int) -> Select[Any]:
 
 
 def _select_newborn(before_us: int) -> Select[Any]:
-    """Select ledger, list and topic of ledgers that were never attached, of topics that exist."""
+    """Select ledger, list and topic of abandoned newborn ledgers of existing topics."""
     of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
@@ -179,7 +179,7 @@ def _select_newborn(before_us: int) -> Select[Any]:
 
 
 def _select_abandoned(now_us: int) -> Select[Any]:
-    """Select list and topic of each copy whose upload died. The literal state lets its partial index serve."""
+    """Select list and topic of copies whose upload died. The literal state makes the partial index usable."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
     source = source.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
@@ -195,7 +195,7 @@ def _select_ended(now_us: int, before_us: int) -> Select[Any]:
 
 
 def _select_empty_runs(before_us: int) -> Select[Any]:
-    """Select batches without rows that ended before that time, or whose claim lapsed before."""
+    """Select batches without rows that finished, or whose claim lapsed, before the given time."""
     vanished = _R.finished_us.is_(None) & (func.coalesce(_R.claim_until_us, 0) < before_us)
     over = or_(_R.finished_us < before_us, vanished)
     rows = exists().where(_P.batch_id == _R.run_id)
@@ -212,7 +212,7 @@ def _count(connection: Connection, query: Select[Any]) -> int:
 
 def _dead_letters(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
     if row_ids is None:
-        return _P.state == DeletionState.DEAD_LETTERED.value  # a state that a newer build wrote is named or left alone
+        return _P.state == DeletionState.DEAD_LETTERED.value  # rows in unknown states must be requested by id
     ids = normalize_ids("deletion ids", row_ids)
     rows = among(connection, _P.row_id, ids)
     query = select(_P.row_id, _P.state).where(rows).order_by(_P.row_id)

@@ -1,8 +1,8 @@
 """Deletion of a whole topic in SQL: one transaction for each step, under a lock of the topic's row.
 
-A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. So nothing is
-attached after `begin` has committed. `begin` waits for no such transaction. `detach_all` waits for the earlier ones, so
-that it finds everything that was ever attached.
+A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. So no transaction
+that begins after the commit of `begin` attaches anything. `begin` does not wait for earlier transactions. `detach_all`
+waits for them, so that it finds everything that was ever attached.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ _ROWS_WITH_LEDGERS: Final[_Removals] = {
     "transaction_snapshot": remove_snapshot,
     "delayed_bucket": remove_index,
 }
-"""Rows that name ledgers, in lock order. They are removed in the transaction that detaches the ledgers."""
+"""Removal by table of rows that name ledgers, in lock order. The detaching transaction removes these rows."""
 
 _TOPIC_ROWS: Final[_Removals] = {
     **_ROWS_WITH_LEDGERS,
@@ -48,14 +48,16 @@ _TOPIC_ROWS: Final[_Removals] = {
     "ledger_list": remove_lists,
     "buffer": remove_buffer,
 }
-"""Rows that are removed with the topic's own row at the latest. Every table with a topic id belongs here or above, and
-its ledgers must be in one of the topic's lists."""
+"""Removal by table of rows that must not outlive the topic's row.
+
+Add every table with a topic id here or above. Ledgers of its rows must be in a list of the topic.
+"""
 
 _BEGIN_ACT = "delete-topic"
 
 
 def begin(connection: Connection, database: Database, topic_id: TopicId, name: str, cause: Cause) -> int:
-    """Mark the topic as DELETING, once. Return the time of the first call, in microseconds."""
+    """Set the topic DELETING. Return the time of the first call, in microseconds."""
     topic = _lock_topic(connection, topic_id, key_share=True)
     begun_us = find_audit_time_us(connection, _BEGIN_ACT, topic_id)
     if topic is None and begun_us is None:
@@ -122,7 +124,7 @@ def _detach_ledgers(
 def remove(
     connection: Connection, database: Database, topic_id: TopicId, cause: Cause, *, durable: bool | None
 ) -> bool:
-    """Remove the rows of the topic, unless ledgers are left in its lists. Return whether the topic is gone."""
+    """Remove the rows of the topic unless a ledger is in its lists. Return whether the topic is gone."""
     topic = _lock_topic(connection, topic_id)
     if topic is None:
         return True
@@ -143,9 +145,9 @@ def remove(
 
 
 def dissolve(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
-    """Remove a topic and all its rows in one step, and return its ledgers. Their objects stay.
+    """Remove a topic with all its rows, and return its ledgers. Their objects stay.
 
-    A rebuild calls this for a deleted topic that an old version of its record brought back. No other process writes.
+    A rebuild calls this for a deleted topic that an old record version brought back. No other process writes then.
     """
     lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
     inside = t.ledger.c.list_id.in_(lists)
@@ -160,7 +162,7 @@ def dissolve(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
 
 
 def read_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
-    """Return counts of ledgers by component, of copies by component and kind, and of subscriptions."""
+    """Count the topic's ledgers, copies and subscriptions."""
     read_topic(connection, topic_id)
     component = t.ledger_list.c.component
     mine = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
@@ -181,7 +183,7 @@ def read_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
 
 
 def topic_tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
-    """Return the tally of the topic's intents that are unfinished or ended since then."""
+    """Count the topic's intents that are unfinished, or that ended at `since_us` or later."""
     p = t.pending_deletion.c
     deleted = DeletionState.DELETED.value
     unfinished = p.state != deleted  # includes states that this build does not know
@@ -191,7 +193,7 @@ def topic_tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tal
 
 
 def _lock_topic(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
-    """Lock the row against every holder, or with `key_share` only against its deletion."""
+    """Lock the row exclusively, or with `key_share` only against its removal."""
     query = select(t.topic).where(t.topic.c.topic_id == topic_id)
     return connection.execute(query.with_for_update(key_share=key_share)).first()
 

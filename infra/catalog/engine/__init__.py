@@ -1,1 +1,1 @@
-"""Database of the catalog: connections, transactions, error translation, versions and bulk parameters."""
+"""Database of the catalog: connections, transactions, errors, the catalog's version, and bulk parameters."""

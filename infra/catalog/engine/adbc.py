@@ -1,6 +1,6 @@
-"""Bulk reads of rows as Arrow batches over a read-only connection, and bulk loads.
+"""Bulk reads and bulk loads of rows as Arrow batches.
 
-A row costs about a tenth of what it costs as a Python object. Source: Arrow Database Connectivity (ADBC).
+An Arrow row costs about a tenth of a Python row. Source: Arrow Database Connectivity (ADBC).
 """
 
 import re
@@ -32,20 +32,20 @@ _DISK_FAILURE_TEXT: Final = re.compile(r"^IO: |I/O error|unable to open|Failed t
 
 
 def compile_sql(query: Select[Any], dialect: str) -> str:
-    """Compile the statement for `sqlite` or `postgresql`, with literals in place of parameters."""
-    # Another parameter style would double each "%".
+    """Compile the statement for `sqlite` or `postgresql`, with literals instead of parameters."""
+    # Other parameter styles would double each "%".
     sql_dialect = import_module(f"sqlalchemy.dialects.{dialect}").dialect(paramstyle="named")
     return str(query.compile(dialect=sql_dialect, compile_kwargs={"literal_binds": True}))
 
 
 def arrow_schema(query: Select[Any]) -> pa.Schema:
-    """Return the schema of the statement's rows: 64-bit integers and texts."""
+    """Return the Arrow schema of the statement's rows. All columns are 64-bit integers or texts."""
     types = ((name, column.type) for name, column in query.selected_columns.items())
     return pa.schema([(name, pa.int64() if isinstance(kind, Integer) else pa.string()) for name, kind in types])
 
 
 def arrow_type(column: Column[Any]) -> pa.DataType:
-    """Return the type for a bulk load of the column. PostgreSQL accepts only integers of the column's width."""
+    """Return the Arrow type for a bulk load of the column. PostgreSQL requires integers of the column's width."""
     if isinstance(column.type, BigInteger):
         return pa.int64()
     if isinstance(column.type, Integer):
@@ -61,14 +61,14 @@ class ArrowReader:
         self.dialect = url.get_backend_name()
 
     def batches(self, query: Select[Any]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in batches of `arrow_schema(query)`, each with at least one row, fetched on demand.
+        """Yield the rows in non-empty batches of `arrow_schema(query)`, fetched on demand.
 
-        Text columns of the query must not contain NULL. SQLite types each value by itself, and its driver takes the
-        type of a column from the first batch: a text after a batch of NULLs fails.
+        Text columns of the query must not contain NULL. SQLite types each value separately, and its driver takes the
+        type of a column from the first batch. A text after a batch of NULLs would fail.
 
         Raises:
             StoreUnavailable: The database does not answer, or the connection was lost.
-            CatalogBusy: Contention.
+            CatalogBusy: Another transaction is in the way.
             CorruptData: A value does not match its column.
             ServiceFailed: The file is not a database.
         """
@@ -82,17 +82,17 @@ class ArrowReader:
                     yield _cast_batch(batch, schema)
 
     def table(self, query: Select[Any]) -> pa.Table:
-        """Read all rows, with the errors of `batches`."""
+        """Read all rows. Errors are those of `batches`."""
         return pa.Table.from_batches(self.batches(query), arrow_schema(query))
 
 
 @contextmanager
 def open_arrow_reader(database_url: str) -> Iterator[ArrowReader]:
-    """Open a read-only connection to the database of the setting `database_url` while the block runs.
+    """Open a read-only connection to the database while the block runs.
 
     Raises:
         InvalidInput: The URL names neither SQLite nor PostgreSQL.
-        PreconditionFailed: This process has the SQLite file open as a `Database`, and two libraries would damage it.
+        PreconditionFailed: This process has the SQLite file open as a `Database`. Two libraries would damage the file.
         StoreUnavailable: The database does not answer, or the file does not exist.
         ServiceFailed: The file is not a database.
     """
@@ -105,14 +105,14 @@ def open_arrow_reader(database_url: str) -> Iterator[ArrowReader]:
 
 @contextmanager
 def open_arrow_writer(database_url: str) -> Iterator["ArrowWriter"]:
-    """Open a connection with one transaction, which is committed when the block ends without an error.
+    """Open a connection with one transaction, which is committed if the block ends without an error.
 
-    A SQLite file is written without a journal and without waiting for the disk. Unless the block succeeds, the file is
-    unusable. The caller ensures that no process opens it as a database before.
+    A SQLite file is written without a journal and without waiting for the disk. If the block fails, the file is
+    unusable. The caller must ensure that no process opens the file before the block has succeeded.
 
     Raises:
         InvalidInput: The URL names neither SQLite nor PostgreSQL.
-        PreconditionFailed: This process has the SQLite file open as a `Database`, and two libraries would damage it.
+        PreconditionFailed: This process has the SQLite file open as a `Database`. Two libraries would damage the file.
         StoreUnavailable: The database does not answer, or the file does not exist.
         ServiceFailed: The file is not a database.
     """
@@ -134,7 +134,7 @@ class ArrowWriter:
         self.dialect = url.get_backend_name()
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run a statement without parameters, and return its rows."""
+        """Run a statement without parameters. Return its rows."""
         with _translate_errors(self._url), self._connection.cursor() as cursor:
             cursor.execute(statement)
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
@@ -170,7 +170,7 @@ def _open_sqlite(url: URL, *, writes: bool) -> Iterator["Connection"]:
 
 
 def _open_postgresql(url: URL, *, writes: bool) -> AbstractContextManager["Connection"]:
-    """Connect with the arguments that psycopg would pass to libpq for the URL."""
+    """Connect with the arguments that psycopg passes to libpq for this URL."""
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415
     from psycopg.conninfo import make_conninfo  # noqa: PLC0415
 
@@ -190,7 +190,7 @@ def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 @contextmanager
 def _translate_errors(url: URL) -> Iterator[None]:
-    """Raise faults of the database as errors of Sexton. Other errors are bugs and pass unchanged."""
+    """Raise faults of the database as errors of Sexton. Any other error is a bug and passes unchanged."""
     try:
         yield
     except SextonError:
@@ -203,7 +203,7 @@ def _translate_errors(url: URL) -> Iterator[None]:
 
 
 def _translate(error: Exception, url: URL) -> SextonError | None:
-    """Translate by the message's text, because the driver gives no other information."""
+    """Translate the error by its message, because the driver gives no code."""
     message = " ".join(str(error).split())
     is_sqlite = url.get_backend_name() == "sqlite"
     if isinstance(error, pa.ArrowInvalid) or _DAMAGE_TEXT.search(message):

@@ -1,8 +1,8 @@
 """Connections to the database of the setting `database_url`.
 
 Python's driver and Arrow's driver each contain a SQLite library. When a process closes any handle of a file, POSIX
-releases all locks of the process on that file. So one library would release the other's locks, and another process
-could then reset the write-ahead file in use. A process therefore opens a file with one of the libraries at a time.
+releases all locks of the process on that file. So one library would release the locks of the other library, and another
+process could reset the write-ahead file in use. A process therefore opens a file with one library at a time.
 
 Source: https://www.sqlite.org/howtocorrupt.html, "multiple copies of SQLite linked into the same application".
 """
@@ -36,7 +36,7 @@ _PASSWORD: Final = re.compile(
 
 
 def mask_passwords(url: str) -> str:
-    """Return the URL with `***` in place of passwords, also of those in its arguments."""
+    """Return the URL with `***` instead of passwords, including passwords in its arguments."""
     return _PASSWORD.sub(lambda match: f"{match[1] or match[2]}***", url)
 
 
@@ -44,7 +44,7 @@ def parse_database_url(url: str) -> URL:
     """Parse `sqlite:///PATH` or `postgresql+psycopg://…`.
 
     Raises:
-        InvalidInput: The URL is neither of the two, or its SQLite path is not a regular file. `:memory:` is refused
+        InvalidInput: The URL has neither form, or its SQLite path is not a regular file. `:memory:` is refused,
             because each connection would get another database.
     """
     try:
@@ -56,7 +56,7 @@ def parse_database_url(url: str) -> URL:
     path = parsed.database or ""
     is_plain_path = path and not (parsed.host or parsed.username or path.startswith((":memory:", "file:")))
     if parsed.drivername in {"sqlite", "sqlite+pysqlite"} and is_plain_path:
-        if not _can_hold_database(Path(path)):  # SQLite would read a FIFO for ever
+        if not _can_hold_database(Path(path)):
             raise InvalidInput("database_url", expected="SQLite in a regular file", found=path)
         return parsed
     masked_url = mask_passwords(parsed.render_as_string(hide_password=True))
@@ -64,7 +64,7 @@ def parse_database_url(url: str) -> URL:
 
 
 def _can_hold_database(path: Path) -> bool:
-    """Whether the path is a regular file, does not exist, or is a directory, which SQLite refuses itself."""
+    """Return whether SQLite may try to open the path. It refuses folders itself, but reads a FIFO for ever."""
     try:
         return stat.S_IFMT(path.stat().st_mode) in {stat.S_IFREG, stat.S_IFDIR}
     except OSError:  # SQLite reports it when it opens the file
@@ -83,7 +83,7 @@ _open_counts: Counter[tuple[str, str]] = Counter()
 
 
 def register_open(path: str, library: str) -> None:
-    """Count a connection of the library that is about to be opened.
+    """Count a connection that the library is about to open.
 
     Raises:
         PreconditionFailed: The other library has the file open.
@@ -100,7 +100,7 @@ def register_open(path: str, library: str) -> None:
 
 @contextmanager
 def registered_open(path: str, library: str) -> Iterator[None]:
-    """Count a connection while the block runs, with the errors of `register_open`."""
+    """Count a connection while the block runs. Errors are those of `register_open`."""
     register_open(path, library)
     try:
         yield
@@ -109,7 +109,7 @@ def registered_open(path: str, library: str) -> Iterator[None]:
 
 
 def register_close(path: str, library: str) -> None:
-    """Discount a connection that is closed."""
+    """Remove a closed connection from the count."""
     with _lock:
         _open_counts[os.path.realpath(path), library] -= 1
 
@@ -120,7 +120,7 @@ def postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) -> Engi
     engine = create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=arguments, **pool)
 
     def prepare(connection: "psycopg.Connection[Any]", _: object) -> None:
-        """Bound waits for locks. End the transaction of a process that is paused in it."""
+        """Limit waits for locks, and end transactions of a process that was paused."""
         connection.autocommit = True
         patience_ms = int(patience_s * 1000)
         for name, value in (("lock_timeout", patience_ms), ("idle_in_transaction_session_timeout", 4 * patience_ms)):
@@ -132,7 +132,7 @@ def postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) -> Engi
 
 
 def sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
-    """Build an engine for a SQLite file with a write-ahead file. A commit waits for the disk."""
+    """Build an engine for a SQLite file in WAL mode. A commit waits for the disk."""
     path = str(url.database)
     engine = _file_engine(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
     event.listen(engine, "connect", _prepare_writer)
@@ -168,7 +168,7 @@ def _file_engine(url: URL, connect: Callable[[], sqlite3.Connection], **pool: An
 
 def _disable_driver_transactions(connection: sqlite3.Connection, _: object) -> None:
     connection.isolation_level = None
-    # Without this, one damaged text would make the driver fail the whole result.
+    # Otherwise one damaged text would fail the whole result.
     connection.text_factory = lambda stored: stored.decode("utf-8", "replace")
 
 

@@ -36,8 +36,8 @@ class Database:
 
     Args:
         url: `sqlite:///path` or `postgresql+psycopg://…`.
-        pool_size: Most connections. A thread that finds none free waits.
-        patience_s: How long contention is retried before `CatalogBusy`.
+        pool_size: Maximum of connections. A thread waits for a free connection.
+        patience_s: Time for retries under contention before `CatalogBusy`.
 
     Raises:
         InvalidInput: The URL names neither SQLite nor PostgreSQL.
@@ -54,10 +54,9 @@ class Database:
         self._guard: Callable[[Connection], None] | None = None
 
     def with_guard(self, guard: Callable[[Connection], None]) -> "Database":
-        """Return the same database with a check of writing transactions.
+        """Return the same database with a check at the begin of writing transactions.
 
-        `guard` runs at the begin of each writing transaction until one with it has committed. An error of `guard`
-        refuses the transaction.
+        If `guard` raises, the transaction is refused. After the first guarded commit, `guard` is not called again.
         """
         database = copy(self)
         database._guard = guard  # noqa: SLF001 - an instance of this class
@@ -65,7 +64,7 @@ class Database:
 
     @contextmanager
     def open_read_only(self) -> Iterator["Database"]:
-        """Open the database for reads that must not change it. Otherwise an open enables SQLite's write-ahead file."""
+        """Open the database without any change to it. A usual open would enable SQLite's write-ahead file."""
         if not self.is_sqlite:  # PostgreSQL's reads change nothing
             yield self
             return
@@ -76,11 +75,10 @@ class Database:
             yield database
 
     def close(self) -> None:
-        """Close every connection."""
         self.engine.dispose()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in a read-only transaction with one snapshot, taken at its first statement."""
+        """Run `work` in a read-only transaction. Its first statement takes the snapshot that all statements read."""
         return self._run(self._reader, work, self._patience_s)
 
     @contextmanager
@@ -88,7 +86,7 @@ class Database:
         """Open a read-only transaction with one snapshot while the block runs. Contention is not retried.
 
         Raises:
-            CatalogBusy: Contention, or no connection is free.
+            CatalogBusy: Another transaction is in the way, or no connection is free.
             StoreUnavailable: The database does not answer, or it ended an idle transaction.
         """
         try:
@@ -102,17 +100,17 @@ class Database:
             raise translate_database_error(error, self.engine.url) from error
 
     def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
-        """Run `work` in a writing transaction and commit. Busy, deadlock and serialization errors repeat it.
+        """Run `work` in a writing transaction and commit. Repeat it after busy, deadlock and serialization errors.
 
-        - SQLite uses BEGIN IMMEDIATE. A deferred transaction that reads first fails at once with a snapshot error,
-          whatever the busy timeout.
-        - PostgreSQL uses READ COMMITTED. A statement sees what was committed before it began, so that rows read after a
-          lock was granted are as new as the lock.
+        - SQLite uses BEGIN IMMEDIATE. A deferred transaction that reads first may fail with a snapshot error, whatever
+          the busy timeout.
+        - PostgreSQL uses READ COMMITTED. A statement sees every commit before its begin, so that reads after a lock was
+          granted see the latest rows.
 
         Args:
             work: Function that may run more than once.
-            patience_s: How long contention is retried, and how long PostgreSQL waits for one lock, 0.001 or more.
-                `None` means the database's default.
+            patience_s: Time for retries, and for PostgreSQL's wait for one lock, 0.001 or more. `None` means the
+                database's default.
 
         Raises:
             CatalogBusy: Contention lasted longer than the patience.
@@ -145,7 +143,7 @@ class Database:
                 raise CatalogBusy(f"catalog: no connection was free within {self._patience_s:g} s") from error
             except DBAPIError as error:
                 if error.connection_invalidated and may_be_stale:
-                    may_be_stale = False  # nothing was committed, and the pool has dropped its old connections
+                    may_be_stale = False  # nothing was committed; the pool has dropped its old connections
                     continue
                 if not is_contention(error):
                     raise translate_database_error(error, engine.url) from error
@@ -173,14 +171,14 @@ class Database:
             raise InvalidInput("database_url", expected=expected, found=self.engine.url.database) from error
 
     def now_us(self, connection: Connection) -> int:
-        """Return the database's clock in microseconds since 1970. For SQLite it is this machine's clock."""
+        """Return microseconds since 1970 by the database's clock. SQLite uses this machine's clock."""
         if self.is_sqlite:
             return time.time_ns() // 1000
         return int(connection.execute(_NOW).scalar_one())
 
 
 class CatalogAdapter:
-    """Base class of the catalog's adapters, each over one database."""
+    """Base class of the catalog's adapters over one database."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -193,7 +191,7 @@ A = TypeVar("A", bound=CatalogAdapter)
 
 
 def reads(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
-    """Convert a function with a connection into a method that runs it by `Database.read`."""
+    """Turn a method with a connection argument into a method that runs in `Database.read`."""
 
     @wraps(work)
     def method(port: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -205,9 +203,9 @@ def reads(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concaten
 def writes(
     name: str = "",
 ) -> Callable[[Callable[Concatenate[A, Connection, P], T]], Callable[Concatenate[A, P], T]]:
-    """Convert a function with a connection into a method that runs it by `Database.write`.
+    """Turn a method with a connection argument into a method that runs in `Database.write`.
 
-    The function may run more than once. `name` is the name of a failpoint effect around the transaction.
+    The method may run more than once. `name` is a failpoint around the transaction.
     """
 
     def decorated(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
@@ -230,7 +228,7 @@ def _run_once(engine: Engine, work: Callable[[Connection], T], *, writes: bool) 
         try:
             transaction.commit()
         except BaseException as error:
-            connection.invalidate()  # otherwise the pool reuses it with the transaction still open
+            connection.invalidate()  # otherwise the pool would reuse it with an open transaction
             if writes and isinstance(error, DBAPIError) and may_have_landed(error):
                 raise OutcomeUnknown(f"catalog: connection lost while committing: {message_line(error)}") from error
             raise

@@ -1,11 +1,10 @@
-"""Parts of statements that depend on the database: bulk parameters, conflicts of keys, JSON, and the clock.
+"""Parts of statements that depend on the database: bulk parameters, key conflicts, JSON, and the clock.
 
-The text of a statement does not grow with its input and reaches no limit of parameters. So it is compiled once, and
-prepared once per connection. SQLite reads bulk values from JSON, PostgreSQL from arrays.
+SQLite reads bulk values from a JSON text, PostgreSQL from arrays. So a statement does not grow with its input. It is
+compiled once, and prepared once per connection.
 
-An offload context is stored as it was found. A manual edit, a failing disk or an older tool may have damaged it. One
-text that is not JSON makes SQLite fail the whole statement, and the driver the whole result. So contexts are read as
-text, and each is parsed separately.
+A manual edit, a failing disk or an older tool may have damaged a stored offload context. Invalid JSON fails a whole
+statement of SQLite, or a whole result of the driver. So contexts are read as text and parsed one by one.
 """
 
 import json
@@ -44,14 +43,14 @@ TEXT = Text()
 
 
 class BulkParameter(NamedTuple):
-    """Bulk parameter of a statement: `source` is its table expression."""
+    """Bulk parameter of a statement. `source` is the table expression of its rows."""
 
     source: FromClause
     dialect: str
     columns: tuple[str, ...]
 
     def to_parameters(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """Return the statement's parameters for these rows. Each row has the columns in their order."""
+        """Return the statement's parameters for these rows, whose values are in the order of `columns`."""
         if self.dialect == "sqlite":
             return {str(self.source.description): json.dumps(rows)}
         cells = zip(*rows, strict=True) if rows else ((),) * len(self.columns)
@@ -60,18 +59,18 @@ class BulkParameter(NamedTuple):
 
 
 class Statement(NamedTuple):
-    """Statement with a bulk parameter, built once per dialect."""
+    """Statement with a bulk parameter. Build it once per dialect."""
 
     sql: Executable
     rows: BulkParameter
 
     def execute(self, connection: Connection, rows: Iterable[tuple[Any, ...]], **more: object) -> CursorResult[Any]:
-        """Run the statement for these rows, in sorted order, and with the other parameters `more`."""
+        """Run the statement for the sorted rows, with the other parameters `more`."""
         return connection.execute(self.sql, {**self.rows.to_parameters(sorted(rows)), **more})
 
 
 def dataclass_from_row(kind: type[V], row: Row[Any], /, **more: Any) -> V:  # noqa: ANN401 - fields of any type
-    """Convert a row to a dataclass. A field has the value in `more`, or else the column of its name if there is one."""
+    """Convert a row to a dataclass. Values in `more` take precedence over columns of the same name."""
     columns = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     values = {name: columns[name] for name in _fields(kind) if name not in more and name in columns}  # type: ignore[arg-type]  # a type is hashable
     return kind(**values, **more)
@@ -83,7 +82,7 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 
 def bulk_parameter(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> BulkParameter:
-    """Build a bulk parameter with columns of type `BIG` or `TEXT`. No other parameter's name may begin with `name`."""
+    """Build a bulk parameter with columns of type `BIG` or `TEXT`. Names of other parameters must not begin with `name`."""
     source: FromClause
     if dialect == "sqlite":
         value = func.json_each(bindparam(name, type_=TEXT)).table_valued("value", name=f"{name}_json").c.value
@@ -141,17 +140,17 @@ def _compile_sqlite_clock(*_: object, **__: object) -> str:
 
 
 def as_text(context: ColumnElement[Any], name: str = "context") -> ColumnElement[str]:
-    """Return the column as text with that label, for `parse_context`."""
+    """Cast the column to text, labelled `name`, for `parse_context`."""
     return cast(context, Text).label(name)
 
 
 def text_or_empty(column: ColumnElement[str | None], name: str) -> ColumnElement[str]:
-    """Return the column as text with that label. NULL becomes the empty text."""
+    """Cast the column to text, labelled `name`. NULL becomes the empty text."""
     return cast(func.coalesce(column, literal_column("''")), Text).label(name)
 
 
 def parse_context_or_empty(text: str) -> dict[str, str]:
-    """Parse a context. A damaged one counts as empty."""
+    """Parse a context. A damaged context counts as empty."""
     return parse_context(text) or {}
 
 
@@ -173,8 +172,8 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
 class ReadableJson(FunctionElement[Any]):
     """JSON column that is NULL if the database cannot parse its value.
 
-    SQLite stores any text. PostgreSQL stores any escape of four hexadecimal digits, but fails a statement that parses
-    one which is not a character. Sexton writes no such escape into a context.
+    SQLite stores any text. PostgreSQL stores any escape of four hexadecimal digits. It fails a statement that parses an
+    escape which is not a character. Sexton writes no such escape into a context.
     """
 
     name = "readable"

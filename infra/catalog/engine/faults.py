@@ -1,4 +1,4 @@
-"""Translation of database errors into contention, faults of the environment, or bugs, with messages for operators."""
+"""Translation of database errors into contention, faults of the environment, and bugs."""
 
 import os
 import re
@@ -32,18 +32,18 @@ _NO_DATABASE_TEXT = re.compile(r"database .* does not exist", re.IGNORECASE)
 
 
 def is_contention(error: DBAPIError) -> bool:
-    """Whether the same transaction may succeed after another one has ended."""
+    """Return whether the same transaction may succeed after another transaction has ended."""
     names = ("DeadlockDetected", "SerializationFailure", "LockNotAvailable")
     return _sqlite_code(error) in _BUSY_CODES or _is_psycopg_error(error, *(f"errors.{name}" for name in names))
 
 
 def may_have_landed(error: DBAPIError) -> bool:
-    """Whether the COMMIT that failed with this error may be durable nevertheless."""
+    """Return whether a COMMIT that failed with this error may be durable nevertheless."""
     return error.connection_invalidated or _sqlite_code(error) == sqlite3.SQLITE_IOERR
 
 
 def translate_database_error(error: DBAPIError, url: URL) -> Exception:
-    """Return an error of Sexton for a fault of the environment. Return the error itself for a bug."""
+    """Return an error of Sexton for a fault of the environment. Return a bug unchanged."""
     if isinstance(error.orig, sqlite3.Error):
         return _translate_sqlite(error, url)
     if _is_psycopg_error(error, "DataError"):
@@ -70,7 +70,7 @@ def _translate_sqlite(error: DBAPIError, url: URL) -> Exception:
 
 
 def message_line(error: DBAPIError) -> str:
-    """Return the database's message in one line."""
+    """Return the database's message as one line."""
     return " ".join(str(error.orig).split())
 
 
@@ -91,7 +91,7 @@ def _describe_obstacle(url: URL, *, reading: bool) -> str:
 
 
 def describe_lost_server(message: str, url: URL, *, was_connected: bool) -> str:
-    """Describe why PostgreSQL could not be reached, or why the connection was lost, from the text of libpq."""
+    """Describe, from libpq's message, why PostgreSQL cannot be reached or why the connection was lost."""
     server = _format_server(url)
     if _NO_DATABASE_TEXT.search(message):
         return f"there is no database {url.database} at {server}; create it, or correct SEXTON_DATABASE_URL"
@@ -113,12 +113,12 @@ def _format_server(url: URL) -> str:
 
 
 def _is_psycopg_error(error: DBAPIError, *names: str) -> bool:
-    """Whether the error is of one of these classes of psycopg, which is not imported unless PostgreSQL is used."""
+    """Return whether the error has one of these psycopg classes. Psycopg is imported only for PostgreSQL."""
     driver = sys.modules.get("psycopg")
     return driver is not None and any(isinstance(error.orig, attrgetter(name)(driver)) for name in names)
 
 
 def _sqlite_code(error: DBAPIError) -> int | None:
-    """Return SQLite's primary result code, or `None` for another database or an error of the driver."""
+    """Return SQLite's primary result code, if the error has one."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else None

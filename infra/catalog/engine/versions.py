@@ -1,4 +1,4 @@
-"""Checks before a catalog is used: the version of its schema, which Alembic raises, and whether it accepts writes."""
+"""The catalog's version, its upgrades by Alembic, and checks that a catalog can be used."""
 
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 VERSIONS: Final = ("0001",)
-"""All versions, ascending. The last is this build's. A constant, because asking Alembic would take 0.4 s of CPU."""
+"""The catalog's versions, ascending. The last is this build's. To read them with Alembic would take 0.4 s of CPU."""
 
 DEFAULT_BUNDLES: Final = 64
 _MIGRATION_LOCK_KEY = 0x5E870  # arbitrary key of PostgreSQL's advisory lock around a migration
 
 
 def upgrade(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
-    """Create the catalog, or bring it from any earlier version to this build's. Idempotent.
+    """Create the catalog, or upgrade it from any earlier version to this build's version. Idempotent.
 
     Args:
         database: Database of the catalog.
-        bundles: Number of bundles of a new catalog, which never changes. An existing catalog keeps its number.
+        bundles: Number of bundles of a new catalog. The number of an existing catalog never changes.
 
     Raises:
         InvalidInput: The number of bundles is not allowed.
         CatalogVersionMismatch: A newer build has written the catalog.
-        ServiceFailed: The database holds something else. Nothing was changed.
+        ServiceFailed: The database is not a catalog. Nothing was changed.
         StoreUnavailable: The database does not answer.
     """
     check_bundle_count(bundles)
@@ -59,11 +59,11 @@ def _upgrade(connection: Connection, *, bundles: int) -> None:
 
 
 def check_version(database: Database) -> None:
-    """Require exactly this build's version, without any change.
+    """Require this build's version of the catalog. Nothing changes.
 
     Raises:
         CatalogVersionMismatch: The catalog is empty, older, or newer.
-        ServiceFailed: The file does not exist, or the database holds something else.
+        ServiceFailed: The file does not exist, or the database is not a catalog.
         StoreUnavailable: The database does not answer.
     """
     if database.is_absent:
@@ -79,7 +79,7 @@ def version(database: Database) -> str | None:
     """Return the catalog's version, or `None` for a database without tables.
 
     Raises:
-        ServiceFailed: The database holds something else.
+        ServiceFailed: The database is not a catalog.
         StoreUnavailable: The database does not answer.
     """
     with database.open_read_only() as reader:
@@ -121,7 +121,7 @@ _DELETED_SUFFIX: Final = " (deleted)"  # Linux appends it to the path of an open
 
 
 def check_writable(database: Database) -> None:
-    """Begin a writing transaction that changes nothing.
+    """Check by a writing transaction without changes that the catalog accepts writes.
 
     Raises:
         StoreUnavailable: The database does not answer, is read-only, or its disk is full.
@@ -131,7 +131,7 @@ def check_writable(database: Database) -> None:
 
 
 def _lock_catalog_row(connection: Connection) -> None:
-    """Take a lock that blocks no other writer. A standby refuses it."""
+    """Take a lock that blocks no other writer, and that a standby refuses."""
     connection.execute(text("SELECT 1 FROM catalog FOR KEY SHARE"))
 
 
@@ -142,7 +142,7 @@ def find_lost_write_ahead(database: Database, pids: Collection[int]) -> ServiceF
 
     Args:
         database: Database of the catalog.
-        pids: Processes that may have the database open. Linux lists their open files that were removed.
+        pids: Processes that may have the database open. On Linux, their removed open files are checked.
     """
     if not database.is_sqlite:
         return None
