@@ -101,5 +101,5 @@ class TransactionSnapshotRow(SQLModel, table=True):
     ledger_id: int | None = Field(default=None, sa_type=Big)
     read_ledger: int = Field(default=-1, sa_type=Big)  # last entry that the snapshot covers
     read_entry: int = Field(default=-1, sa_type=Big)
-    changes: int = Field(default=0, sa_type=Big)  # number of changes since the newest snapshot began
+    changes: int = Field(default=0, sa_type=Big)  # settled transactions since the newest snapshot began
     due_us: int | None = Field(default=None, sa_type=Big)  # null: no change since the last snapshot

@@ -153,7 +153,7 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
 
 
 def fingerprint(request: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
-    """Return a digest of a request and its ids. By it, a repeated call differs from another call with the same batch id.
+    """Return a digest of a request and its ids, which shows whether a batch id is used for another request.
 
     `without` replaces the ids if `ids` is `None`.
     """

@@ -82,7 +82,7 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 
 def bulk_parameter(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> BulkParameter:
-    """Build a bulk parameter with columns of type `BIG` or `TEXT`. Names of other parameters must not begin with `name`."""
+    """Build a bulk parameter with columns of type `BIG` or `TEXT`. No other parameter's name may begin with `name`."""
     source: FromClause
     if dialect == "sqlite":
         value = func.json_each(bindparam(name, type_=TEXT)).table_valued("value", name=f"{name}_json").c.value
