@@ -1,1 +1,1 @@
-"""One side effect each, over ports, and why repeating it is safe."""
+"""Activities of workflows. Each has one side effect through ports, and may safely run twice."""

@@ -1,7 +1,7 @@
-"""Steps of jobs that build something for many topics by a bulk job. Each job names and describes its activities.
+"""Steps of jobs that build something for many topics by a bulk job.
 
 A step may run twice, and two attempts may overlap. The bulk job publishes its output once, and a compare-and-set
-switches each topic to it.
+switches each topic to the output.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ class BeginBuildInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInput:
-    """Build that has begun. Its topics are in the row of its run."""
+    """Build that has begun. The row of its run has the topics."""
 
     run_id: str
     master: str = ""  # Spark cluster; empty: the cluster of the settings
@@ -55,14 +55,14 @@ class SwitchTopicsPageInput:
 class SwitchCounts:
     """Counts of the topics of one page."""
 
-    switched: int = 0  # use the new build
-    superseded: int = 0  # something newer exists and stays
-    gone: int = 0  # the topic does not exist any more
+    switched: int = 0  # topics that use the new build
+    superseded: int = 0  # topics that keep something newer
+    gone: int = 0  # topics that no longer exist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcludeBuildInput:
-    """Build of which all pages are switched."""
+    """Build whose pages are all switched."""
 
     run_id: str
     counts: dict[str, int]
@@ -87,7 +87,7 @@ class TopicBuilding:
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
 
     def _begin(self, request: BeginBuildInput) -> BuildSummary:
-        """Open the run with its topics, or return the counts of a run that ended earlier."""
+        """Open the run with its topics. Return the counts if the run ended earlier."""
         self._output.require(request.run_id)
         summary = {"actor": request.actor, "reason": request.reason, _TOPICS: list(request.topic_ids)}
         run = self._runs.open_run(request.run_id, self._kind, claim=own_claim(RUN_CLAIM_S), summary=summary)
@@ -97,7 +97,6 @@ class TopicBuilding:
         return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
 
     def _build(self, request: BuildInput, job: Callable[[tuple[int, ...]], BulkJob]) -> BuildSummary:
-        """Run the job of the run's topics until its output is published."""
 
         def make() -> BulkJob:
             return job(tuple(self._runs.run(request.run_id).summary[_TOPICS]))
@@ -108,7 +107,7 @@ class TopicBuilding:
         """Return the folder of the published output of a run.
 
         Raises:
-            UnknownObject: The catalog was rebuilt since, so that the output belongs to an earlier epoch.
+            UnknownObject: The catalog was rebuilt since. The output belongs to an earlier epoch.
         """
         self._runs.run(run_id)
         return Path(self._output.published_summary(run_id, self._job).folder)
@@ -126,7 +125,7 @@ class TopicBuilding:
         return SwitchCounts(**counts)
 
     def _conclude(self, request: ConcludeBuildInput) -> BuildSummary:
-        """Store the counts in the run, at the first call, and delete the output."""
+        """Store the counts in the run at the first call, and delete the output."""
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
             left_out = _summarize_build(self._output.published_summary(request.run_id, self._job)).left_out

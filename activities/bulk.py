@@ -1,4 +1,4 @@
-"""Bulk jobs of activities: cancelled with their workflow, with output that is marked as this catalog's."""
+"""Bulk jobs of activities. A bulk job ends when its workflow is cancelled, and marks its output as this catalog's."""
 
 from collections.abc import Callable
 from contextvars import copy_context
@@ -14,22 +14,22 @@ from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
 from logstore.whole_files import create_or_read
 
 RUN_CLAIM_S: Final = 86_400.0
-"""Duration of a run's claim, renewed by each step. A run is forgotten a day after its last step."""
+"""Duration of a run's claim. Each step renews it, so that a run is forgotten a day after its last step."""
 
 
 def owner_file(folder: Path) -> Path:
-    """Return the file in a run's folder with the id of its catalog. Several catalogs may share a `bulk_dir`."""
+    """Return the file with the catalog id in a run's folder. Several catalogs may share a `bulk_dir`."""
     return folder / "catalog"
 
 
 class OwnedBulkOutput:
-    """Output of bulk jobs, each run marked with the id of its catalog."""
+    """Output of bulk jobs, marked with the id of the catalog."""
 
     def __init__(self, *, bulk: BulkJobs, identities: Identities) -> None:
         self._bulk, self._identities = bulk, identities
 
     def owner(self, run_id: str) -> str | None:
-        """Return the id of the catalog that marked the output of a run, if one did."""
+        """Return the id of the catalog that marked the output of a run, if it is marked."""
         path = owner_file(self._bulk.folder(run_id))
         return path.read_text(encoding="utf-8") if path.exists() else None
 
@@ -37,7 +37,7 @@ class OwnedBulkOutput:
         """Require that no other catalog has output of a run with this id.
 
         Raises:
-            PreconditionFailed: Another catalog has.
+            PreconditionFailed: Another catalog has output of this run id.
         """
         self._require_owner(run_id, self.owner(run_id))
 
@@ -47,7 +47,7 @@ class OwnedBulkOutput:
         The run's row must exist, because a marked folder without a run is forgotten.
 
         Raises:
-            PreconditionFailed: It is another catalog's.
+            PreconditionFailed: Another catalog has marked the output.
         """
         with effect("reconciliation.mark_output"):
             owner = create_or_read(owner_file(self._bulk.folder(run_id)), self._identities.catalog_id())
@@ -85,14 +85,14 @@ def run_bulk_job(
     master: str = "",
     renew: Callable[[], object] = lambda: None,
 ) -> BulkSummary:
-    """Run a job until its output is published. Heartbeats carry its progress, and a cancellation ends it.
+    """Run a job until its output is published. Heartbeats carry the progress, and a cancellation ends the job.
 
     Args:
         bulk: Runner of bulk jobs.
         name: Name of the job.
         make: Builds the job while heartbeats are sent.
         master: Spark cluster. Empty: the cluster of the settings.
-        renew: Renews claims on what the job works on. It is called with heartbeats, every 15 s.
+        renew: Renews claims of the job. Heartbeats call it every 15 s.
     """
     progress = BulkProgress(stage=name, done=0, tasks=0)
     context = copy_context()  # of the activity, for the thread that reports progress

@@ -1,8 +1,9 @@
-"""Worker for the background work of a topic: its owner, under its lease, or any worker if the topic has no owner.
+"""Choice of the worker for the work of one topic, on the side of activities.
 
-A worker with a task of the shared queue looks the owner up. It does the work if it is the owner or if there is none, so
-that the usual task takes one activity. Otherwise it does nothing and returns a redirect, and a second activity does the
-work. If ZooKeeper does not answer, the work is done without a lease: claims and fences in SQL keep it correct.
+The bundle owner does the work under its lease. A worker with a task of the shared queue looks the bundle owner up. If
+it is the owner itself, or if there is no owner, it does the work. Otherwise it returns a redirect, and a second
+activity does the work. If ZooKeeper does not answer, the work is done without a lease. Claims and fences in SQL keep
+such work correct.
 
 Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
 """
@@ -24,23 +25,23 @@ from logstore.positions import TopicId
 
 
 def owner_queue(worker_id: str) -> str:
-    """Return the task queue of one worker for work on the topics that it owns."""
+    """Return the task queue of one worker for topics of its bundles."""
     return f"sexton-owner-{worker_id}"
 
 
 class Route(StrEnum):
     """Worker to which an activity is sent, and the lease that it needs there. Stored in histories of workflows."""
 
-    LOOKUP = "ASK"  # shared queue: look the owner up; work if it is this worker or none, otherwise redirect
-    OWNER = "OWNER"  # owner's queue: work under its lease, or not at all
+    LOOKUP = "ASK"  # shared queue: look the owner up, and redirect if it is another worker
+    OWNER = "OWNER"  # owner's queue: work under the owner's lease, or not at all
     ANYWHERE = "ANYWHERE"  # any worker, without a lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicWork:
-    """Base class of requests that a topic's owner may serve."""
+    """Base class of requests that a bundle owner may serve."""
 
-    topic: str = ""  # encoded; empty: no topic or several, without an owner
+    topic: str = ""  # encoded; empty: no topic or several topics, so any worker
     place: Route = Route.ANYWHERE
     owner_patience_s: int = 10  # limit of a lookup, 1 or more
 
@@ -50,7 +51,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkDone(Generic[R]):
-    """Result of work that was done."""
+    """Answer of a worker that did the work."""
 
     owner: str  # worker whose lease covered the work; "": no lease
     result: R
@@ -59,7 +60,7 @@ class WorkDone(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redirect:
-    """Answer of a worker that did nothing, because another worker owns the topic."""
+    """Answer of a worker that did nothing, because another worker is the bundle owner."""
 
     owner: str
     answer: Literal["redirected"] = "redirected"
@@ -70,7 +71,7 @@ Answer = TypeAliasType(
     Annotated[WorkDone[R] | Redirect, Field(discriminator="answer")],
     type_params=(R,),
 )
-"""Answer of an activity that a topic's owner may serve."""
+"""Answer of an activity that a bundle owner may serve."""
 
 
 def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
@@ -79,7 +80,7 @@ def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
     Work without a valid topic name has no owner.
 
     Raises:
-        NotOwner: The request was sent to this worker as the owner, which it is not or ceased to be.
+        NotOwner: The request was sent to this worker as the owner, but it is not the owner.
         LookupRefused: ZooKeeper refuses this worker.
     """
     if request.place is Route.ANYWHERE or not is_topic_name(request.topic):
@@ -98,12 +99,12 @@ def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
 
 
 def to_work_result(lease: Lease | None, result: R) -> WorkDone[R]:
-    """Return the answer for work that was done under the lease, or without one."""
+    """Return the answer for work that was done under the lease, or without a lease."""
     return WorkDone(owner=lease.worker_id if lease else "", result=result)
 
 
 def is_topic_name(name: str) -> bool:
-    """Return whether an encoded name is valid. An empty or damaged one is not."""
+    """Return whether an encoded topic name is valid. Empty and damaged names are not."""
     try:
         TopicName.from_encoded(name)
     except InvalidInput:
@@ -112,7 +113,7 @@ def is_topic_name(name: str) -> bool:
 
 
 def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
-    """Require that the topic of that id has the encoded name. An id and its name never change.
+    """Require that the topic has the encoded name. A topic's name never changes.
 
     Skip the check for an empty or invalid name, and for a topic that does not exist.
 
@@ -124,6 +125,6 @@ def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
     try:
         topic = topics.get_by_id(TopicId(topic_id))
     except UnknownObject:
-        return  # the work itself reports it, or was done when the topic existed
+        return  # the work itself reports this, or was done while the topic existed
     if topic.name != name:
         raise InvalidInput("topic", expected=f"the name of topic {topic_id}, {topic.name}", found=name)

@@ -1,9 +1,9 @@
-"""Definition of activities, and their heartbeats to Temporal, with which claims are renewed.
+"""Definition of activities, and their heartbeats to Temporal, which also renew claims.
 
 Temporal's SDK can raise a cancellation in the thread of a synchronous activity, by the thread's number and at any
-instruction. CPython 3.11 lends this number to a thread that is being started. That thread dies of the cancellation
-before it reports its start, and `Thread.start` waits for ever, also in a thread pool. So activities are defined without
-such exceptions, and check for a cancellation between units of work.
+instruction. In CPython 3.11, a thread that is being started briefly has the number of its parent. If the cancellation
+kills the new thread before it reports its start, `Thread.start` waits for ever, also in a thread pool. So activities
+are defined without such exceptions, and check for a cancellation between units of work.
 """
 
 import contextvars
@@ -39,21 +39,19 @@ def raise_if_cancelled() -> None:
     """Raise if the activity was cancelled by its workflow, by a worker that ends, or by the server after a timeout.
 
     Raises:
-        CancelledError: It was cancelled.
+        CancelledError: The activity was cancelled.
     """
     if activity.in_activity() and activity.is_cancelled():
         raise CancelledError("Cancelled")
 
 
-_BEAT_INTERVAL_S = 2.0  # a fifth of the heartbeat timeout, so that one slow call is not taken for a death
-_THREAD_RETRY_S = 0.5  # if the machine gave no thread
+_BEAT_INTERVAL_S = 2.0  # a fifth of the heartbeat timeout, so that one slow call does not cause a timeout
+_THREAD_RETRY_S = 0.5  # after the machine could not start a thread
 
 _log = logging.getLogger(__name__)
 
 
 class _Beater:
-    """Heartbeats of one activity, from a thread of its own in the activity's context."""
-
     def __init__(self, beat: Callable[[], None], name: str) -> None:
         self.due_s = time.monotonic() + _BEAT_INTERVAL_S
         self._beat, self._name, self._context = beat, name, contextvars.copy_context()
@@ -61,7 +59,7 @@ class _Beater:
         self._thread: threading.Thread | None = None
 
     def start(self) -> bool:
-        """Start the thread. Return whether it runs. If the machine gave no thread, the beater is due again soon."""
+        """Start the thread. Return whether it runs. After a failed start, the beater is soon due again."""
         thread = threading.Thread(target=self._context.run, args=(self._beat_until_end,), name=self._name, daemon=True)
         try:
             thread.start()
@@ -82,17 +80,17 @@ class _Beater:
             try:
                 self._beat()
             except CancelledError:
-                pass  # raised by a renewal; the activity itself ends after its current unit
+                pass  # raised by a renewal; the activity ends after its current unit of work
             except Exception:  # noqa: BLE001 - without heartbeats the work would be started a second time
                 _log.exception("a heartbeat met a fault that nothing here expects")
             self._ended.wait(_BEAT_INTERVAL_S)
 
 
 class _BeatScheduler:
-    """Starter of beaters for the activities that still run when their first heartbeat is due.
+    """Scheduler that starts a beater only if its activity still runs when the first heartbeat is due.
 
-    A thread costs more than a transaction of the catalog. So one thread of the process waits for all activities, and
-    sleeps until the first heartbeat that may be due.
+    A thread costs more than a SQL transaction. So one thread per process waits for the first due heartbeat of all
+    activities.
     """
 
     def __init__(self) -> None:
@@ -133,7 +131,6 @@ _scheduler = _BeatScheduler()
 
 @contextmanager
 def _beat_meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
-    """Call `beat` regularly from a thread of its own until the block ends."""
     beater = _Beater(beat, name)
     _scheduler.begin(beater)
     try:
@@ -144,11 +141,12 @@ def _beat_meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
 
 @contextmanager
 def beating(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
-    """Send heartbeats with the details from a thread of its own until the block, or the decorated activity, ends.
+    """Send heartbeats with `details` from a separate thread until the block, or the decorated activity, ends.
 
-    So a worker that is killed in a transaction is noticed before the timeout of the activity has passed.
+    So a worker that is killed in a transaction is noticed before the activity's timeout.
 
-    Heartbeats go on after a cancellation. The activity ends after its current unit, and no worker starts it before.
+    Heartbeats go on after a cancellation until the activity has ended its current unit of work. So no other worker
+    starts the activity before.
 
     Raises:
         CancelledError: The activity was cancelled before it began.
@@ -166,7 +164,7 @@ _RENEWAL_INTERVAL_S = 15.0  # a quarter of a claim, so that three renewals may f
 def renewing(renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
     """Send heartbeats as `beating` does, and renew a claim that was just taken, at most every 15 s.
 
-    This is for claims that only avoid repeated work: a renewal that fails ends nothing.
+    Use this for claims that only avoid repeated work. A renewal that fails does not end the activity.
     """
     raise_if_cancelled()
     renewed_s = time.monotonic()
@@ -185,7 +183,7 @@ def renewing(renew: Callable[[], object], details: Callable[[], Sequence[object]
 
 @contextmanager
 def renewing_many(renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
-    """Send heartbeats and renew claims as `renewing` does, if a renewal may take longer than a heartbeat timeout."""
+    """Send heartbeats and renew claims as `renewing` does. A renewal may take longer than a heartbeat timeout."""
     with beating(details), renewing(renew, details):
         yield
 
@@ -193,9 +191,9 @@ def renewing_many(renew: Callable[[], object], details: Callable[[], Sequence[ob
 class Heartbeats:
     """Heartbeats with counts of the work, and renewals of its claim at most every 15 s.
 
-    A throttled page of the store, or a blocked transaction, may outlast a heartbeat timeout. A retry would then run
-    beside the first attempt (dust-tt/dust#4272). So a thread sends heartbeats too, also after a cancellation, which is
-    raised at the next unit.
+    A throttled request or a blocked transaction may outlast a heartbeat timeout. A retry would then run beside the
+    first attempt (dust-tt/dust#4272). So a thread sends heartbeats too, even after a cancellation. The next count
+    raises the cancellation.
     """
 
     def __init__(self, renew: Callable[[], object], *, just_claimed: bool = False) -> None:
@@ -233,7 +231,7 @@ class Heartbeats:
         self._beat()
 
     def deleted(self, objects: int) -> None:
-        """Count objects that storage confirmed, with the errors of `examined`."""
+        """Count objects that storage confirmed. Errors are those of `examined`."""
         self._objects += objects
         self._beat()
 

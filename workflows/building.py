@@ -33,7 +33,7 @@ _SWITCH: workflow.ActivityConfig = workflow.ActivityConfig(
 )
 _FILE_COUNTS = frozenset({"parts", "buffers"})
 GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
-"""Types of refusals that complete a build. Nothing changed."""
+"""Error types of guards. After such an error nothing has changed, and the build is complete."""
 
 
 class BuildSteps(NamedTuple):
@@ -46,7 +46,7 @@ class BuildSteps(NamedTuple):
 
 
 class TopicBuild:
-    """Run of a build. It takes a run id if none was given."""
+    """Run of a build. It creates a run id if the request has none."""
 
     def __init__(self, request: BuildTopicsInput, steps: BuildSteps) -> None:
         self._request, self._steps = request, steps
@@ -59,7 +59,6 @@ class TopicBuild:
         return self._progress
 
     async def to_end(self) -> BuildResult:
-        """Do the numbered steps."""
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
         try:
             built = await self._run_steps()
@@ -89,7 +88,6 @@ class TopicBuild:
         return await workflow.execute_activity_method(self._steps.conclude, conclude, **options.CATALOG)
 
     async def _switch(self, built: BuildSummary) -> dict[str, int]:
-        """Switch all parts. Return the counts of all topics."""
         parts = built.counts.get("parts", 0)
         counts = Counter({name: count for name, count in built.counts.items() if name not in _FILE_COUNTS})
         counts.update(switched=0, superseded=0)

@@ -1,15 +1,15 @@
-"""Choice of the worker for the work of one topic: its owner, if it is known and takes the work, otherwise any worker.
+"""Choice of the worker for the work of one topic: its bundle owner if possible, otherwise any worker.
 
-1. If an owner is known, send the work to its queue. If it does not start the work in time, falls silent, or answers
-   `NotOwner`, go to 2.
-2. Send the work to the shared queue, whose worker looks the owner up. If it is the owner, if there is none, or if
-   ZooKeeper does not answer, it does the work. Otherwise it redirects to the owner, and 1 follows.
-3. The shared queue does the work without a lease after two lookups in vain, after a redirect to an owner that did not
-   take work before, and after minutes of failures of work with unlimited retries. The catalog may be out of reach for
-   that owner only.
+1. If a bundle owner is known, send the work to its queue. Go to 2 if it does not start the work in time, sends no
+   heartbeats, or answers `NotOwner`.
+2. Send the work to the shared queue. A worker of that queue looks the owner up. If this worker is the owner, if there
+   is no owner, or if ZooKeeper does not answer, the worker does the work. Otherwise it redirects to the owner: go to 1.
+3. A worker of the shared queue does the work without a lease after two lookups in vain, or after a redirect to an owner
+   that did not take work before. The same follows after minutes of failures of work with unlimited retries, because the
+   catalog may be out of reach only for that owner.
 
-No decision about data depends on this. Claims keep two workers off the same rows, and leases refuse writes of a worker
-that lost the topic. Attempts are counted anew wherever the work is sent, five times at most.
+No decision about data depends on this. Claims keep two workers off the same rows, and fences refuse writes of a worker
+that lost the bundle. Attempts are counted separately for each of the at most five sends.
 
 Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
 """
@@ -27,14 +27,14 @@ from temporalio.types import MethodSyncSingleParam
 with workflow.unsafe.imports_passed_through():
     from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkDone, owner_queue
 
-_MAX_TURNS: Final = 4  # two owners, looked up twice; any worker serves a topic that moves more often
+_MAX_TURNS: Final = 4  # two lookups and two owners; any worker serves a topic that moves more often
 _MAX_ATTEMPTS_AT_OWNER: Final = 8  # of work with unlimited retries; 90 s or more, longer than a failover of a catalog
-_UNKNOWN_ACTIVITY: Final = "NotFoundError"  # of the SDK, from an owner of an older build
-_SILENT_WORKER: Final = "TemporalTimeout:Heartbeat"  # of the server; a stopped process takes task after task
+_UNKNOWN_ACTIVITY: Final = "NotFoundError"  # error type of the SDK, from an owner of an older build
+_SILENT_WORKER: Final = "TemporalTimeout:Heartbeat"  # error type of the server; a paused process may take more tasks
 _OWNER_TIMEOUTS: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}
 
 OWNERSHIP_FAILURES: Final = frozenset({"NotOwner", "LookupRefused"})
-"""Types of failures without a statement about the work: it did not begin, or belongs to another worker now."""
+"""Error types that say nothing about the work. The work did not begin, or another worker is now the owner."""
 
 W = TypeVar("W", bound=TopicWork)
 R = TypeVar("R")
@@ -44,9 +44,9 @@ class Dispatch:
     """Dispatch of one topic's activities in one workflow run.
 
     Args:
-        topic: Encoded name. Empty: no topic or several, without an owner.
-        patience_s: Longest wait for an owner to start work.
-        owner: Worker that is believed to own the topic. Empty: unknown.
+        topic: Encoded name. Empty: no topic or several topics, so any worker.
+        patience_s: Longest wait until an owner starts work.
+        owner: Presumed bundle owner. Empty: unknown.
     """
 
     def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:
@@ -58,7 +58,7 @@ class Dispatch:
     async def execute(
         self, work: MethodSyncSingleParam[Any, W, Answer[R]], request: W, options: workflow.ActivityConfig
     ) -> R:
-        """Run the activity at the owner, or else at any worker, and return its result."""
+        """Run the activity at the bundle owner, or else at any worker. Return its result."""
         routed = replace(request, topic=self._topic, owner_patience_s=self._patience_s)
         for _ in range(_MAX_TURNS if self._topic else 0):
             owner = self.owner
@@ -94,7 +94,7 @@ class Dispatch:
         }
 
     def _forget_owner(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
-        """Forget an owner that lost the topic, did not finish work, or failed too often. Raise any other failure."""
+        """Forget an owner that lost the bundle, did not finish work, or failed too often. Raise any other failure."""
         cause = error.cause
         has_timed_out = owner and isinstance(cause, TimedOut) and cause.type in _OWNER_TIMEOUTS
         failure_type = cause.type if isinstance(cause, ApplicationError) else None

@@ -1,7 +1,7 @@
-"""Definition of a job for programs that start it or look at it, and the values of jobs that build for many topics.
+"""Definition of jobs for programs that start or query them, and the values of jobs that build for many topics.
 
-`values.py` of each room defines its jobs, with inputs and results. These modules import no activity and no workflow, so
-that a program which only starts jobs loads none.
+Each capability defines its jobs, with inputs and results, in `values.py`. These modules import no activity and no
+workflow, so that a program that only starts jobs loads neither.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class JobRequest(Protocol):
     """Input of a job."""
 
     def details(self) -> str:
-        """Return what the job does, and the command that shows its progress, as the workflow's *static details*."""
+        """Describe the job and the command that shows its progress, for the workflow's *static details*."""
 
 
 Q = TypeVar("Q", bound=JobRequest)
@@ -28,12 +28,12 @@ class Job(Generic[Q, R]):
     name: str
     request: type[Q]
     result: type[R]
-    keys: tuple[str, ...] = ("",)  # forms of the key of an id, with placeholders in braces; "": no key
+    keys: tuple[str, ...] = ("",)  # forms of the key in an id, with placeholders in braces; "": no key
 
     def id(self, *key: object) -> str:
-        """Return `{name}/{key}`. One workflow of each id runs at a time.
+        """Return the workflow id, `{name}/{key}`. At most one workflow per id runs at a time.
 
-        A schedule appends its time to the id of a job without a key, and skips a run while one is running.
+        A schedule appends its time to the id of a job without a key. It skips a run while an earlier run is running.
         """
         return "/".join([self.name, *map(str, key)])
 
@@ -42,11 +42,11 @@ class Job(Generic[Q, R]):
 class BuildTopicsInput:
     """Input of a build. Each job has a subclass."""
 
-    does: ClassVar[str]  # what the job does to {topics}, and the command that starts it
-    builds: ClassVar[str]  # what it builds, in few words
+    does: ClassVar[str]  # description of the job with the placeholder {topics}, and the command that starts it
+    builds: ClassVar[str]  # what the job builds, in few words
     runs: ClassVar[str]  # prefix of the ids of its runs
 
-    run_id: str = ""  # empty: the job takes one
+    run_id: str = ""  # empty: the job creates one
     actor: str = ""
     reason: str = ""
     topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build

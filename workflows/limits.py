@@ -1,7 +1,7 @@
-"""Bounds of the input of jobs. Input beyond them would make a job hang, or do something unintended.
+"""Bounds of the input of jobs. Input beyond the bounds could make a job hang, or do something unintended.
 
-Bounds of policies hold for every run. Other bounds hold only for input from outside. Input of a run that another job
-started or continued was checked before, perhaps by another build.
+Bounds of policies hold for every run. Other bounds hold only for input from outside. If another job started or
+continued the run, the input was checked before, perhaps by another build.
 """
 
 import math
@@ -46,10 +46,10 @@ from workflows.transactions.values import (
 )
 
 MAX_LEDGER_IDS: Final = 10_000
-"""Most ledgers of one explicit delete. Their ids travel in one payload of at most 200 KB."""
+"""Most ledgers of one explicit delete. Their ids take up to 200 KB of one workflow payload."""
 
 MAX_OFFLOAD_LEDGERS: Final = 4_000
-"""Most ledgers of one request to offload. Waiting requests share a payload, of which 100 KB are accepted."""
+"""Most ledgers of one request to offload. Waiting requests share a workflow payload of at most 100 KB."""
 
 MAX_SCRUB_TOPICS: Final = 1_000
 """Most topics of one scrub, unless it scrubs every topic. SQL statements contain their ids."""
@@ -83,7 +83,7 @@ def _within(low: int, high: float, *, optional: bool = False) -> FieldRule:
 
 
 def _checked_by(check: Callable[[str], object]) -> FieldRule:
-    """Return the rule of a function that raises `InvalidInput`. All such functions refuse a line break."""
+    """Return the rule of a function that raises `InvalidInput`. Every such function refuses a line break."""
 
     def refuses(value: str) -> str | None:
         try:
@@ -223,8 +223,8 @@ def check_request(request: object, *, queue: str, outside: bool = True) -> None:
 
     Args:
         request: Input of a job, or argument of a signal or an update.
-        queue: Task queue of the job, on whose workers its uploads run.
-        outside: Whether the request comes from outside, and not from another job.
+        queue: Task queue of the job. Its workers also serve the queues beside it.
+        outside: Whether the request comes from outside, not from another job.
 
     Raises:
         InvalidInput: The message names the field, the bounds and the value.
@@ -237,7 +237,7 @@ def check_request(request: object, *, queue: str, outside: bool = True) -> None:
 
 
 def find_rules(kind: type, name: str, *, queue: str, outside: bool = True) -> list[FieldRule]:
-    """Return the rules of the field of a type, with the arguments of `check_request`."""
+    """Return the rules of the field `name` of the type. Other arguments are those of `check_request`."""
     rules = [_RULES_BY_TYPE.get(kind, {}).get(name)]
     if outside:
         rules.append(_OUTSIDE_RULES_BY_TYPE.get(kind, {}).get(name, _OUTSIDE_RULES.get(name)))
@@ -252,7 +252,7 @@ def uploads_queue(task_queue: str) -> str:
 
 
 def transactions_queue(task_queue: str) -> str:
-    """Return the queue for coordinators and broadcasts beside a task queue. They linger, and hold a thread each."""
+    """Return the queue for coordinators and broadcasts beside a task queue. Each holds a thread while it waits."""
     return f"{task_queue}-transactions"
 
 
@@ -262,7 +262,7 @@ def records_queue(task_queue: str) -> str:
 
 
 def bulk_queue(task_queue: str) -> str:
-    """Return the queue for bulk jobs beside a task queue. Each worker runs one at a time."""
+    """Return the queue for bulk jobs beside a task queue. Each worker runs one bulk job at a time."""
     return f"{task_queue}-bulk"
 
 
@@ -288,7 +288,7 @@ def _served_queue(queue: str) -> FieldRule:
 
 
 def _list_fields(parent: object, prefix: str) -> Iterator[tuple[str, object, str, Any]]:
-    """Yield path, dataclass, name and value of each field, with those of nested dataclasses."""
+    """Yield path, parent, name and value of each field, including fields of nested dataclasses."""
     if not is_dataclass(parent):
         return
     for field in fields(parent):

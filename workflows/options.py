@@ -13,11 +13,11 @@ CATALOG = workflow.ActivityConfig(
     heartbeat_timeout=HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
-"""Options of activities that change the catalog. They are retried without end, because their decisions must be made."""
+"""Options of activities that change the catalog. Retries are unlimited, because the change must be made."""
 
 
 def bulk_job(queue: str) -> workflow.ActivityConfig:
-    """Return the options of a bulk job on a task queue. Empty: the queue of the workflow."""
+    """Return the options of a bulk job on a task queue. If empty, the queue of the workflow."""
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(hours=24),  # a billion objects or segments, some ten thousand a second

@@ -1,4 +1,4 @@
-"""Refusals of guards as results of jobs that complete, so that the Web UI shows no failure. Nothing changed."""
+"""Refusals of guards as results of completed jobs, so that the Web UI shows no failure. Nothing has changed."""
 
 from collections.abc import Collection
 
@@ -8,7 +8,7 @@ from logstore.deletion.intents import GuardRefusal
 
 
 def find_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal | None:
-    """Return the refusal, if the activity failed with an error of these types."""
+    """Return the refusal if the activity failed with an error of these types."""
     cause = error.cause
     if not isinstance(cause, ApplicationError) or cause.type is None or cause.type not in types:
         return None
@@ -19,7 +19,7 @@ def require_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusa
     """Return the refusal.
 
     Raises:
-        ActivityError: The error itself, if it has another type.
+        ActivityError: The given error, if it has another type.
     """
     refusal = find_refusal(error, types)
     if refusal is None:
@@ -28,5 +28,5 @@ def require_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusa
 
 
 def format_refusal(refusal: GuardRefusal) -> str:
-    """Return Markdown for an operator."""
+    """Format a refusal as Markdown for an operator."""
     return f"**Refused**, nothing changed: {refusal.message} ({refusal.type})"

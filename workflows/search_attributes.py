@@ -15,11 +15,11 @@ ALL: tuple[SearchAttributeKey[Any], ...] = (TOPIC, LEDGER_ID, OUTCOME, RUN_ID, T
 
 
 def transaction_attributes(txn: str, outcome: str) -> TypedSearchAttributes:
-    """Return the attributes of a transaction's job. The outcome is OWED while a participant was not told."""
+    """Return the search attributes of a transaction's job. The outcome is OWED until all participants are told."""
     return TypedSearchAttributes([SearchAttributePair(TRANSACTION, txn), SearchAttributePair(OUTCOME, [outcome])])
 
 
 def ensure_topic(topic: str) -> None:
-    """Set the topic of this run if its starter did not, for example another SDK. A run of several topics has none."""
+    """Set the topic of this run if its starter has not, for example another SDK. An empty topic sets nothing."""
     if topic and workflow.info().typed_search_attributes.get(TOPIC) is None:
         workflow.upsert_search_attributes([TOPIC.value_set(topic)])

@@ -1,4 +1,4 @@
-"""Deletes that are confirmed per key: bulk requests, or single ones if the store does not support those."""
+"""Deletes that are confirmed per key: bulk requests, or single requests if the store does not support bulk."""
 
 import logging
 import math
@@ -37,14 +37,14 @@ _NO_BULK_CODES = frozenset({
 })  # fmt: skip
 _PERHAPS_NO_BULK_CODES = frozenset({"InvalidArgument", "InvalidDigest", "InvalidRequest", "MalformedXML"})
 _MIN_SINGLE_PERIOD_S, _MAX_SINGLE_PERIOD_S = 10.0, 600.0
-"""Seconds of single deletes after a refusal of bulk ones. Each further refusal doubles them, until bulk works again."""
+"""Period of single deletes after a refused bulk delete. Each further refusal doubles it, until bulk works again."""
 _UNCONFIRMED_TEXT = "NotConfirmed: the answer names the key under neither Deleted nor Errors"
 
 _ErrorByKey = Mapping[str, tuple[str, str]]
 
 
 class _BulkRefused(Exception):
-    """Refused bulk request, perhaps deletable singly. If `is_general`, the store refuses all bulk requests."""
+    """Refused bulk request, whose keys may be deleted singly. If `is_general`, the store refuses all bulk requests."""
 
     def __init__(self, problem: str, *, is_general: bool) -> None:
         super().__init__(problem)
@@ -66,18 +66,17 @@ class _BulkSupport:
         self.is_proven, self._single_period_s = True, 0.0
 
     def record_refusal(self) -> float:
-        """Note a refused bulk delete whose keys were deleted singly. Return how many seconds single deletes last."""
+        """Record a refused bulk delete whose keys were deleted singly. Return the seconds of single deletes."""
         self._single_period_s = min(_MAX_SINGLE_PERIOD_S, self._single_period_s * 2 or _MIN_SINGLE_PERIOD_S)
         self._retry_at_s = self._clock() + self._single_period_s
         return self._single_period_s
 
 
 class BulkDelete:
-    """Deletes in one bucket. Thread-safe: threads share the adapted rate and the knowledge of bulk support.
+    """Deletes in one bucket. Thread-safe: threads share the rate and the knowledge of bulk support.
 
-    Stores that require Content-MD5 refuse the bulk deletes of new SDKs. Keys are then deleted singly. After a while a
-    bulk request is tried again, because a gateway may have refused during an upgrade, and single deletes are several
-    times slower.
+    Stores that require Content-MD5 refuse the bulk deletes of new SDKs. Keys are then deleted singly, which is several
+    times slower. Bulk requests are tried again after a while, because a gateway may refuse them only during an upgrade.
 
     Source: aws-sdk-java-v2 #5805 and barman #1146.
     """
@@ -128,7 +127,7 @@ class BulkDelete:
     def _delete_page(
         self, keys: list[str], offset: int, outcomes: DeleteOutcomes, error_by_retry_key: dict[str, str]
     ) -> int:
-        """Delete one page from `offset` on, in bulk or singly. Return the number of its keys."""
+        """Delete one page from `offset`. Return the number of its keys."""
         raise_if_stopped()
         refusal: _BulkRefused | None = None
         if self._bulk_support.should_try:
@@ -170,7 +169,7 @@ class BulkDelete:
         return len(page)
 
     def _send(self, page: list[str]) -> tuple[set[str], _ErrorByKey]:
-        """Send one DeleteObjects. Return the confirmed keys, and code and message of errors by key."""
+        """Send one DeleteObjects. Return the confirmed keys, and error code and message by failed key."""
         try:
             response = self._client.delete_objects(
                 Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": False}
@@ -201,7 +200,7 @@ class BulkDelete:
 def _record_results(
     page: Iterable[str], deleted: set[str], errors: _ErrorByKey, outcomes: DeleteOutcomes
 ) -> dict[str, str]:
-    """Record each key as deleted or failed, also if the response does not name it. Return temporary errors by key."""
+    """Record each key as deleted or failed. A key that no answer names has failed. Return temporary errors by key."""
     error_by_retry_key = {}
     for key in page:
         code, message = errors.get(key, ("", ""))

@@ -1,4 +1,4 @@
-"""Clients of S3 stores, and buckets by the location that an offload context states."""
+"""Clients of S3 stores, and buckets by the location in an offload context."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def make_client(
         access_key: `None` means the credentials of the environment or of the host's role.
         secret_key: Secret key of `access_key`.
         ca_file: PEM file of authorities. Empty means `AWS_CA_BUNDLE`, or botocore's own authorities.
-        pool_size: Connections to keep: the number of threads that use the client.
+        pool_size: Number of kept connections. Set it to the number of threads that use the client.
         connect_timeout_s: Timeout of one attempt to connect.
         read_timeout_s: Timeout between two reads of one attempt.
     """
@@ -55,7 +55,7 @@ def make_client(
         s3={"addressing_style": "path" if endpoint else "auto"},
         request_checksum_calculation="when_required",  # many compatible stores do not know the newer checksums
         tcp_keepalive=True,
-        user_agent=core.user_agent(),  # botocore builds its longer default for each request: a sixth of its CPU time
+        user_agent=core.user_agent(),  # the default is built for each request, which takes a sixth of the CPU time
     )
     client: S3Client = core.create_client(  # type: ignore[assignment]  # botocore builds the class at run time
         "s3",
@@ -76,8 +76,8 @@ def make_client(
 def _disable_redirects(client: "S3Client", *, everywhere: bool) -> None:
     """Disable redirects of HeadBucket, or of all operations.
 
-    After each redirect botocore sends HeadBucket to learn the region. If the store redirects that, too, botocore
-    recurses until Python's stack overflows. Only AWS has regions, so other stores need no redirect.
+    After each redirect botocore sends HeadBucket to learn the region. If the store redirects HeadBucket too, botocore
+    recurses until Python's stack overflows. Only AWS has regions, so other stores need no redirects.
     """
 
     def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
@@ -91,7 +91,7 @@ def read_store_clock_s(store: S3ObjectStore) -> float:
     """Return the store's clock in seconds since 1970, from the `Date` header of a signed listing.
 
     Raises:
-        StoreUnavailable: No response, or a response without a date.
+        StoreUnavailable: The store does not answer, or the response has no date.
         ServiceRefused: The store refuses the request.
     """
     operation = f"ask bucket {store.bucket} for the time"
@@ -128,7 +128,7 @@ class S3Buckets:
         self._moved_stack_store = cache(lambda location: _MovedStackStore(home, location))
 
     def __call__(self, location: CopyLocation) -> S3ObjectStore:
-        """Return the bucket without a request. Different spellings of a location give the same object."""
+        """Return the bucket. This makes no connection. Different spellings of a location give the same object."""
         if self._has_moved(location.endpoint):
             return self._moved_stack_store(location)
         endpoint, region = location.endpoint or self._home.endpoint, location.region or self._home.region
@@ -137,7 +137,7 @@ class S3Buckets:
         return self._other_bucket(location.bucket, endpoint.rstrip("/"), region)
 
     def _has_moved(self, endpoint: str) -> bool:
-        """Return whether the endpoint is a former port of this home's server, where none listens now."""
+        """Return whether the endpoint is a former port of this home's server, on which no process listens now."""
         if not self._own_stack or not endpoint or _parse_endpoint(endpoint) == _parse_endpoint(self._home.endpoint):
             return False
         host, port = _parse_endpoint(endpoint)[1:3]
@@ -145,9 +145,9 @@ class S3Buckets:
 
 
 class _MovedStackStore(S3ObjectStore):
-    """Embedded store of this home, for a context of an earlier build that names the port of an earlier start.
+    """Embedded store of this home, for an offload context that names the port of an earlier start.
 
-    An object found here is the copy, because keys are unique. A missing object may exist at the store of the context.
+    An object with the key is the copy, because keys are unique. A missing object may be at the store in the context.
     """
 
     def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
@@ -155,7 +155,7 @@ class _MovedStackStore(S3ObjectStore):
         self._location = location
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        """Yield the objects. If there are none, raise an error, because that does not prove that the copy is absent."""
+        """Yield the objects. Raise an error if there are none, because this does not prove that the copy is absent."""
         is_empty = True
         for item in super().list(prefix, start_after=start_after, first_page=first_page):
             is_empty = False

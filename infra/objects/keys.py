@@ -1,7 +1,7 @@
 r"""Rules for keys and metadata that every supported store keeps unchanged and distinct.
 
 SeaweedFS (4.48, tested) stores keys as file paths: `a//b` and `a\b` become `a/b`, and a delete of `a//b` removes `a/b`.
-The delete of such a key could remove an object of another application. So these keys are refused for every store.
+So the delete of such a key could remove an object of another application. Every store refuses these keys here.
 """
 
 import re
@@ -19,10 +19,10 @@ _METADATA_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that no store supports: empty, more than 1,024 UTF-8 bytes, with NUL or a lone surrogate.
+    """Refuse a key that no store supports.
 
     Raises:
-        InvalidInput: The key is not supported.
+        InvalidInput: The key is empty, has more than 1,024 UTF-8 bytes, or has NUL or a lone surrogate.
     """
     problem = _find_impossibility(key)
     if problem:
@@ -30,21 +30,21 @@ def check_key(key: str) -> None:
 
 
 def check_written_key(key: str) -> None:
-    """Refuse a key that a supported store would confuse with another key, and those that `check_key` refuses."""
+    """Refuse a key that a supported store would confuse with another key, or that `check_key` refuses."""
     problem = find_key_problem(key)
     if problem:
         raise InvalidInput("object key", expected=problem, found=key)
 
 
 def find_key_problem(key: str) -> str | None:
-    """Return the rule that forbids to write or delete the key, or `None` if it is allowed."""
+    """Return the rule that forbids to write or delete the key, or `None` if the key is allowed."""
     if _AMBIGUOUS.search(key):
         return "no backslash, and no part between slashes that is empty, `.` or `..`"
     return _find_impossibility(key)
 
 
 def find_key_problems(keys: Sequence[str]) -> dict[str, str]:
-    """Return the violated rule by key. Searches over all keys at once recognise pages without problems."""
+    """Return the violated rule by key. The usual page without problems is checked by a few searches over all keys."""
     joined = "/" + "\0/".join(keys) + "\0"
     if joined.isascii() and joined.count("\0") == len(keys) and not any(map(joined.__contains__, _SUSPECT_PARTS)):
         return {} if max(map(len, keys), default=0) <= MAX_KEY_BYTES else _check_each(keys)
@@ -52,7 +52,7 @@ def find_key_problems(keys: Sequence[str]) -> dict[str, str]:
 
 
 def find_keys_outside_xml(keys: Sequence[str]) -> list[str]:
-    """Return the keys that XML, and so a bulk request, cannot represent, in the given order."""
+    """Return the keys that XML cannot represent, in the given order. Bulk requests are XML."""
     if " ".join(keys).isprintable():  # characters outside XML are never printable
         return []
     return [key for key in keys if _NOT_XML.search(key)]
@@ -62,7 +62,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
     """Refuse metadata that a supported store would change.
 
     Names consist of lower-case ASCII letters, digits, `-` and `_`. Values are printable ASCII without outer spaces, and
-    not empty (SeaweedFS drops empty values). All have at most 2,048 bytes together.
+    not empty (SeaweedFS drops empty values). Names and values together have at most 2,048 bytes.
 
     Raises:
         InvalidInput: An entry, or the total size, is not supported.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
 
 OBJECTS_PER_PAGE = 1_000
-"""Most objects in one response of a store."""
+"""Most objects in one response."""
 _BY_KEY = operator.attrgetter("key")
 
 
@@ -26,9 +26,9 @@ class BucketListing:
     SeaweedFS (4.48, tested) sorts by path and not by bytes (`x/1` before `x-1`), and a listing after `x` skips the
     folder `x`. Therefore:
 
-    1. Each page is sorted here.
-    2. `StartAfter` is sent a little early.
-    3. Disorder across pages is an error: a consumer that merges two sorted streams would lose keys.
+    1. This class sorts each page.
+    2. The sent `StartAfter` is a little lower than the requested key.
+    3. Disorder across pages is an error, because a consumer that merges two sorted streams would lose keys.
     """
 
     def __init__(self, client: "S3Client", bucket: str, retries: Retries, *, prefix: str, start_after: str) -> None:
@@ -38,7 +38,7 @@ class BucketListing:
         self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
 
     def objects(self, first_page: int = OBJECTS_PER_PAGE) -> Iterator[ObjectInfo]:
-        """Yield the objects ascending by key. Each page, the first of at most `first_page`, is read when needed.
+        """Yield the objects ascending by key. Pages are read on demand. The first has at most `first_page` objects.
 
         Raises:
             StoreUnavailable: A page could not be read, or does not belong to this listing.
@@ -122,10 +122,10 @@ class BucketListing:
 
 
 def safe_start_after(start_after: str, prefix: str) -> str:
-    """Return a key at or before `start_after` after which a listing is complete, even if the store sorts by path.
+    """Return a key, not above `start_after`, after which a listing is complete even if the store sorts by path.
 
-    A store that sorts by path puts `x/1` before `x-1`. A listing after `x-1` would miss the keys below `x/`, but a
-    listing after `w` has them. So the key is cut at the first character below `/`, and its last character is lowered by
+    A store that sorts by path puts `x/1` before `x-1`. A listing after `x-1` would miss the keys below `x/`. A listing
+    after `w` has these keys. So the key is cut at the first character below `/`, and its last character is lowered by
     one. The result is empty if only a listing of the whole prefix is complete.
     """
     if start_after <= prefix:

@@ -1,4 +1,4 @@
-"""Multipart uploads: files of any size with one part in memory, and the uploads that a crash left unfinished."""
+"""Multipart uploads of files of any size, with one part in memory, and listings of unfinished uploads."""
 
 import io
 import logging
@@ -36,10 +36,12 @@ class MultipartUploads:
         self._retries, self._part_bytes = retries, part_bytes
 
     def put(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
-        """Upload the file unless the key is taken. Return whether this call stored it; an earlier attempt may have.
+        """Upload the file unless the key is taken. Return whether this call stored the file.
+
+        `False` does not exclude that an earlier attempt stored the file.
 
         Raises:
-            StoreUnavailable: No response. The upload is aborted if the store responds to that.
+            StoreUnavailable: The store does not answer. The upload is aborted if the store answers the abort.
             OutcomeUnknown: Another process ended this upload.
         """
         upload_id = self._retries.call(lambda: self._begin_upload(key, metadata, proceed))
@@ -96,7 +98,7 @@ class MultipartUploads:
     ) -> bool:
         """Complete the upload. Return whether this request created the object.
 
-        `NoSuchUpload` means that an earlier attempt has completed the upload, or that it was aborted.
+        `NoSuchUpload` means that an earlier attempt has completed the upload, or that the upload was aborted.
         """
         proceed()
         with translate_s3_errors(self._describe("complete", key)):

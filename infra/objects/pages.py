@@ -1,9 +1,8 @@
-"""Fast parser for pages of listings and of bulk deletes, which takes half of botocore's time.
+"""Fast parser for pages of listings and of bulk deletes. It needs half of botocore's time.
 
-A listing of ten million objects has ten thousand pages of a thousand keys. For each element botocore walks the
-description of the response. Here the repeated elements are extracted from the response first, with the XML parser in C.
-Botocore parses the rest, and the extracted elements are added to its result. A response that does not match S3's
-description is left to botocore, which reports the error.
+For each element, botocore walks the description of the response. A page has a thousand elements. This parser first
+extracts the repeated elements with the XML parser in C. Botocore parses the rest, and the extracted elements are added
+to its result. A response that does not match S3's description is left to botocore, which reports the error.
 
 Source: Amazon S3 API Reference, ListObjectsV2 and DeleteObjects, response elements.
 """
@@ -22,9 +21,9 @@ _ReadElement = Callable[[ET.Element, str], dict[str, Any]]
 
 
 def use_fast_page_parser(client: "S3Client") -> None:
-    """Let `client` parse `Contents` and `Deleted` here.
+    """Let `client` parse `Contents` and `Deleted` with this parser.
 
-    Objects have only key, size in bytes and time of change. Deleted objects have only their key.
+    Listed objects then have only key, size in bytes and time of change. Deleted objects have only their key.
     """
     client.meta.events.register("before-parse.s3.ListObjectsV2", _build_extractor("Contents", _read_object))
     client.meta.events.register("before-parse.s3.DeleteObjects", _build_extractor("Deleted", _read_deleted))
@@ -46,7 +45,7 @@ def _read_deleted(element: ET.Element, namespace: str) -> dict[str, Any]:
 
 
 def _build_extractor(name: str, read: _ReadElement) -> Callable[..., None]:
-    """Return a handler that moves all elements of this name from the response's XML to botocore's result."""
+    """Return a handler that moves all elements of that name from the response's XML to botocore's result."""
 
     def extract(
         response_dict: MutableMapping[str, Any], customized_response_dict: MutableMapping[str, Any], **_: object

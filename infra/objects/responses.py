@@ -1,8 +1,8 @@
-"""Meaning of S3's responses: which of them come from the store, and which error of Sexton each failure is.
+"""Checks that S3's responses come from the store, and translation of failures to errors of Sexton.
 
-A gateway in front of the store may answer 200 without asking the store. Such a foreign response proves nothing and
-counts as no response, so that the request is sent again. A success counts only with the marks that S3 gives to the
-operation's responses.
+A gateway in front of the store may answer 200 without a request to the store. Such a foreign response proves nothing.
+It counts as no response, so that the request is sent again. A success counts only with the marks that S3 gives to
+responses of the operation.
 
 Source: Amazon S3 API Reference, response elements of each operation.
 """
@@ -156,7 +156,7 @@ _ADVICE_BY_CODES = (
     (_MOVED_CODES, "set s3_region and s3_endpoint to where the bucket is"),
 )
 _PASSING_REFUSAL_CODES = _EXPIRED_CODES | {"RequestTimeTooSkewed", "TemporaryRedirect", "Redirect"}
-"""Refusals that may pass when the request is signed again: a renewed token, or a process that was paused."""
+"""Refusals that a newly signed request may avoid, because a token was renewed or the process was paused."""
 _PASSING_REFUSAL_STATUSES = frozenset({302, 307, 405, 501})
 _NO_VALID_RESPONSE = (
     BotoConnectionError,
@@ -183,7 +183,7 @@ _CERTIFICATE_PROBLEM = re.compile(r"certificate verify failed: (.+?) \(_ssl|(hos
 
 
 def error_code(error: ClientError) -> str:
-    """Return the store's error code, or the HTTP status as text for a response without body, as to HEAD."""
+    """Return the store's error code. For a response without a body, as to HEAD, return the HTTP status as text."""
     return str(error.response.get("Error", {}).get("Code", ""))
 
 
@@ -214,9 +214,9 @@ def translate_s3_errors(operation: str) -> Iterator[None]:
     """Raise botocore's errors of the block as errors of Sexton. `operation` names operation, bucket and key.
 
     Raises:
-        StoreUnavailable: No response, a damaged or foreign one, a fault of the store, or its request to slow down.
+        StoreUnavailable: The store does not answer, fails, or asks to slow down, or the response is damaged or foreign.
         InvalidInput: The store does not support the key.
-        ServiceRefused: The store refuses the request, for example without bucket or permission.
+        ServiceRefused: The store refuses the request, for example because a bucket or a permission is missing.
     """
     try:
         yield

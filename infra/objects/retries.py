@@ -22,18 +22,18 @@ _FIRST_CUT_WINDOW_S = 0.1  # the first throttle sets the rate to one request in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """Bounded attempts at one request."""
+    """Bounds of the attempts at one request."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(attempts=6))
     give_up_after_s: float = 120.0  # after the first attempt; no new attempt begins later
     clock: Clock = field(default_factory=Clock)
 
     def call(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` until it succeeds. Wait longer between attempts if the store asks for it.
+        """Call `attempt` until it succeeds. Wait longer between attempts if the store asks to.
 
         Raises:
-            StoreUnavailable, ServiceRefused: The error of the last attempt. Any other error, and a refusal that cannot
-                pass by itself, is raised at once.
+            StoreUnavailable, ServiceRefused: The error of the last attempt. Other errors, and refusals that cannot
+                pass by themselves, are raised at once.
         """
         return self.clock.retry(
             attempt,
@@ -54,8 +54,8 @@ def _should_retry(error: Exception) -> bool:
 class DeleteRate:
     """Adaptive limits for deletes: keys per request, and keys per second.
 
-    Both grow additively and are cut multiplicatively at a throttle. If several threads are throttled at once, only the
-    first cuts: a request that started before the last cut has no effect. Thread-safe.
+    Both limits grow additively, and are cut multiplicatively if the store throttles. If several threads are throttled
+    at once, only the first one cuts: a request that started before the last cut has no effect. Thread-safe.
 
     Source: Apache Iceberg #7127, comment by an S3A maintainer: a request with 1,000 keys counts as 1,000 writes. Its
     retry adds 1,000 writes to an overloaded store. S3A uses 200 keys.
@@ -83,7 +83,7 @@ class DeleteRate:
         return self._keys_per_request
 
     def wait_for_turn(self, keys: int) -> float:
-        """Wait until a request with that many keys may start. Return its start, for `record_throttle`."""
+        """Wait until a request with `keys` keys may start. Return the start for `record_throttle`."""
         with self._lock:
             now_s = self._clock()
             start_s = max(now_s, self._next_start_s)

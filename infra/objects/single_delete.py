@@ -18,12 +18,12 @@ from logstore.units import raise_if_stopped
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_SINGLE_KEY_CODES = BAD_REQUEST_CODES | {"AccessDenied"}  # a policy or a lock may concern this key alone
+_SINGLE_KEY_CODES = BAD_REQUEST_CODES | {"AccessDenied"}  # a policy or a lock may concern only this key
 
 
 @dataclass(slots=True)
 class DeleteOutcomes:
-    """Outcomes of keys so far."""
+    """Outcomes of the keys of one delete, so far."""
 
     deleted: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)  # reason by key
@@ -34,7 +34,7 @@ class DeleteOutcomes:
 
 
 class SingleDelete:
-    """Single deletes in one bucket, a few in parallel. Thread-safe."""
+    """Single deletes in one bucket, up to `parallelism` at once. Thread-safe."""
 
     def __init__(
         self, client: "S3Client", bucket: str, *, retries: Retries, rate: DeleteRate, parallelism: int = 8
@@ -45,7 +45,7 @@ class SingleDelete:
     def delete(self, keys: Sequence[str], outcomes: DeleteOutcomes) -> None:
         """Delete each key by a separate request, and record its outcome.
 
-        If the store stops answering, remaining keys are not sent and get no outcome.
+        If the store stops answering, the remaining keys are not requested and get no outcome.
         """
         stopped = Event()
         with ThreadPoolExecutor(min(self._parallelism, len(keys))) as threads:

@@ -23,7 +23,8 @@ class S3ObjectStore:
     """`ObjectStore` over one bucket. Thread-safe.
 
     Every request is retried with jittered pauses within the bounds of `retries`. Botocore's retries are off, so that
-    each attempt is visible in spans. Keys that a supported store confuses with others are neither written nor deleted.
+    each attempt is visible in spans. Keys that a supported store may confuse with other keys are neither written nor
+    deleted.
     """
 
     def __init__(
@@ -124,7 +125,6 @@ class S3ObjectStore:
         return f"{verb} {self.bucket}/{key}"
 
     def _put_once(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
-        """Return whether the key holds the object afterwards."""
         with translate_s3_errors(self._describe("put", key)):
             try:
                 self._client.put_object(
@@ -138,7 +138,7 @@ class S3ObjectStore:
         return self._holds_object(key, body, metadata)
 
     def _holds_object(self, key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
-        """Return whether a taken key holds exactly this object, because an earlier attempt has stored it."""
+        """Return whether a taken key has exactly this object, because an earlier attempt has stored the object."""
         head = self._head_once(key)
         if head is None:  # deleted meanwhile, or (SeaweedFS) a folder of this name
             raise StoreUnavailable(f"{self._describe('put', key)}: refused as taken, yet no object is there")
@@ -149,7 +149,7 @@ class S3ObjectStore:
         return stored is not None and stored.body == body
 
     def _holds_file(self, key: str, file: BinaryIO, metadata: Mapping[str, str]) -> bool:
-        """Return whether a taken key holds exactly this file. One part at a time is in memory."""
+        """Return whether a taken key has exactly this file. Only one part is in memory at a time."""
         head = self.head(key)
         if head is None:
             raise StoreUnavailable(f"{self._describe('put', key)}: refused as taken, yet no object is there")
@@ -214,7 +214,7 @@ class S3ObjectStore:
                     etag=response["ETag"],
                 )
                 return info, response["Metadata"]
-        # The response to a HEAD has no body with the error code. A GET of one byte has one.
+        # The response to a HEAD has no body with an error code. The response to a GET of one byte has a body.
         if self._get_range_once(key, 0, 1, {}) is not None:
             raise StoreUnavailable(f"{self._describe('head', key)}: refused, and yet the object can be read")
         return None

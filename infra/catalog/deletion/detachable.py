@@ -149,7 +149,6 @@ def _count_earlier_outcomes(connection: Connection, view: ListView, ids: list[Le
 
 
 def _read_ledger_facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> Iterator[LedgerFacts]:
-    """Yield listed ledgers in list order, read on demand."""
     c = t.ledger_copy.c
     writing = exists().where(
         c.ledger_id == t.ledger.c.ledger_id,

@@ -193,7 +193,7 @@ def topic_tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tal
 
 
 def _lock_topic(connection: Connection, topic_id: TopicId, *, key_share: bool = False) -> Row[Any] | None:
-    """Lock the row exclusively, or with `key_share` only against its removal."""
+    """Lock the topic's row. With `key_share`, the lock only prevents its removal."""
     query = select(t.topic).where(t.topic.c.topic_id == topic_id)
     return connection.execute(query.with_for_update(key_share=key_share)).first()
 

@@ -190,7 +190,6 @@ def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 @contextmanager
 def _translate_errors(url: URL) -> Iterator[None]:
-    """Raise faults of the database as errors of Sexton. Any other error is a bug and passes unchanged."""
     try:
         yield
     except SextonError:

@@ -113,12 +113,10 @@ def _format_server(url: URL) -> str:
 
 
 def _is_psycopg_error(error: DBAPIError, *names: str) -> bool:
-    """Return whether the error has one of these psycopg classes. Psycopg is imported only for PostgreSQL."""
     driver = sys.modules.get("psycopg")
     return driver is not None and any(isinstance(error.orig, attrgetter(name)(driver)) for name in names)
 
 
 def _sqlite_code(error: DBAPIError) -> int | None:
-    """Return SQLite's primary result code, if the error has one."""
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else None

@@ -177,7 +177,7 @@ def _iterate_names(intents: Sequence[DeletionIntent], doubts: dict[int, SextonEr
 def _ask_all(
     questions: Sequence[Question], ask: Callable[[Question], Answer]
 ) -> Iterator[tuple[Question, Answer | SextonError]]:
-    """Ask in parallel. After the first error, the remaining questions get that error."""
+    """Ask in parallel. After the first error, all remaining questions get that error."""
     errors: list[SextonError] = []
 
     def ask_unless_failed(question: Question) -> Answer | SextonError:
