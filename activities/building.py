@@ -87,7 +87,6 @@ class TopicBuilding:
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
 
     def _begin(self, request: BeginBuildInput) -> BuildSummary:
-        """Open the run with its topics. Return the counts if the run ended earlier."""
         self._output.require(request.run_id)
         summary = {"actor": request.actor, "reason": request.reason, _TOPICS: list(request.topic_ids)}
         run = self._runs.open_run(request.run_id, self._kind, claim=own_claim(RUN_CLAIM_S), summary=summary)
@@ -125,7 +124,6 @@ class TopicBuilding:
         return SwitchCounts(**counts)
 
     def _conclude(self, request: ConcludeBuildInput) -> BuildSummary:
-        """Store the counts in the run at the first call, and delete the output."""
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
             left_out = _summarize_build(self._output.published_summary(request.run_id, self._job)).left_out

@@ -72,7 +72,6 @@ class OwnedBulkOutput:
         return summary
 
     def forget(self, run_id: str) -> None:
-        """Remove the output of a run."""
         with effect("reconciliation.forget_output"):
             self._bulk.forget(run_id)
 

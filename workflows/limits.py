@@ -288,7 +288,6 @@ def _served_queue(queue: str) -> FieldRule:
 
 
 def _list_fields(parent: object, prefix: str) -> Iterator[tuple[str, object, str, Any]]:
-    """Yield path, parent, name and value of each field, including fields of nested dataclasses."""
     if not is_dataclass(parent):
         return
     for field in fields(parent):

@@ -87,7 +87,6 @@ def examine(
 def _inspect_copies(
     examination: Examination, intents: Sequence[DeletionIntent], storage: CopyStorage, heartbeats: Heartbeats
 ) -> None:
-    """Inspect copies of one kind. Absence counts only if the store belongs to this catalog."""
     inspect, absent = storage.prepare_inspection(intents), list[DeletionIntent]()
     for intent in intents:
         try:

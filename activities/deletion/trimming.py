@@ -218,7 +218,6 @@ class Trimming:
         return report_detached(self._phase_one.count_detached(request.batch_id), self._ledgers.epoch())
 
     def _prepare(self, topics: list[Topic]) -> list[str]:
-        """Settle and roll the due topics until the store gives no answer. Return the troubles."""
         troubles: list[str] = []
         for topic in self._idle.due(topics):
             raise_if_stopped()

@@ -56,7 +56,6 @@ def _render_type(column: Column[Any]) -> str:
 
 
 def _render_value(default: object) -> str:
-    """Return the source text of a default: a function's name, SQL text, or a literal."""
     if isinstance(default, TextClause):
         return f"text({_quote(default.text)})"
     if isinstance(default, FunctionType):

@@ -127,7 +127,6 @@ class BulkDelete:
     def _delete_page(
         self, keys: list[str], offset: int, outcomes: DeleteOutcomes, error_by_retry_key: dict[str, str]
     ) -> int:
-        """Delete one page from `offset`. Return the number of its keys."""
         raise_if_stopped()
         refusal: _BulkRefused | None = None
         if self._bulk_support.should_try:
@@ -169,7 +168,6 @@ class BulkDelete:
         return len(page)
 
     def _send(self, page: list[str]) -> tuple[set[str], _ErrorByKey]:
-        """Send one DeleteObjects. Return the confirmed keys, and error code and message by failed key."""
         try:
             response = self._client.delete_objects(
                 Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": False}

@@ -45,8 +45,6 @@ def _read_deleted(element: ET.Element, namespace: str) -> dict[str, Any]:
 
 
 def _build_extractor(name: str, read: _ReadElement) -> Callable[..., None]:
-    """Return a handler that moves all elements of that name from the response's XML to botocore's result."""
-
     def extract(
         response_dict: MutableMapping[str, Any], customized_response_dict: MutableMapping[str, Any], **_: object
     ) -> None:

@@ -45,8 +45,6 @@ class ForeignResponse(BotoCoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SuccessMarks:
-    """Marks of an operation's success that comes from the store."""
-
     statuses: tuple[int, ...] = (200,)
     has_etag: bool = False
     has_empty_body: bool = False

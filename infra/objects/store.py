@@ -149,7 +149,6 @@ class S3ObjectStore:
         return stored is not None and stored.body == body
 
     def _holds_file(self, key: str, file: BinaryIO, metadata: Mapping[str, str]) -> bool:
-        """Return whether a taken key has exactly this file. Only one part is in memory at a time."""
         head = self.head(key)
         if head is None:
             raise StoreUnavailable(f"{self._describe('put', key)}: refused as taken, yet no object is there")

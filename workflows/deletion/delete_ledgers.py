@@ -152,7 +152,6 @@ class DeleteLedgers:
 
     @set_rate.validator
     def check_rate(self, request: SetRate) -> None:
-        """Refuse an invalid rate before it is in the history."""
         require_rate(request)
 
     def _show(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:

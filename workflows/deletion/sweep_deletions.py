@@ -59,7 +59,6 @@ class SweepDeletions:
             workflow.continue_as_new(replace(self._request, carried=self._result))
 
     async def _adopt(self) -> bool:
-        """Adopt a batch and run its phase two. Return whether anything was adopted."""
         batch_id = f"sweep-{workflow.uuid4().hex[:12]}"
         adopted = await workflow.execute_activity_method(
             DeletionUpkeep.adopt,

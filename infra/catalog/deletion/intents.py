@@ -134,7 +134,6 @@ def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int,
 
 
 def _page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
-    """Select the next unfinished rows, with the other rows of the batch between them."""
     left, batch = and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)), _P.batch_id == batch_id
     page = select(_P.row_id).where(batch, _P.row_id > after, left).order_by(_P.row_id).limit(max_rows).subquery()
     ends = select(func.min(page.c.row_id).label("first"), func.max(page.c.row_id).label("last")).subquery()

@@ -261,7 +261,6 @@ class SqlPhaseOne(LeasedPort):
 
 
 def _count_for_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> DetachedBatch:
-    """Count the topic's part of a batch before its phase two. The query uses the index by topic."""
     mine = (_P.state == DeletionState.PENDING.value, _P.topic_id == topic_id, _P.batch_id == batch_id)
     return _count_detached(connection, batch_id, *mine)
 
@@ -275,7 +274,6 @@ def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[
 
 
 def _may_be_detachable(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
-    """Select topics with a closed message ledger, a stalled intent, or an abandoned newborn ledger."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     mine = (ledger.list_id == lists.list_id, lists.topic_id == t.topic.c.topic_id)
     data = lists.component == Component.MANAGED_LEDGER.value

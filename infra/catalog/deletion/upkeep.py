@@ -171,7 +171,6 @@ def _select_stalled(now_us: int) -> Select[Any]:
 
 
 def _select_newborn(before_us: int) -> Select[Any]:
-    """Select ledger, list and topic of abandoned newborn ledgers of existing topics."""
     of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
@@ -195,7 +194,6 @@ def _select_ended(now_us: int, before_us: int) -> Select[Any]:
 
 
 def _select_empty_runs(before_us: int) -> Select[Any]:
-    """Select batches without rows that finished, or whose claim lapsed, before the given time."""
     vanished = _R.finished_us.is_(None) & (func.coalesce(_R.claim_until_us, 0) < before_us)
     over = or_(_R.finished_us < before_us, vanished)
     rows = exists().where(_P.batch_id == _R.run_id)

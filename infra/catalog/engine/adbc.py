@@ -134,7 +134,6 @@ class ArrowWriter:
         self.dialect = url.get_backend_name()
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run a statement without parameters. Return its rows."""
         with _translate_errors(self._url), self._connection.cursor() as cursor:
             cursor.execute(statement)
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []

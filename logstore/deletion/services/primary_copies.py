@@ -168,7 +168,6 @@ class PrimaryCopies:
     def remove(
         self, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
     ) -> Mapping[int, RemovalResult]:
-        """Abort dead uploads and delete all segments. Then delete `meta.json` of each copy without segments."""
         objects = self._objects.begin_removal()
         for key in {key for copy in copies.values() for key in copy.uploads}:
             raise_if_stopped()

@@ -125,7 +125,6 @@ def _to_stored_copy(
 def _remove(
     objects: ObjectStore, copies: Mapping[int, StoredCopy], on_progress: Callable[[int], None]
 ) -> dict[int, RemovalResult]:
-    """Abort dead uploads and delete all data objects. Then delete the index of each copy without data."""
     for key in (key for copy in copies.values() for key in copy.uploads):
         raise_if_stopped()
         with effect("tiered.abort_uploads"):
