@@ -1,1 +1,1 @@
-"""The catalog's own id in SQL."""
+"""The catalog's id in SQL."""

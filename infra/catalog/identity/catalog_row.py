@@ -1,4 +1,4 @@
-"""The only row of the table `catalog`, which the first migration inserts."""
+"""The only row of the table `catalog`. The first migration inserts it."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from logstore.errors import CorruptData
 
 
 def read_catalog_row(connection: Connection) -> Row[Any]:
-    """Return the catalog's identity: its id, epoch, number of bundles and next ledger id.
+    """Return the row with the catalog's id, epoch, number of bundles and next ledger id.
 
     Raises:
         CorruptData: The row is lost.

@@ -1,4 +1,4 @@
-"""The port `Identities` in SQL."""
+"""Identities of the catalog and of its buckets in SQL."""
 
 from collections.abc import Iterator, Sequence
 
@@ -22,7 +22,7 @@ _C, _P = t.ledger_copy.c, t.pending_deletion.c
 
 
 class SqlIdentities(CatalogAdapter):
-    """The `Identities` port."""
+    """SQL implementation of `Identities`."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)

@@ -1,1 +1,1 @@
-"""The catalog's side of the record log: what changed, what was flushed, and tombstones."""
+"""The record log in the catalog: unflushed changes, known manifests, and tombstones."""

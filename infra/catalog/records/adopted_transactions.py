@@ -1,4 +1,4 @@
-"""Transactions of a topic, as its adopted segments and their markers tell of them."""
+"""Adoption of transactions: derives the transactions of a topic from its adopted segments and their markers."""
 
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from logstore.transactions.transactions import Participant, TransactionId, Trans
 def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
     """Lock the transactions. Return those that were decided at the flush.
 
-    Adoption gives its own decisions a time after the flush, whatever its clock says.
+    Decisions of adoption always get a time after the flush, even if a clock is wrong.
     """
     flushed_us = _read_flushed_us(connection)
     row_by_txn = lock_transactions(connection, txns)
@@ -34,17 +34,13 @@ def adopt_transactions(
 ) -> None:
     """Store the ranges, the markers and the transactions of adopted segments.
 
-    A marker decides its transaction. An unknown transaction without a marker is open and past its deadline.
+    A marker decides its transaction. An unknown transaction without a marker is inserted as open and past its deadline.
 
-    A marker restores what its transaction acknowledged, and a commit applies it to the subscription. Transactions that
-    were decided at the flush are excepted. The flush holds the cursors as the decision or a later seek left them.
+    A marker restores the acknowledgements of its transaction. A commit marker applies them to the subscription. This is
+    skipped for transactions decided at the flush, because the flushed cursors already include their result or a later
+    seek.
 
-    Args:
-        connection: In a writing transaction.
-        topic_id: Topic of the segments.
-        topic_name: Its name.
-        segments: In the order of the log, without segments that were registered before.
-        now_us: Time of the catalog's clock.
+    `segments` are in the order of the log. They do not include segments that were registered before.
     """
     _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).store()
 

@@ -1,4 +1,4 @@
-"""Adoption: a rebuilt catalog takes in what storage holds beyond the last flush."""
+"""Adoption in SQL: a rebuilt catalog gets the ledgers and segments that storage has beyond the last flush."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -51,7 +51,7 @@ _LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id
 
 
 class SqlAdoption(CatalogAdapter):
-    """The `Adoption` port."""
+    """SQL implementation of `Adoption`."""
 
     @reads
     def issued_ids(self, connection: Connection) -> IssuedIds:
@@ -123,7 +123,7 @@ class SqlAdoption(CatalogAdapter):
         _remove_unnamed(connection)
         close_followed_ledgers(connection, now_us=now_us)
         recount_all_unsealed(connection)
-        # workflows that had these intents name another epoch, and one of them may still run under the next id
+        # workflows of these intents name another epoch, and may still run under the next workflow id
         move_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
 
     def report(self) -> AdoptionReport:
@@ -131,7 +131,7 @@ class SqlAdoption(CatalogAdapter):
 
     @writes()
     def finish(self, connection: Connection) -> None:
-        """Let the catalog be READY.
+        """Make the catalog READY.
 
         Raises:
             PreconditionFailed: A topic is not settled.
@@ -155,7 +155,7 @@ def _read_absence(connection: Connection) -> AbsenceCounts:
 
 
 def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:
-    """Return ledgers whose list and topic have a row, ascending."""
+    """Return ledgers whose list and topic have rows, ascending."""
     columns = (
         t.ledger,
         t.ledger_list.c.topic_id,
@@ -196,9 +196,9 @@ def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, lim
 
 
 def _remove_revived(connection: Connection) -> None:
-    """Remove ledgers that came back from an older version of their record. Their objects stay.
+    """Remove ledgers of which an old record version returned. Their objects stay.
 
-    Such a ledger is not in its list, or an intent has a later generation. Ledgers without a list are removed too.
+    No list names such a ledger, or an intent has a later generation. Ledgers without a list are removed too.
     """
     is_superseded = exists().where(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
     is_unlisted = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
@@ -216,7 +216,7 @@ def _remove_revived(connection: Connection) -> None:
 
 
 def _is_lost(column: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Select rows that name a ledger which is in no list, or whose objects are missing."""
+    """Select rows that name a ledger which is in no list or lacks objects."""
     is_missing = exists().where(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == AdoptionOutcome.MISSING.value)
     return and_(column.is_not(None), or_(~_is_listed(column), is_missing))
 
@@ -226,7 +226,10 @@ def _is_listed(column: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 def _forget_lost_snapshots(connection: Connection) -> None:
-    """Let cursors continue with their rows and buffers with the log. Delayed indexes are built again from the log."""
+    """Remove references to lost ledgers.
+
+    Cursors, transaction buffers and delayed indexes then do without the snapshots.
+    """
     drop_cursors_snapshots(connection, _is_lost(t.cursor.c.snapshot_ledger))
     drop_snapshots(connection, _is_lost(t.transaction_snapshot.c.ledger_id))
     bucket = t.delayed_bucket.c

@@ -1,4 +1,4 @@
-"""Rows of `adoption`: what storage holds of each ledger, and what became of it. Nothing else writes them."""
+"""Rows of `adoption`: staged differences of ledgers, and their outcomes. No other module writes them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _A: Final = t.adoption.c
 _MAX_LEDGERS_PER_PAGE: Final = 500
-_MAX_PAGE_CHARACTERS: Final = 2 << 20  # of JSON, which takes about ten times as much memory once it is parsed
+_MAX_PAGE_CHARACTERS: Final = 2 << 20  # of JSON; parsed JSON takes about ten times as much memory
 
 
 @cache
@@ -29,7 +29,7 @@ def _ledger_adapter() -> "TypeAdapter[StagedLedger]":
 def replace_staged(
     connection: Connection, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None
 ) -> None:
-    """Replace the unsettled rows of a part of a shard: ids after `above`, up to and including `up_to`."""
+    """Replace the unsettled rows of a part of a shard: ids above `above`, up to and including `up_to`."""
     part = [_A.shard == shard, _A.ledger_id > above, _A.adoptee.is_(None)]
     if up_to is not None:
         part.append(_A.ledger_id <= up_to)
@@ -56,7 +56,7 @@ def unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: int) -
 
 
 def iterate_staged(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
-    """Yield the unsettled ledgers of a topic, ascending, in pages of a few MB or of one ledger."""
+    """Yield the unsettled ledgers of a topic, ascending. A page has a few MB, or one ledger."""
     after = -1
     while ids := _next_page(connection, topic_id, after):
         facts = select(_A.facts).where(among(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
@@ -82,7 +82,7 @@ def settle_ledgers(
     adoptee_by_ledger: Mapping[LedgerId, AdoptionOutcome],
     segments_by_ledger: Mapping[LedgerId, int],
 ) -> None:
-    """Save what became of staged ledgers and how many segments each got. Their facts are dropped."""
+    """Save the outcome and the number of adopted segments of staged ledgers. Their staged data is dropped."""
     rows = [
         (ledger_id, adoptee.value, segments_by_ledger.get(ledger_id, 0))
         for ledger_id, adoptee in adoptee_by_ledger.items()
@@ -106,7 +106,7 @@ def settle_unstaged(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Save what became of ledgers that have no staged row. An earlier result stays unless `overwrite`."""
+    """Save the outcome of ledgers without a staged row. An existing row stays unchanged unless `overwrite`."""
     rows = [
         {
             "ledger_id": ledger_id,
@@ -126,22 +126,22 @@ def settle_unstaged(
 
 
 def count_adoptees(connection: Connection) -> dict[AdoptionOutcome, tuple[int, int]]:
-    """Return the number of ledgers and of adopted segments by what became of the ledgers."""
+    """Return the number of ledgers and of adopted segments for each outcome."""
     query = select(_A.adoptee, func.count(), func.sum(_A.segments)).where(_A.adoptee.is_not(None))
     rows = connection.execute(query.group_by(_A.adoptee))
     return {AdoptionOutcome(name): (ledgers, int(segments)) for name, ledgers, segments in rows}
 
 
 def count_absent(connection: Connection) -> int:
-    """Count the ledgers that were staged as absent, settled or not."""
+    """Count the ledgers that were staged as ABSENT, whether settled or not."""
     query = select(func.count()).select_from(t.adoption).where(_A.standing == StorageDiscrepancy.ABSENT.value)
     return connection.execute(query).scalar_one()
 
 
 def count_removed(connection: Connection) -> int:
-    """Count the ledgers whose rows adoption has removed, without those that ended before the flush.
+    """Count the ledgers whose rows adoption has removed. Ledgers that were deleted before the flush are not counted.
 
-    With them the share of absent ledgers does not rise when a process dies between two steps.
+    The count keeps the share of absent ledgers constant if a process dies between two steps.
     """
     had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
     is_settled = (_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
@@ -151,13 +151,13 @@ def count_removed(connection: Connection) -> int:
 
 
 def sample_ledger_ids(connection: Connection, adoptee: AdoptionOutcome) -> tuple[LedgerId, ...]:
-    """Return the lowest ids of ledgers with that result, at most `MAX_SAMPLE_ITEMS`."""
+    """Return the lowest ids of ledgers with this outcome, at most `MAX_SAMPLE_ITEMS`."""
     page = select(_A.ledger_id).where(_A.adoptee == adoptee.value).order_by(_A.ledger_id).limit(MAX_SAMPLE_ITEMS)
     return tuple(LedgerId(ledger_id) for ledger_id in connection.execute(page).scalars())
 
 
 def sample_topic_names(connection: Connection, adoptee: AdoptionOutcome) -> tuple[str, ...]:
-    """Return the first names of topics that have ledgers with that result, at most `MAX_SAMPLE_ITEMS`."""
+    """Return the first names of topics that have ledgers with this outcome, at most `MAX_SAMPLE_ITEMS`."""
     mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == adoptee.value)
     return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)).scalars())
 

@@ -1,8 +1,8 @@
-"""Changes since the last flush, read in one transaction as versions of the records that the outbox names.
+"""Changes since the last flush, read in one transaction as record versions.
 
-One statement reads the rows of one kind, joined with the rows of other tables that belong to them. If a record has many
-rows of another table, such as the participants of a transaction, one more statement reads them for each batch. If no
-batch can hold some value, the batch is halved until only the row with that value is left out.
+One statement reads the rows of one kind, joined with rows of other tables. If a record has many rows of another table,
+such as the participants of a transaction, a second statement reads these rows for each batch. If a batch cannot be
+converted to Arrow, the batch is halved, until only the row with the bad value is left out.
 """
 
 import json
@@ -39,8 +39,8 @@ from logstore.ports.catalog import UnrecordableRecord
 from logstore.records.kinds import COLUMNS_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 
 _ROWS_PER_BATCH: Final = 50_000
-_LISTS_PER_BATCH: Final = 500  # each row has the ids of all ledgers of its list
-_MAX_VALUE_CHARACTERS: Final = 100  # of a value that no block can hold, as a refusal shows it
+_LISTS_PER_BATCH: Final = 500  # each row has all ledger ids of a list
+_MAX_VALUE_CHARACTERS: Final = 100  # of a value that no block can hold, in a message
 _CONVERSION_ERRORS: Final = (pa.ArrowException, ArithmeticError, TypeError, ValueError)
 _EXPECTED_BY_TYPE: Final = {
     "int64": "a whole number of 64 bits",
@@ -49,7 +49,7 @@ _EXPECTED_BY_TYPE: Final = {
 }
 _O, _S = t.record_outbox.c, t.tombstone.c
 _PRIMARY, _TIERED = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
-_COLUMN_BY_FIELD: Final = {"list_version": "version", "ledger_epoch": "epoch"}  # fields with another name than theirs
+_COLUMN_BY_FIELD: Final = {"list_version": "version", "ledger_epoch": "epoch"}  # fields whose column has another name
 _PARTS: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple[str, ...]]]]] = {
     RecordKind.TRANSACTION: {
         "participants": (t.transaction_participant, ("sequence", "tc_id")),
@@ -57,16 +57,16 @@ _PARTS: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple[str, ...]]]]] 
     },
     RecordKind.INDEX: {"buckets": (t.delayed_bucket, ("topic_id",))},
 }
-"""Fields of aggregates: rows of another table as JSON, without the columns that are the record's key."""
+"""Fields that contain rows of another table as JSON, without the columns of the record's key."""
 
 
 class SqlChanges:
-    """The `Changes` of one reading transaction."""
+    """SQL implementation of `Changes`, within one reading transaction."""
 
     def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
         """Read the versions of the outbox rows. The first statement fixes the moment of the transaction.
 
-        A bitmap holds them, because there may be many millions, mostly without gaps.
+        A bitmap holds the versions, because there may be many millions of them, mostly without gaps.
         """
         self._connection, self._at_us = connection, at_us
         self._condition = _select_changes(cursors=cursors) if page is None else _oldest(connection, page, cursors)
@@ -105,7 +105,7 @@ class SqlChanges:
     def _to_batches(
         self, kind: RecordKind, latest: FromClause, names: Sequence[str], rows: Sequence[Any]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as one batch, or as batches of halves without the rows that no batch can hold."""
+        """Yield the rows as one batch, or in halves without the rows that no batch can hold."""
         try:
             yield self._to_batch(kind, latest, names, rows)
         except _CONVERSION_ERRORS as error:
@@ -131,7 +131,7 @@ class SqlChanges:
 
 
 def _to_unrecordable(kind: RecordKind, names: Sequence[str], row: Any, error: Exception) -> UnrecordableRecord:  # noqa: ANN401
-    """Return the refusal of a row. It names the first field that cannot be converted alone, if there is one."""
+    """Return the refusal of a row. It names the first field that cannot be converted, if there is one."""
     values = dict(zip(names, row, strict=True))
     name, expected, found = "", "values that Arrow can hold", ascii(str(error))
     for field in block_schema(kind):
@@ -148,12 +148,12 @@ def _to_unrecordable(kind: RecordKind, names: Sequence[str], row: Any, error: Ex
 
 
 def _select_changes(*, cursors: bool) -> ColumnElement[bool]:
-    """Select all outbox rows, or with `cursors` false all but the cursors that can wait.
+    """Select all outbox rows. Without `cursors`, leave out cursors that can wait.
 
     Two sorts of cursors cannot wait:
 
-    1. Cursors of a topic whose cursor snapshot has an intent in the outbox. A block with that intent needs a block
-       with the cursor that no longer names the snapshot.
+    1. Cursors of a topic whose cursor snapshot has an intent in the outbox. The flush that writes the intent must also
+       write that the cursor no longer names the snapshot.
     2. Cursors of a transaction that has changed. Otherwise a rebuild would undo half of a commit.
     """
     if cursors:
@@ -166,7 +166,7 @@ def _select_changes(*, cursors: bool) -> ColumnElement[bool]:
 
 
 def _oldest(connection: Connection, page: int, cursors: bool) -> ColumnElement[bool]:
-    """Select the `page` oldest outbox rows. The end of a flush takes the cursors that are left out."""
+    """Select the `page` oldest outbox rows. Cursors that are left out are flushed at the end of the flush."""
     is_selected = true() if cursors else _O.kind != RecordKind.CURSOR.value
     first_rows = select(_O.version).where(is_selected).order_by(_O.version).limit(page).subquery("page")
     last = connection.execute(select(func.max(first_rows.c.version))).scalar()
@@ -174,7 +174,7 @@ def _oldest(connection: Connection, page: int, cursors: bool) -> ColumnElement[b
 
 
 def _cursors_of_transactions() -> Select[tuple[int]]:
-    """Select the cursors of subscriptions that acknowledged in a transaction with changes."""
+    """Select the cursors of subscriptions that acknowledged entries in a changed transaction."""
     p, changed = t.transaction_participant.c, t.record_outbox.alias("changed")
     same_sequence = and_(changed.c.kind == RecordKind.TRANSACTION.value, changed.c.id == p.sequence)
     same_cursor = and_(t.cursor.c.topic_id == p.topic_id, t.cursor.c.name == p.subscription)
@@ -183,14 +183,13 @@ def _cursors_of_transactions() -> Select[tuple[int]]:
 
 
 def _select_latest(kind: RecordKind, condition: ColumnElement[bool]) -> FromClause:
-    """Select the newest change of each record of a kind."""
     newest = (func.max(_O.version).label("version"), func.max(_O.at_us).label("at_us"))
     mine = select(_O.id, _O.sub, *newest).where(_O.kind == kind.value, condition)
     return mine.group_by(_O.id, _O.sub).subquery("latest")
 
 
 def _select_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: str) -> Select[Any]:
-    """Select versions of a kind by id and sub, with the columns of the kind."""
+    """Select record versions of a kind, ascending by id and sub, with the columns of the kind."""
     source, changed = SOURCES[kind], latest.c
     row = t.metadata.tables[source.table]
     key, has_generation = row.c[source.id], "generation" in row.c
@@ -224,7 +223,6 @@ def _is_row_of(kind: RecordKind, changed: Any, row: Any) -> ColumnElement[bool]:
 
 
 def _join_ledger_parts(ledgers: Any) -> Any:  # noqa: ANN401 - a join
-    """Join ledgers with the rows of their lists, topics and copies."""
     ledger_list, ledger = t.ledger_list.c, t.ledger.c
     joined = ledgers.outerjoin(t.ledger_list, ledger_list.list_id == ledger.list_id)
     joined = joined.outerjoin(t.topic, t.topic.c.topic_id == ledger_list.topic_id)
@@ -234,7 +232,7 @@ def _join_ledger_parts(ledgers: Any) -> Any:  # noqa: ANN401 - a join
 
 
 def _select_fields(kind: RecordKind, row: Any, dialect: str) -> dict[str, ColumnElement[Any]]:  # noqa: ANN401 - a table
-    """Return the columns of the kind's fields. A ledger and a list have some of other tables."""
+    """Return the columns of the kind's fields. Ledgers and lists also have columns of other tables."""
     joined: dict[str, ColumnElement[Any]] = {}
     if kind is RecordKind.LIST:
         joined["ledgers"] = _select_listed(row.c.list_id, dialect)
@@ -253,7 +251,7 @@ def _json_as_text(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def _select_listed(list_id: ColumnElement[int], dialect: str) -> ColumnElement[Any]:
-    """Select the places, which are ids, of listed ledgers: as JSON on SQLite, as an array on PostgreSQL."""
+    """Select the ids of listed ledgers: as JSON on SQLite, as an array on PostgreSQL."""
     place = t.ledger.c.place
     places = func.json_group_array(place) if dialect == "sqlite" else func.array_agg(place)
     return select(places).where(t.ledger.c.list_id == list_id, place.is_not(None)).scalar_subquery()

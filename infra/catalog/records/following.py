@@ -1,9 +1,9 @@
-"""The `ReplicaDatabase` port: one step of a replica is one transaction, which also stores the step's manifest.
+"""Replica database in SQL. One step is one transaction, which also stores the manifest of the step.
 
-A process may die at any moment, and a lost step is repeated. A step takes only versions of manifests after the stored
-one, so they are newer than all rows of the database.
+A process may die at any moment, and a lost step is repeated. A step applies only record versions of later manifests
+than the stored one. So they are newer than all rows of the database.
 
-The functions of a cold start make rows from versions. In addition, tombstones remove rows, a topic may take the
+Rows are made by the functions of a cold start. Three things are different: tombstones remove rows, a topic may take the
 name of a plainly deleted topic, and totals of ledgers with new segments are computed again.
 """
 
@@ -52,7 +52,7 @@ _PARENT_TABLES: Final[dict[RecordKind, Table]] = {_K.TOPIC: t.topic, _K.LEDGER: 
 
 
 class SqlReplica:
-    """The `ReplicaDatabase` port, over a database that is opened for it."""
+    """SQL implementation of `ReplicaDatabase`."""
 
     def __init__(self, database: Database, database_url: str) -> None:
         self._db, self._url = database, database_url
@@ -80,7 +80,8 @@ class SqlReplica:
             applied = _Step(connection).apply(versions)
             for name, rows in unrecorded_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
                 replica_rows.replace_all_rows(connection, t.metadata.tables[name], rows)
-            replica_rows.delete_all_rows(connection, t.record_outbox)  # triggers fill it, and a replica never flushes
+            # triggers fill the outbox, and a replica never flushes
+            replica_rows.delete_all_rows(connection, t.record_outbox)
             return applied
 
         with effect("records.apply"):
@@ -105,23 +106,24 @@ class SqlReplica:
 
 @contextmanager
 def open_replica(database_url: str) -> Iterator[SqlReplica]:
-    """Open the database of a replica for the block.
+    """Open a replica database for the `with` block.
 
     Raises:
-        InvalidInput: Not the URL of a database that can hold a catalog.
+        InvalidInput: The text is not the URL of a database that can hold a catalog.
     """
     with closing(Database(database_url, pool_size=2)) as database:
         yield SqlReplica(database, database_url)
 
 
 class _Step:
-    """One step of a replica: versions of all kinds, parents before their children."""
+    """One step of a replica. Parents are applied before their children."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._counts = Counter[str]()  # by fields of `AppliedCounts`
-        self._changed_ledger_ids = set[int]()  # ledgers with a new version or with new segments
-        self._deleted_topic_ids: list[int] = []  # their lists stay until the ledgers are applied, which need them
+        self._counts = Counter[str]()  # by the fields of `AppliedCounts`
+        self._changed_ledger_ids = set[int]()  # ledgers that changed or have new segments
+        # lists of these topics stay until ledgers are applied, because ledgers need them
+        self._deleted_topic_ids: list[int] = []
 
     def apply(self, versions: VersionReader) -> AppliedCounts:
         connection = self._connection
@@ -139,9 +141,9 @@ class _Step:
         return AppliedCounts(**self._counts)
 
     def _apply_unique(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
-        """Apply all records of a kind with unique names. The newer of two namesakes counts. Return the live versions.
+        """Apply all records of a kind with unique names. Return the live record versions, which must fit in memory.
 
-        They are in memory at once.
+        If two records have the same name, the newer record counts.
         """
         parts = [split_winners(part) for part in versions(kind)]
         for part in parts:
@@ -186,7 +188,7 @@ class _Step:
             replica_rows.upsert_rows(self._connection, table, rows)
 
     def _select_with_parent(self, kind: RecordKind, live: pa.Table) -> pa.Table:
-        """Return the versions whose parent has a row. Kinds without a parent stay as they are."""
+        """Return the record versions whose parent has a row. Kinds without a parent are not filtered."""
         if kind not in PARENT_BY_KIND:
             return live
         column = "topic_id" if kind in {_K.LIST, _K.CURSOR} else "id"
@@ -195,7 +197,7 @@ class _Step:
         return select_with_parent(live, parent_ids, column)
 
     def _apply_tombstones(self, kind: RecordKind, part: SplitWinners) -> None:
-        """Replace rows by newer tombstones, and remove tombstones of records with newer versions."""
+        """Replace rows by newer tombstones, and remove tombstones of records that have newer versions."""
         if kind not in _PARENT_TABLES:
             return
         is_kind = t.tombstone.c.kind == kind.value
@@ -216,7 +218,7 @@ class _Step:
         self._counts.update(removed=replica_rows.delete_rows(self._connection, t.topic.c.topic_id, ids))
 
     def _find_covered(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
-        """Return facts of ended records, from their rows or else from versions that came with their tombstones."""
+        """Return columns of deleted records, from their rows or else from record versions in the same step."""
         if kind is not _K.LEDGER:
             return covered
         rows = replica_rows.read_covered_ledgers(self._connection, ids)

@@ -1,9 +1,9 @@
-"""The `RebuildDatabase` port: a bulk load of a catalog into an empty database, as a whole or not at all.
+"""Load of a rebuilt catalog in SQL: a bulk load into an empty database, complete or not at all.
 
-On PostgreSQL the load is one transaction that locks the tables. On SQLite it writes a new file beside the target, under
-a name that no process opens. The file gets its name once it is complete and on the disk.
+On PostgreSQL the load is one transaction that locks the tables. On SQLite the load writes a new file beside the target,
+under a name that no process opens. After the file is complete and synced, it gets its name.
 
-Triggers are off during the load, because the rows are in blocks already. Indexes are built afterwards.
+Triggers are disabled during the load, because blocks already contain the rows. Indexes are built afterwards.
 """
 
 import os
@@ -31,25 +31,20 @@ from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import LOAD_ORDER, RowFilesFolder
 from logstore.transactions.transactions import MAX_COORDINATORS
 
-# tables that every writer uses: their locks stop all work that begins during the load
+# Every writer uses these tables. Their locks stop all work that begins during the load.
 _LOCKED_TABLES: Final = ("topic", "ledger", "pending_deletion", "record_log", "catalog")
 _NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
     "ledger_list": ("list_id", RecordKind.LIST),
     "cursor": ("cursor_id", RecordKind.CURSOR),
     "pending_deletion": ("row_id", RecordKind.DELETION),
 }
-"""Tables that number their rows: the numbered column, and the kind of records whose ids these numbers are."""
+"""Tables that number their rows: numbered column, and kind of the records with these ids."""
 
 
 class SqlRebuild:
-    """The `RebuildDatabase` port: a database into which a catalog is rebuilt. It is opened on demand."""
+    """SQL implementation of `RebuildDatabase`. The database is opened on demand."""
 
     def __init__(self, database_url: str) -> None:
-        """Parse the URL.
-
-        Raises:
-            InvalidInput: Not the URL of a database that can hold a catalog.
-        """
         self._url, self._parsed_url = database_url, parse_database_url(database_url)
 
     def read_target(self) -> RebuildTarget:
@@ -90,10 +85,7 @@ class SqlRebuild:
             database.write(lambda connection: end_rebuild(connection, rebuild))
 
     def _require_unloaded(self, writer: ArrowWriter, load: CatalogLoad) -> None:
-        """Check again under the locks: the second of two loads at once finds the rows of the first.
-
-        A retry after the load of the same rebuild finds it in `target`.
-        """
+        """Check again under the locks: if two loads run at once, the second finds the rows of the first."""
         ((rebuild, manifest),) = writer.execute("SELECT rebuild, manifest FROM record_log")
         if rebuild or manifest:
             raise self._not_empty_error(
@@ -102,7 +94,8 @@ class SqlRebuild:
 
     def _load_file(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         path = Path(str(self._parsed_url.database))
-        # files of attempts that died; a live attempt whose file is removed here cannot name it, and is repeated
+        # Files of attempts that died. If the file of a live attempt is removed here, that attempt fails and is
+        # repeated.
         for old_file in path.parent.glob(f".{path.name}.{load.rebuild}.*"):
             old_file.unlink(missing_ok=True)
         new = path.with_name(f".{path.name}.{load.rebuild}.{uuid4().hex[:8]}")
@@ -121,7 +114,7 @@ class SqlRebuild:
                 leftover.unlink(missing_ok=True)
 
     def _publish_file(self, new: Path, path: Path) -> None:
-        """Give the file its name. An empty catalog under that name is removed."""
+        """Give the file its name. An empty catalog with that name is removed."""
         if path.exists():
             if self.read_target().rebuild:
                 raise self._not_empty_error("a catalog that another attempt has loaded meanwhile")
@@ -132,7 +125,7 @@ class SqlRebuild:
 
 
 def describe_content(connection: Connection) -> str:
-    """Return the content of a database as a phrase, or an empty text for an empty database."""
+    """Describe the content of a database in a phrase. Return an empty text for an empty database."""
     row = read_log_row(connection)
     if row.rebuild:
         return f"a replica, {row.rebuild}" if row.state == REPLICA else f"a catalog of rebuild {row.rebuild}"
@@ -154,7 +147,7 @@ def _sync(path: Path) -> None:
 
 
 def _load_tables(writer: ArrowWriter, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
-    """Load all tables, and write the rows that no record holds."""
+    """Load all tables, and write the rows that no record has."""
     with _without_indexes(writer):
         for name in LOAD_ORDER:
             for part in files.part_paths(name):
@@ -172,7 +165,7 @@ def _load_tables(writer: ArrowWriter, load: CatalogLoad, files: RowFilesFolder, 
 
 @contextmanager
 def _without_indexes(writer: ArrowWriter) -> Iterator[None]:
-    """Drop the triggers and all indexes that guard nothing, and create them again after the block."""
+    """Drop triggers and indexes before the block and create them again after it. Constraints stay."""
     names = ", ".join(f"'{name}'" for name in LOAD_ORDER)
     if writer.dialect == "sqlite":
         schema_rows = writer.execute(
@@ -199,7 +192,7 @@ def _without_indexes(writer: ArrowWriter) -> Iterator[None]:
 
 
 def _set_next_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
-    """Let new rows get numbers above all that the lost catalog can have given out."""
+    """Set sequences so that new rows get numbers above all that the lost catalog may have given out."""
     blocks = load.manifest.blocks
     last_by_column = {
         ("topic", "topic_id"): load.manifest.ceilings.topic - 1,
@@ -212,7 +205,7 @@ def _set_next_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
             writer.execute(f"SELECT setval(pg_get_serial_sequence('{name}', '{column}'), {max(last, 1)})")
         else:
             writer.execute(f"DELETE FROM sqlite_sequence WHERE name = '{name}'")
-            if name not in {"ledger_list", "cursor"}:  # there SQLite continues after the highest row
+            if name not in {"ledger_list", "cursor"}:  # for the others SQLite continues after the highest row
                 writer.execute(f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{name}', {last})")
 
 
@@ -227,14 +220,14 @@ def _unrecorded_rows_of_load(load: CatalogLoad) -> Iterator[tuple[str, pa.Table]
 def unrecorded_rows(
     manifest: Manifest, *, epoch: int, state: str, pending: str = "{}", rebuild: str | None = None
 ) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows that no record holds, by table: the catalog, its record log, and its coordinators.
+    """Yield the rows that no record has, by table: catalog, record log and coordinators.
 
     Args:
-        manifest: Source of the catalog's rows.
+        manifest: Manifest of the catalog's rows.
         epoch: Epoch of the catalog.
         state: State of its record log.
         pending: Pending stamps as JSON.
-        rebuild: The rebuild that has loaded the catalog and has not ended. Of a replica, its name.
+        rebuild: Unfinished rebuild that loaded the catalog, or name of a replica.
     """
     ceilings = manifest.ceilings
     catalog = {

@@ -1,11 +1,11 @@
-"""Row of the record log, and blocks that are staged for its next manifest. Nothing else writes them.
+"""Row of the record log, and staged blocks. No other module writes them.
 
-Stamps tell this catalog from an older copy of itself. A stamp is pending from its begin until the next manifest is
-settled. A writer begins a stamp for one number, once the manifest before that number is settled. So the settled
-manifest beats every pending stamp: each is for this number or an earlier one.
+A stamp tells this catalog from an older copy of itself. A stamp is pending from its begin until the next manifest is
+settled. A writer begins a stamp only after the previous manifest is settled. So a pending stamp never belongs to a
+later manifest than the next one to be settled.
 
-A rebuilt catalog adopts what storage holds before anybody writes. Otherwise a new append could get the place of an
-answered one, and a ledger in use could seem to be unreferenced. Only the record log writes to a replica's database.
+A rebuilt catalog adopts uploads before any process writes to it. Otherwise a new append could get the position of an
+answered append, and a ledger in use could seem unreferenced. Only the record log writes to a replica database.
 """
 
 import json
@@ -38,7 +38,7 @@ _KNOWN_MANIFEST: Final = select(
 
 
 def read_log_row(connection: Connection) -> Row[Any]:
-    """Return the only row of `record_log`, which the first migration of that table inserts.
+    """Return the only row of `record_log`. A migration inserts it.
 
     Raises:
         CorruptData: The row is lost.
@@ -50,10 +50,10 @@ def read_log_row(connection: Connection) -> Row[Any]:
 
 
 def require_ready(connection: Connection) -> None:
-    """Refuse a write to an incomplete catalog or to a replica.
+    """Refuse a write to an incomplete catalog or to a replica database.
 
     Raises:
-        CatalogAdopting: The catalog was rebuilt and its adoption has not ended, or it is a replica.
+        CatalogAdopting: The catalog is being adopted, or is a replica.
         CorruptData: The row of `record_log` is lost.
     """
     state = _read_state(connection)
@@ -67,10 +67,10 @@ def require_ready(connection: Connection) -> None:
 
 
 def require_no_replica(connection: Connection) -> None:
-    """Refuse an ordinary write or a new manifest in a replica's database.
+    """Refuse an ordinary write or a new manifest in a replica database.
 
     Raises:
-        CatalogAdopting: The database is a replica's.
+        CatalogAdopting: The database is a replica.
         CorruptData: The row of `record_log` is lost.
     """
     if _read_state(connection) == REPLICA:
@@ -101,7 +101,7 @@ def read_known_manifest(connection: Connection) -> KnownManifest:
 
 
 def read_log_state(connection: Connection, *, now_us: int) -> RecordLogState:
-    """Return the state of the record log, and count the changes that wait."""
+    """Return the state of the record log. This counts the outbox rows."""
     row = read_log_row(connection)
     catalog = read_catalog_row(connection)
     next_ids = Ceilings(
@@ -141,7 +141,7 @@ def _read_next_topic_id(connection: Connection) -> int:
 
 
 def take_claim(connection: Connection, claim: Claim, *, now_us: int) -> bool:
-    """Take or renew the claim unless the claim of another workflow is alive. Return whether it was taken."""
+    """Take or renew the claim unless another workflow has a live claim. Return whether it was taken."""
     read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
     return bool(connection.execute(update(t.record_log).where(free).values(**claim_columns(claim, now_us))).rowcount)
@@ -155,12 +155,13 @@ def release_claim(connection: Connection, workflow_id: str) -> None:
 def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
     """Add a pending stamp.
 
-    Stamps do not expire: a paused writer may still put its manifest, and a catalog that does not know the stamp of the
-    newest manifest refuses itself as an older copy. All stamps go with the next settled manifest. A stamp begins only
-    after its blocks are stored, so stamps pile up only while the store accepts blocks and no manifest.
+    Stamps do not expire, because a paused writer may still store its manifest. A catalog that does not know the stamp
+    of the newest manifest refuses to work, as an older copy. The next settled manifest removes all pending stamps. A
+    stamp begins only after its blocks are stored. So stamps accumulate only while the store accepts blocks but no
+    manifest.
 
     Raises:
-        CatalogAdopting: The catalog is a replica, which puts no manifest.
+        CatalogAdopting: The catalog is a replica, which stores no manifests.
     """
     require_no_replica(connection)
     row = connection.execute(select(_L.pending).with_for_update()).one()
@@ -176,7 +177,7 @@ def is_manifest_settled(connection: Connection, number: int) -> bool:
 
 
 def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
-    """Make a manifest the newest one, and drop all pending stamps. Ceilings never fall."""
+    """Make a manifest the newest, and remove all pending stamps. Ceilings never fall."""
     raised = {
         "ledger_ceiling": _max_of(_L.ledger_ceiling, ceilings.ledger),
         "topic_ceiling": _max_of(_L.topic_ceiling, ceilings.topic),
@@ -191,7 +192,7 @@ def _max_of(column: ColumnElement[int], value: int) -> ColumnElement[int]:
 
 
 def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -> None:
-    """Save blocks for the manifest that ends the flush. Call it before the outbox rows of their page are removed."""
+    """Save blocks for the last manifest of the flush. Call it before the outbox rows of the page are removed."""
     if not blocks:
         return
     oldest_us = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
@@ -203,12 +204,12 @@ def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -
 
 
 def unstage_blocks(connection: Connection) -> None:
-    """Forget all staged blocks, which a manifest names by now or nothing needs."""
+    """Remove all staged blocks: a manifest names them now, or nothing needs them."""
     connection.execute(delete(t.record_staged))
 
 
 def end_rebuild(connection: Connection, rebuild: str) -> None:
-    """Forget the rebuild that has loaded the catalog, because the catalog is complete."""
+    """Record that the rebuild of the catalog is complete."""
     connection.execute(update(t.record_log).where(_L.rebuild == rebuild).values(rebuild=None))
 
 
@@ -218,5 +219,5 @@ def is_adopting(connection: Connection) -> bool:
 
 
 def end_adoption(connection: Connection) -> None:
-    """Let every process write to the catalog."""
+    """Make the catalog READY."""
     connection.execute(update(t.record_log).where(_L.state == ADOPTING).values(state=READY))

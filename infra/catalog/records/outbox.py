@@ -1,4 +1,4 @@
-"""The outbox and the state of the record log, in SQL."""
+"""Outbox and state of the record log in SQL."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _KEYS_PER_STATEMENT = 50_000
 _OUTBOX_ROWS_PER_TRANSACTION = 5_000  # SQLite has one writer at a time
-_SQLITE_PAUSE_S = 0.006  # between transactions: a writer that waits for SQLite's lock looks again after at most 3 ms
+_SQLITE_PAUSE_S = 0.006  # between transactions; a writer that waits for SQLite's lock looks again after at most 3 ms
 
 
 class SqlRecords(CatalogAdapter):
-    """The `Records` port."""
+    """SQL implementation of `Records`."""
 
     def known_manifest(self) -> KnownManifest:
         return self._db.read(read_known_manifest)
@@ -76,7 +76,7 @@ class SqlRecords(CatalogAdapter):
             yield SqlChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
 
     def requeue_all_records(self) -> None:
-        """Record each kind in a transaction of its own, so that no writer waits for all of them."""
+        """Use one transaction for each kind, so that writers do not wait for all kinds."""
         for keys in select_all_records():
             self._db.write(lambda c, keys=keys: enqueue_records(c, keys, at_us=self._db.now_us(c)))  # type: ignore[misc]
 
@@ -90,9 +90,10 @@ class SqlRecords(CatalogAdapter):
         shows_own_moment: bool = True,
         staged_blocks: Sequence[Block] = (),
     ) -> None:
-        """Settle the manifest, then empty the outbox in several transactions, so that no writer waits for long.
+        """Settle the manifest, then empty the outbox in several transactions, so that writers do not wait long.
 
-        A process that dies in between leaves rows that the manifest covers. They are flushed again as equal versions.
+        If the process dies in between, the manifest covers some remaining rows. They are flushed again with equal
+        content.
         """
         versions = iter(outbox_rows)
 
@@ -162,17 +163,17 @@ def _compile_unflushed_ledgers(dialect: str) -> Statement:
     ledgers = bulk_parameter(dialect, "ledgers", {"id": BIG})
     ids = select(ledgers.source.c.id)
     tombstones = select(_S.id).where(_S.kind == _LEDGER, _S.id.in_(ids), is_unflushed(_LEDGER, _S.id))
-    # the end of an intent is a change, too, and needs no block
+    # the end of an intent is also a change, but needs no block
     unfinished = _P.state != DeletionState.DELETED.value
     intents = select(_P.ledger_id).where(_P.ledger_id.in_(ids), unfinished)
     intents = intents.where(is_unflushed(RecordKind.DELETION.value, _P.row_id))
-    # if one copy of a ledger goes, the other must be in a block, or a rebuild would not find the ledger
+    # If one copy of a ledger is deleted, a block must have the other copy. Otherwise a rebuild would not find the
+    # ledger.
     copies = select(_L.ledger_id).where(_L.ledger_id.in_(ids), is_unflushed(_LEDGER, _L.ledger_id))
     return Statement(sql=tombstones.union(intents, copies), rows=ledgers)
 
 
 def _compile_lookup(dialect: str, kind: RecordKind) -> Statement:
-    """Select the indexes of keys that have a row or a tombstone."""
     source = SOURCES[kind]
     table: Any = t.metadata.tables[source.table]
     keys = bulk_parameter(dialect, "keys", {"at": BIG, "id": BIG, "sub": TEXT})

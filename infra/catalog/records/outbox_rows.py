@@ -1,13 +1,12 @@
-"""The outbox of the record log: changes of records that no flush has written yet.
+"""Outbox of the record log: changes of records that no flush has written yet.
 
-Triggers insert its rows, and a settled flush removes them. Only a rewrite of the record log inserts rows from Python.
+Triggers insert rows, and a settled flush removes them. Only a rewrite of the record log inserts rows from Python.
 
-A trigger records the change of every statement, in the transaction of the change. It runs after the change, under the
-lock of the row. The outbox's `version` only tells changes apart. A flush writes the number of its manifest instead
-(ADR 15). Only migrations create triggers, since 0009.
+A trigger runs after each statement, in its transaction and under the lock of the row. The outbox's `version` only tells
+changes apart. A flush replaces it by the manifest number (ADR 15). Only migrations create triggers, since 0009.
 
-Removals have no trigger. A removed row with a tombstone is flushed as the tombstone. Another removed row is not
-flushed. If a copy is taken away, the generation of its ledger rises (see `ledger_rows`), which records the ledger.
+Removals have no trigger. If a removed row has a tombstone, the tombstone is flushed. Other removals are not flushed. If
+a copy of a ledger is removed, the generation of the ledger rises (see `ledger_rows`), and so the ledger is recorded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +38,8 @@ class RecordSource(NamedTuple):
 
     table: str
     id: str  # column of the record's id
-    sub: str = ""  # column of the record's sub; empty: it has none
-    number: bool = False  # whether the column of the sub is a number
+    sub: str = ""  # column of the record's sub; empty: no sub
+    number: bool = False  # whether the column of the sub is an integer
 
 
 SOURCES: Final[Mapping[RecordKind, RecordSource]] = {
@@ -60,7 +59,7 @@ SOURCES: Final[Mapping[RecordKind, RecordSource]] = {
 
 
 def select_all_records() -> Iterator[Select[Any]]:
-    """Yield selects of (kind, id, sub): one for the rows of each kind, and one for all tombstones."""
+    """Yield selects of (kind, id, sub): one for each kind, and one for all tombstones."""
     for kind, source in SOURCES.items():
         c = t.metadata.tables[source.table].c
         sub = cast(c[source.sub], Text) if source.sub else literal("")
@@ -69,13 +68,13 @@ def select_all_records() -> Iterator[Select[Any]]:
 
 
 def is_unflushed(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
-    """Select deletions, ledgers or topics that have a change in no block, or that may have one in a staged block."""
+    """Select deletions, ledgers or topics with a change in the outbox. While blocks are staged, all of them match."""
     in_outbox = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED_KINDS)
     return or_(in_outbox, exists().select_from(t.record_staged))
 
 
 def unflushed_ids(kind: str) -> Select[tuple[int]]:
-    """Select the ids of deletions, ledgers or topics that have a change in the outbox."""
+    """Select the ids of deletions, ledgers or topics with a change in the outbox."""
     return select(t.record_outbox.c.id).where(t.record_outbox.c.kind == kind, _INDEXED_KINDS)
 
 
@@ -84,13 +83,13 @@ _INDEXED_KINDS: Final = text("record_outbox.kind IN ('deletion', 'ledger', 'topi
 
 
 def enqueue_records(connection: Connection, keys: Select[Any], *, at_us: int) -> None:
-    """Insert outbox rows for records, so that they are flushed once more."""
+    """Insert outbox rows for records, so that they are flushed again."""
     rows = keys.add_columns(literal(at_us, BigInteger))
     connection.execute(insert(t.record_outbox).from_select(["kind", "id", "sub", "at_us"], rows))
 
 
 def remove_changes(connection: Connection, versions: Sequence[int]) -> None:
-    """Remove the outbox rows with these versions. A run without gaps is removed as a range."""
+    """Remove the outbox rows with these versions. Versions without a gap are removed as a range."""
     if not versions:
         return
     version, first, last = t.record_outbox.c.version, min(versions), max(versions)

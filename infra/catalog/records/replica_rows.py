@@ -1,7 +1,7 @@
-"""Statements that change many rows of a replica's database by their keys, in the transaction of one step.
+"""Bulk changes of rows by keys in a replica database, in the transaction of one step.
 
-They may write every table. A replica's database refuses the usual writing modules, and it keeps neither an audit log
-nor versions of its own.
+Only this module may write to all tables. A replica database refuses writes of other modules. It has no audit log and
+records no changes.
 """
 
 import json
@@ -44,7 +44,7 @@ _TABLES_OF_TRANSACTION: Final = (t.transaction_participant, t.buffer_range)
 
 
 def upsert_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
-    """Insert rows. For a key that has a row, set the given columns instead."""
+    """Insert rows. If a row with the same key exists, set the given columns."""
     insertion = dialect_insert(connection.dialect.name, table)
     keys = [column.name for column in table.primary_key]
     changes = {name: insertion.excluded[name] for name in rows.column_names if name not in keys}
@@ -77,7 +77,7 @@ def _to_pages(table: Table, rows: pa.Table) -> Iterator[list[dict[str, Any]]]:
 
 
 def existing_ids(connection: Connection, column: Column[Any], ids: Iterable[int]) -> Ids:
-    """Return those of the ids that the column holds, ascending."""
+    """Return the ids that the column contains, ascending."""
     existing: list[int] = []
     for page in _pages(ids):
         existing += connection.execute(select(column).where(among(connection, column, page))).scalars()
@@ -87,7 +87,7 @@ def existing_ids(connection: Connection, column: Column[Any], ids: Iterable[int]
 def delete_rows(
     connection: Connection, column: Column[Any], ids: Iterable[int], *conditions: ColumnElement[bool]
 ) -> int:
-    """Delete rows whose column holds one of the ids and that meet all conditions. Return their number."""
+    """Delete rows whose column has one of the ids and that meet all conditions. Return their number."""
     statements = [delete(column.table).where(among(connection, column, page), *conditions) for page in _pages(ids)]
     return sum(connection.execute(statement).rowcount for statement in statements)
 
@@ -99,7 +99,7 @@ def delete_ledgers(connection: Connection, ids: Iterable[int]) -> int:
 
 
 def delete_children(connection: Connection, topic_ids: Iterable[int]) -> None:
-    """Delete what belongs to deleted topics. Their ledgers are records of their own: they stay, unlisted."""
+    """Delete the rows of deleted topics. Their ledgers stay, unlisted, because ledgers are records of their own."""
     ids = list(topic_ids)
     for page in _pages(ids):
         lists = select(t.ledger_list.c.list_id).where(among(connection, t.ledger_list.c.topic_id, page))
@@ -118,7 +118,7 @@ def delete_lists(connection: Connection, ids: Iterable[int]) -> None:
 
 
 def delete_transaction_parts(connection: Connection, transactions: pa.Table) -> None:
-    """Delete participants and ranges of transactions, which have the columns `tc_id` and `sequence`."""
+    """Delete participants and ranges of transactions. The table has the columns `tc_id` and `sequence`."""
     keys = [{"tc": row["tc_id"], "seq": row["sequence"]} for row in transactions.to_pylist()]
     for table in _TABLES_OF_TRANSACTION if keys else ():
         mine = and_(table.c.tc_id == bindparam("tc"), table.c.sequence == bindparam("seq"))
@@ -128,9 +128,9 @@ def delete_transaction_parts(connection: Connection, transactions: pa.Table) -> 
 def find_displaced_ids(
     connection: Connection, table: Table, unique_columns: tuple[str, ...], rows: pa.Table
 ) -> list[int]:
-    """Return ids of rows that share the unique columns with one of `rows` under another id.
+    """Return ids of older rows that have the same unique columns as a row of `rows`, but another id.
 
-    They are older: a plain delete had removed them before the newer row was written.
+    A plain deletion had removed these rows before the newer row was written.
     """
     (key,) = table.primary_key
     types = {name: BIG if pa.types.is_integer(rows.schema.field(name).type) else TEXT for name in unique_columns}
@@ -159,7 +159,7 @@ def read_covered_ledgers(connection: Connection, ids: Iterable[int]) -> pa.Table
 
 
 def update_ledger_totals(connection: Connection, ids: Iterable[int]) -> None:
-    """Compute the totals of ledgers from their segments again."""
+    """Compute the totals of ledgers from their segments."""
     s, ledger = t.segment.c, t.ledger.c
 
     def from_segments(aggregate: Any) -> Any:  # noqa: ANN401 - a column
@@ -182,9 +182,9 @@ def unlist_ledgers(connection: Connection, list_ids: Iterable[int], named_ids: I
 
     Args:
         connection: In the transaction of the step.
-        list_ids: Lists with a new version.
-        named_ids: Ids of ledgers that these versions name.
-        changed_ids: Ids of ledgers that changed in the step.
+        list_ids: Lists that changed in the step.
+        named_ids: Ledgers that these lists name.
+        changed_ids: Ledgers that changed in the step.
     """
     ledger = t.ledger.c
     unnamed_ids: list[int] = []
@@ -200,6 +200,6 @@ def unlist_ledgers(connection: Connection, list_ids: Iterable[int], named_ids: I
 
 
 def _pages(ids: Iterable[int]) -> Iterator[list[int]]:
-    plain_ids = [int(number) for number in ids]  # numbers of numpy are no parameters of a statement
+    plain_ids = [int(number) for number in ids]  # integers of numpy are no valid parameters of a statement
     for start in range(0, len(plain_ids), _ROWS_PER_STATEMENT):
         yield plain_ids[start : start + _ROWS_PER_STATEMENT]

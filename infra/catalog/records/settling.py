@@ -1,6 +1,6 @@
-"""Settling of a topic: one transaction that takes in all that adoption found of it in storage, or nothing.
+"""Settling of a topic: one transaction adopts all staged ledgers of the topic.
 
-No other process writes to the catalog meanwhile, so the locks of the statements suffice.
+No other process writes to the catalog meanwhile. So the statements need no further locks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,24 +38,22 @@ _INCOMPLETE = {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED, StorageDiscr
 
 @dataclass(frozen=True, slots=True)
 class _TopicSummary:
-    """Facts of all staged ledgers of a topic, read before its first ledger is settled."""
-
-    name: str | None  # as statements of ledgers with uploads give it; `None`: there are none
+    name: str | None  # name in the statements of ledgers with uploads; `None`: no such ledgers
     repeated: Mapping[str, int]
 
 
 @dataclass(slots=True)
 class _SettledTopic:
-    """A topic that is being settled, and what the pages so far came to."""
+    """Topic during its settling, with results of the pages so far."""
 
     topic_id: TopicId
     name: str
     list_id: int
     repeated: Mapping[str, int]
-    rows_epoch: int  # epoch of the catalog whose rows were loaded
-    marked_txns: set[TransactionId] = field(default_factory=set)  # decided by markers of adopted segments
-    incomplete_ids: set[LedgerId] = field(default_factory=set)  # ledgers without some or all of their objects
-    segments_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # numbers of adopted segments
+    rows_epoch: int  # epoch of the loaded rows
+    marked_txns: set[TransactionId] = field(default_factory=set)  # transactions that markers of adopted segments decide
+    incomplete_ids: set[LedgerId] = field(default_factory=set)  # ledgers that lack some or all objects
+    segments_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # number of adopted segments
 
 
 def settle_topic(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
@@ -87,7 +85,7 @@ def _summarize(connection: Connection, topic_id: TopicId) -> _TopicSummary | Non
 def _settle_page(
     connection: Connection, topic: _SettledTopic | None, ledgers: Sequence[StagedLedger], now_us: int
 ) -> None:
-    """Settle a page of ledgers, except the incomplete ones, which the end of the topic settles."""
+    """Settle a page of ledgers. Incomplete ledgers are settled at the end of the topic."""
     adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), AdoptionOutcome.UNCHANGED)
     adoptees |= {
         ledger.ledger_id: AdoptionOutcome.DETACHED
@@ -110,10 +108,10 @@ def _settle_page(
 def _find_or_restore_name(
     connection: Connection, topic_id: TopicId, stated_name: str | None, now_us: int
 ) -> str | None:
-    """Return the name of a topic that can have ledgers, and make its row again if it is lost.
+    """Return the name of a topic. If its row is lost, insert the row again.
 
-    Return `None` for a topic that was deleted or is being deleted. Of two topics with one name the one with the higher
-    id is the later one. The other topic was deleted before.
+    Return `None` for a topic that was deleted or is being deleted. If two topics have the same name, the topic with the
+    higher id is newer. The older topic had been deleted before.
     """
     row = connection.execute(select(t.topic).where(t.topic.c.topic_id == topic_id)).first()
     if row is not None:
@@ -134,7 +132,7 @@ def _find_or_restore_name(
 def _adopt_uploads(
     connection: Connection, topic: _SettledTopic, ledgers: Sequence[StagedLedger], now_us: int
 ) -> dict[LedgerId, AdoptionOutcome]:
-    """Register the uploads that had been registered. Their ledgers are listed from now on."""
+    """Register adopted uploads. Ledgers without a place are added to their list."""
     with_uploads = [ledger for ledger in ledgers if ledger.uploads]
     query = select(t.ledger).where(among(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
     row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}
@@ -170,7 +168,7 @@ def _adopt_uploads(
 
 
 def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> bool:
-    """Return whether the segments hold every entry from `first_entry` on. A gap is lost data."""
+    """Return whether the segments hold every entry from `first_entry` on. A gap means lost data."""
     for segment in sorted(segments, key=lambda segment: segment.first_entry):
         if segment.first_entry > first_entry:
             return False
@@ -201,7 +199,7 @@ def _read_topic_at_flush(connection: Connection, topic: _SettledTopic, tails: Se
 def _register(
     connection: Connection, topic: _SettledTopic, segments: Sequence[AdoptedSegment], row_by_ledger: Mapping[int, Any]
 ) -> None:
-    """Insert the segments, add them to their ledgers, and advance producers."""
+    """Insert the segments, update the totals of their ledgers, and advance producers."""
     if not segments:
         return
     totals_by_ledger: dict[int, list[int]] = {}
@@ -242,11 +240,11 @@ def _register(
 
 
 def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[LedgerId, AdoptionOutcome]:
-    """Return what becomes of ledgers whose objects are absent in whole or in part. Their rows stay until the end.
+    """Return the outcome of incomplete ledgers. Their rows stay until the end of adoption.
 
-    A listed ledger has lost data, or the store hides objects. No deletion explains the absence, because the record log
-    knows of the intent and of the shorter list before the first object is deleted. An unlisted ledger is expected to be
-    absent, and the last step of adoption removes its row.
+    If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion cannot be the cause: before
+    the first object is deleted, the record log has the intent and the new list. An unlisted ledger may lack objects.
+    The last step of adoption removes its row.
     """
     if not topic.incomplete_ids:
         return {}

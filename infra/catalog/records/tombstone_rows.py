@@ -1,6 +1,6 @@
-"""Rows of tombstones. Nothing else writes them.
+"""Rows of `tombstone`. No other module writes them.
 
-A tombstone is inserted in the transaction that removes its topic or ledger. Only a raid removes it.
+A tombstone is inserted in the transaction that removes its topic or ledger. Only a raid removes a tombstone.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -43,12 +43,11 @@ _COLUMNS = ("kind", "id", "topic_id", "list_id", "component", "generation", "epo
 
 
 def bury_ledgers(connection: Connection, condition: ColumnElement[bool], *, now_us: int) -> None:
-    """Insert tombstones of ledgers. Their rows are removed next, in the same transaction and under the list locks.
+    """Insert tombstones of ledgers.
 
-    Args:
-        connection: In a writing transaction.
-        condition: Selects rows of `ledger`.
-        now_us: Time of the catalog's clock. The time of an existing tombstone never goes back.
+    Call it before the ledgers are removed, in the same transaction, under the list locks.
+
+    `condition` selects rows of `ledger`. The time of an existing tombstone never falls.
     """
     ledger, ledger_list = t.ledger.c, t.ledger_list.c
     columns = (literal(_LEDGER), ledger.ledger_id, ledger_list.topic_id, ledger.list_id, ledger_list.component)
@@ -58,14 +57,14 @@ def bury_ledgers(connection: Connection, condition: ColumnElement[bool], *, now_
 
 
 def bury_topic(connection: Connection, topic_id: int, *, now_us: int) -> None:
-    """Insert the tombstone of a topic. Its row is removed next, in the same transaction."""
+    """Insert the tombstone of a topic. Call it before the topic's row is removed, in the same transaction."""
     none = (literal(None, t.tombstone.c.list_id.type), literal(None, t.tombstone.c.component.type))
     row = select(literal(_TOPIC), literal(topic_id), literal(topic_id), *none, literal(1), t.catalog.c.epoch)
     _upsert(connection, row.add_columns(literal(now_us)).where(literal(True)))
 
 
 def _upsert(connection: Connection, rows: Select[Any]) -> None:
-    """Insert tombstones. One that exists gets a higher generation, and its raid starts over."""
+    """Insert tombstones. An existing tombstone gets a higher generation and loses its raid mark."""
     insertion = dialect_insert(connection.dialect.name, t.tombstone).from_select(_COLUMNS, rows)
     new = insertion.excluded
     changes = {
@@ -84,7 +83,7 @@ def find_tombstone(connection: Connection, ledger_id: int) -> Tombstone | None:
 
 
 class SqlTombstones(CatalogAdapter):
-    """The `Tombstones` port."""
+    """SQL implementation of `Tombstones`."""
 
     def count(self) -> TombstoneCounts:
         query = select(_T.kind, func.count(), func.count(_T.raid), func.min(_T.at_us)).group_by(_T.kind)
@@ -108,7 +107,6 @@ class SqlTombstones(CatalogAdapter):
     def mark_candidates(
         self, run_id: str, *, before_us: int, after: RecordId | None, limit: int
     ) -> tuple[int, RecordId | None]:
-        """Read a page without locks, then mark it. The statement that marks checks each row again."""
         page = self._read_page(before_us, limit, *_after(after))
         ids_by_kind = _group_ids(row for row in page if row.removable or row.raid is not None)
         has_marks = any(row.raid is not None for row in page)
@@ -138,7 +136,7 @@ class SqlTombstones(CatalogAdapter):
             connection.execute(mine.values(raid=None))
 
     def remove_candidates(self, run_id: str, *, before_us: int, limit: int) -> int:
-        """Lock the rows of a page first. Of two raids at once, one waits, and each row is removed once."""
+        """Lock the rows of a page first. If two raids run at once, one waits, and each row is removed once."""
         ids_by_kind = _group_ids(self._read_page(before_us, limit, _T.raid == run_id))
 
         def remove_page(connection: Connection) -> int:
@@ -153,25 +151,23 @@ class SqlTombstones(CatalogAdapter):
         return self._db.write(remove_page) if ids_by_kind else 0
 
     def _read_page(self, before_us: int, limit: int, *conditions: ColumnElement[bool]) -> Sequence[Row[Any]]:
-        """Return tombstones by kind and id with their marks, and whether they are `removable` now."""
+        """Return tombstones, ascending by kind and id. `removable` says whether a row may be removed now."""
         removable = _is_removable(literal(before_us)).label("removable")
         rows = select(_T.kind, _T.id, _T.raid, removable).where(*conditions).order_by(_T.kind, _T.id).limit(limit)
         return self._db.read(lambda connection: connection.execute(rows).all())
 
 
 class _RaidStatements(NamedTuple):
-    """Writes of a raid to tombstones of one kind, selected by their ids."""
-
     mark: Statement
-    unmark: Statement  # tombstones that any raid has marked and that must stay
-    lock: Statement  # the raid's candidates, before `remove` checks them again
+    unmark: Statement  # for tombstones that have a mark of any raid and must stay
+    lock: Statement  # for the raid's candidates, before `remove` checks them again
     remove: Statement
-    unmark_rest: Statement  # candidates that `remove` has left
+    unmark_rest: Statement  # for candidates that `remove` has left
 
 
 @cache
 def _compile_statements(dialect: str) -> _RaidStatements:
-    """Build the statements once. It takes longer than their execution, and SQLite has one writer at a time."""
+    """Compile once, because this takes longer than the execution, and SQLite has one writer at a time."""
     page = bulk_parameter(dialect, "page", {"id": BIG})
     in_page = and_(_T.kind == bindparam("of_kind"), _T.id.in_(select(page.source.c.id)))
     mine, removable = and_(in_page, _T.raid == bindparam("run")), _is_removable(bindparam("before_us", type_=BIG))
@@ -187,7 +183,6 @@ def _compile_statements(dialect: str) -> _RaidStatements:
 
 
 def _group_ids(rows: Iterable[Row[Any]]) -> dict[str, list[tuple[int]]]:
-    """Return ids by kind. Rows of one kind follow each other."""
     return {kind: [(row.id,) for row in of_kind] for kind, of_kind in groupby(rows, attrgetter("kind"))}
 
 
@@ -196,10 +191,10 @@ def _after(record: RecordId | None) -> list[ColumnElement[bool]]:
 
 
 def _is_removable(before_us: ColumnElement[int]) -> ColumnElement[bool]:
-    """Select tombstones that are old enough, in a block as they are, and without an unfinished deletion."""
+    """Select tombstones that are old enough, have no change in the outbox, and have no unfinished deletion."""
     finished = DeletionState.DELETED.value
     has_intent = exists().where(_P.ledger_id == _T.id, _P.state != finished)
-    # two comparisons instead of `!=`, so that the index of the state is used
+    # two comparisons instead of `!=`, because only then the index of the state is used
     has_topic_intent = [
         exists().where(_P.topic_id == _T.id, unfinished) for unfinished in (_P.state < finished, _P.state > finished)
     ]

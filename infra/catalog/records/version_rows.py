@@ -1,7 +1,7 @@
-"""Rows of the catalog's tables, made from winning versions of records by pure functions of Arrow tables.
+"""Conversion of record versions to rows of the catalog's tables. The functions are pure and use Arrow tables.
 
-Every function takes versions of one kind in the schema of that kind: one version of each record, ascending by id,
-without tombstones. It returns tables with the columns and types of a bulk load.
+Every function takes record versions of one kind in the schema of the kind: the newest version of each record, ascending
+by id, without tombstones. The results have the columns and types of a bulk load.
 """
 
 import base64
@@ -41,14 +41,14 @@ _TABLES: Final[Mapping[RecordKind, tuple[Table, Mapping[str, str | int]]]] = {
     RecordKind.INDEX: (t.delayed_index, {"topic_id": "id", "version": "list_version", "unsealed": 0}),
     RecordKind.SNAPSHOT: (t.transaction_snapshot, {"topic_id": "id", "changes": 0}),
 }
-"""Table of each kind, with the field or the constant of each column that is not a field of the same name."""
+"""Table of each kind. A column that is no field of the same name is mapped to a field or to a constant."""
 
 UNIQUE_COLUMNS: Final[Mapping[RecordKind, tuple[str, ...]]] = {
     RecordKind.TOPIC: ("name",),
     RecordKind.LIST: ("topic_id", "component", "owner"),
     RecordKind.CURSOR: ("topic_id", "name"),
 }
-"""Unique columns of a kind beside the id. After a plain delete, another record may have the same values."""
+"""Unique columns of a kind, besides the id. After a plain deletion, a new record may have the same values."""
 
 
 def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
@@ -58,7 +58,7 @@ def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
 
 
 def to_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
-    """Return the rows of a kind. Columns that are neither fields nor computed are left to the database."""
+    """Return the rows of a kind. Columns that are neither fields nor in `computed` are not included."""
     table, sources = _TABLES[kind]
     field_names = {name for name, _ in COLUMNS_BY_KIND[kind]}
     columns: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def id_column(table: pa.Table, name: str = "id") -> Ids:
 
 
 def contains_ids(sorted_ids: Ids, ids: Ids) -> npt.NDArray[np.bool_]:
-    """Return for each of `ids` whether `sorted_ids`, which ascend, contain it."""
+    """Return for each of `ids` whether `sorted_ids` contain it. `sorted_ids` must ascend."""
     places = np.searchsorted(sorted_ids, ids)
     contains: npt.NDArray[np.bool_] = np.zeros(len(ids), bool)
     is_inside = places < len(sorted_ids)
@@ -89,14 +89,14 @@ def contains_ids(sorted_ids: Ids, ids: Ids) -> npt.NDArray[np.bool_]:
 
 
 def select_with_parent(versions: pa.Table, parent_ids: Ids, column: str = "id") -> pa.Table:
-    """Return the versions whose parent exists. `parent_ids` ascend."""
+    """Return the record versions whose parent exists. `parent_ids` must ascend."""
     return versions.filter(pa.array(contains_ids(parent_ids, id_column(versions, column))))
 
 
 def select_newest(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
-    """Return the newest version for each value of the unique columns, in the order of `versions`.
+    """Return the newest row for each value of the unique columns, in the order of `versions`.
 
-    Two such rows never existed at once. A plain delete had removed the older row before the newer one was inserted.
+    Rows with equal values never existed at the same time. A plain deletion removed the older row before.
     """
     names = list(unique_columns)
     order = [(name, "ascending") for name in names] + [("epoch", "descending"), ("version", "descending")]
@@ -113,7 +113,7 @@ def select_newest(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table
 
 
 def listed_ledger_ids(lists: pa.Table) -> Ids:
-    """Return the ids of ledgers that versions of lists name, ascending."""
+    """Return the ids of all ledgers that the lists name, ascending."""
     bitmaps = [BitMap64.deserialize(packed) for packed in lists.column("ledgers").to_pylist() if packed]
     return np.sort(
         np.fromiter((ledger_id for bitmap in bitmaps for ledger_id in bitmap), np.int64, sum(map(len, bitmaps)))
@@ -123,12 +123,12 @@ def listed_ledger_ids(lists: pa.Table) -> Ids:
 def ledger_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
     """Yield ledgers with their totals, then their copies.
 
-    A ledger that no list names gets no place. It returned after a plain delete, or it was never listed.
+    A ledger that no list names gets no place. It was never listed, or it returned after a plain deletion.
 
     Args:
-        ledgers: Versions of ledgers.
-        segments: Versions of the segments of these ledgers, and of no other ledger.
-        listed_ids: Ids of ledgers that a list names, ascending.
+        ledgers: Record versions of ledgers.
+        segments: Record versions of the segments of these ledgers only.
+        listed_ids: Ids of listed ledgers, ascending.
     """
     ids = id_column(ledgers)
     totals = _sum_segments(ids, segments)
@@ -154,7 +154,7 @@ def _sum_segments(ledger_ids: Ids, segments: pa.Table) -> dict[str, Ids]:
 
 
 def _copy_rows(ledgers: pa.Table) -> TableRows:
-    """Return the copies of both kinds, by ledger and kind."""
+    """Return the copies, ascending by ledger and kind."""
     parts = []
     for kind, name in ((CopyKind.LEDGER, "primary"), (CopyKind.OFFLOADED_LEDGER, "tiered")):
         with_copy = ledgers.filter(pc.is_valid(ledgers.column(f"{name}_state")))
@@ -173,7 +173,7 @@ def _copy_rows(ledgers: pa.Table) -> TableRows:
 
 
 def transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
-    """Yield transactions, then their participants and their ranges of unsettled entries."""
+    """Yield transactions, then their participants, then their ranges of unsettled entries."""
     table, rows = to_table_rows(RecordKind.TRANSACTION, versions)
     yield table, rows
     keys = rows.select(["tc_id", "sequence"])
@@ -182,14 +182,14 @@ def transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
 
 
 def index_rows(versions: pa.Table) -> Iterator[TableRows]:
-    """Yield indexes of delayed messages, then their buckets."""
+    """Yield indexes of delayed messages, then their index buckets."""
     table, rows = to_table_rows(RecordKind.INDEX, versions)
     yield table, rows
     yield _parse_parts(t.delayed_bucket, versions.column("buckets"), rows.select(["topic_id"]))
 
 
 def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> TableRows:
-    """Return rows from JSON documents of aggregates, each with the key of its aggregate. Bytes are in base64."""
+    """Return the rows of JSON documents. Each row gets the key of its record. Bytes are in base64."""
     has_parts = pc.and_(pc.is_valid(documents), pc.not_equal(documents, "[]"))
     aggregates = zip(keys.filter(has_parts).to_pylist(), documents.filter(has_parts).to_pylist(), strict=True)
     parts = [part | key for key, document in aggregates for part in json.loads(document)]
@@ -204,11 +204,11 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
 
 
 def tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) -> TableRows:
-    """Return tombstones of a kind, with facts of their records from the versions that they cover.
+    """Return the rows of tombstones. Topic, list and component come from the record versions that the tombstones cover.
 
     Args:
-        tombstones: Versions that are tombstones, ascending by id.
-        covered: Versions of the same records that are no tombstones, at most one of each record, ascending by id.
+        tombstones: Tombstones, ascending by id.
+        covered: At most one other record version of each of these records, ascending by id.
         kind: Topic or ledger.
     """
     ids, covered_ids = id_column(tombstones), id_column(covered)
