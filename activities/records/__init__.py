@@ -1,1 +1,1 @@
-"""The record log: its flushes, its defragmentation, raids for tombstones, replicas, and functions that end records."""
+"""Activities of the record log: flushes, defragmentation, raids, replicas, rebuild, and record functions."""

@@ -1,4 +1,4 @@
-"""End of records by a function. The ledgers that it ends are detached (phase one), page by page."""
+"""Deletion of records by a record function. The selected ledgers are detached page by page (phase one)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,17 +21,17 @@ from logstore.records.tombstones import parse_delete_policy
 from logstore.units import raise_if_stopped
 
 _MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
-_MAX_NAMED_LEDGERS: Final = 10  # ids and reasons in the result of a page
+_MAX_NAMED_LEDGERS: Final = 10  # bound of ids and of reasons in the result of a page
 _MAX_ASKING_S: Final = 600.0
-"""Time for the function in one page. A slow function gets shorter pages, so that no page outlasts its timeout."""
+"""Seconds of function calls in one page. A slow function gets shorter pages, so that no page exceeds its timeout."""
 
 
 @dataclass(slots=True)
 class _PageProgress:
-    ledgers_by_topic: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # ledgers that the function ends
-    ledgers: int = 0  # read so far
-    records: int = 0  # ledgers that the function was asked about
-    after: SelectionPosition | None = None  # start of the next page; `None`: there is none
+    ledgers_by_topic: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # ledgers that the function selects
+    ledgers: int = 0  # ledgers read so far
+    records: int = 0  # ledgers for which the function was called
+    after: SelectionPosition | None = None  # start of the next page; `None`: no next page
 
 
 class RecordEnding:
@@ -57,7 +57,7 @@ class RecordEnding:
     def begin_ending(self, request: BeginEndingInput) -> EndingBegun:
         """Check the function, the topic and the catalog's epoch before anything changes.
 
-        Idempotency: reads only. The time is that of the attempt whose answer counts.
+        Idempotency: reads only. A later attempt returns a later time.
         Raises: InvalidInput, UnknownObject, Unsupported, CatalogAdopting, StaleCatalog (terminal); StoreUnavailable,
             CatalogBusy (retry).
         """
@@ -75,14 +75,15 @@ class RecordEnding:
 
     @defined(name="records.end_page")
     def end_page(self, request: EndPageInput) -> EndedPage:
-        """Ask the function about each closed ledger of a page, then detach the ledgers that it ends, topic by topic.
+        """Call the function for each closed ledger of a page, then detach the selected ledgers, topic by topic.
 
-        The function answers for the whole page before the first detach. If it fails, nothing of the page ends. Ledgers
-        that are needed or that changed meanwhile stay. So do all ledgers of a topic with an unreadable cursor.
+        All calls of a page come before the first detach. If the function fails, no ledger of the page is detached.
+        Ledgers that are needed or that changed meanwhile stay. If a cursor of a topic is unreadable, all ledgers of the
+        topic stay.
 
-        Idempotency: ledgers that an earlier attempt detached are no longer listed, and are in the batch. The rest of
-            the page is asked again.
-        Heartbeat: while it runs. It also renews the batch, so that no sweep takes it up.
+        Idempotency: ledgers that an earlier attempt detached are in the batch and not listed any more. For the other
+            ledgers of the page the function is called again.
+        Heartbeat: while it runs. It also renews the batch, so that no sweep takes up the batch.
         Raises: InvalidInput, UnknownObject, Unsupported, FunctionFailed, StaleCatalog, CatalogAdopting, ClaimHeld
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
@@ -106,7 +107,7 @@ class RecordEnding:
                 reason_by_kept_ledger = self._detach(request, topic_id, ledgers)
             except UnknownObject:  # the topic is deleted
                 continue
-            except CorruptData as error:  # a cursor is unreadable, so it may need every ledger
+            except CorruptData as error:  # an unreadable cursor may need every ledger
                 reason_by_kept_ledger = dict.fromkeys((ledger.ledger_id for ledger in ledgers), str(error))
             ended_ids += [ledger.ledger_id for ledger in ledgers if ledger.ledger_id not in reason_by_kept_ledger]
             reasons += [f"ledger {ledger_id}: {reason}" for ledger_id, reason in sorted(reason_by_kept_ledger.items())]
@@ -121,7 +122,7 @@ class RecordEnding:
         )
 
     def _ask_function(self, request: EndPageInput) -> _PageProgress:
-        """Ask about ledgers, at least one, until the page is full or its time is over."""
+        """Call the function for at least one ledger, until the page is full or its time is over."""
         function = self._functions.find_function(request.function)
         progress, deadline_s = _PageProgress(), self._clock.monotonic_s() + _MAX_ASKING_S
         for topic in self._read_topics(request):
@@ -142,7 +143,7 @@ class RecordEnding:
         return progress
 
     def _read_topics(self, request: EndPageInput) -> Iterator[Topic]:
-        """Yield ACTIVE topics from the page's start on, or the requested topic if it is ACTIVE."""
+        """Yield ACTIVE topics from the start of the page, or the requested topic if it is ACTIVE."""
         if not request.topic_id:
             yield from self._topics.list_active(after=TopicId(request.after.topic_id - 1), limit=_MAX_TOPICS_PER_PAGE)
             return
@@ -151,7 +152,7 @@ class RecordEnding:
             yield topic
 
     def _detach(self, request: EndPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]) -> Mapping[LedgerId, str]:
-        """Detach ledgers of a topic, or only look in a dry run. Return the reasons of those that stay."""
+        """Detach ledgers of a topic. In a dry run only check them. Return why ledgers stay."""
         if request.dry_run:
             return self._phase_one.reasons_to_keep(topic_id, ledgers)
         chosen = self._phase_one.detach_chosen(

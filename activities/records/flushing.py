@@ -1,7 +1,7 @@
 """Flushes of the record log: changes of the catalog are written into blocks.
 
-Any number of flushes may run at once. The store decides by the number of the manifest which flush counts, and a change
-that two flushes write is equal in both. Claims only save work.
+Several flushes may run at once. For each manifest number the store accepts one flush. If two flushes write a change,
+both record versions are equal. Claims only save work.
 """
 
 import time
@@ -29,15 +29,15 @@ class RecordFlushing:
 
     def __init__(self, *, records: Records, flusher: Flusher, interval_s: float) -> None:
         self._records, self._flusher = records, flusher
-        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two looks for changes
+        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
 
     @defined(name="records.flush")
     def flush(self, request: FlushInput) -> FlushedRecords:
         """Flush changes once, or repeatedly for `watch_s` until the worker shuts down.
 
-        `held` says that another job works on the record log.
+        In the result, `held` means that another job has claimed the record log.
 
-        Idempotency: what is flushed is not flushed again. A sweep removes what an attempt that died has written.
+        Idempotency: flushed changes are not flushed again. A sweep removes the blocks of an attempt that died.
         Heartbeat: records written so far, every two seconds. It also renews the claim of the record log.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, CorruptData (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
@@ -58,7 +58,7 @@ class RecordFlushing:
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
 
     def _flush_changes(self, *, now: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
-        """Flush if there is something to flush. With `now`, flush changes of cursors that could still wait, too."""
+        """Flush if there are changes. With `now`, also flush changes of cursors that are not due."""
         state = self._records.state()
         has_changes = (
             bool(state.outbox_changes or state.staged_blocks)
@@ -92,7 +92,7 @@ def _flush_once(flusher: Flusher, *, now: bool) -> FlushedRecords:
 
 @contextmanager
 def _claiming(records: Records, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
-    """Hold the claim of the record log during the block, or yield false if another workflow has it."""
+    """Hold the claim of the record log during the block. Yield false if another workflow has it."""
     claim = own_claim()
     if not records.claim(claim):
         yield False
@@ -101,5 +101,5 @@ def _claiming(records: Records, progress: Callable[[], tuple[int]]) -> Iterator[
         with renewing(lambda: records.claim(claim), progress):
             yield True
     finally:
-        with suppress(SextonError):  # the claim ends by itself
+        with suppress(SextonError):  # the claim expires by itself
             records.release(claim.workflow_id)

@@ -1,4 +1,4 @@
-"""A replica's database that follows the record log. The activity runs only in the process of its command."""
+"""Steps of a replica database. The activity runs only in the process of its command."""
 
 import logging
 import time
@@ -17,8 +17,8 @@ from logstore.units import raise_if_stopped
 class FollowInput:
     """Input of `records.follow`."""
 
-    seed: bool = False  # empty the database first, and apply all
-    watch_s: float = 0.0  # how long to look for changes; 0: apply once
+    seed: bool = False  # empty the database first, and apply everything
+    watch_s: float = 0.0  # seconds for which to look for changes; 0: apply once
 
 
 _MIN_INTERVAL_S: Final = 0.05
@@ -30,14 +30,15 @@ class RecordFollowing:
 
     def __init__(self, follower: Follower, *, interval_s: float) -> None:
         self._follower = follower
-        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two looks for changes
+        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
 
     @defined(name="records.follow")
     def follow(self, request: FollowInput) -> FollowedRecords:
         """Apply new manifests once, or repeatedly for `watch_s` until the worker shuts down.
 
-        Idempotency: what is applied is not applied again, because its transaction stores its manifest. After an attempt
-            that died behind its seed, the database is seeded again.
+        Idempotency: applied manifests are not applied again, because the transaction of a step stores its manifest. If
+        an
+            attempt dies after its seed, the next attempt seeds the database again.
         Heartbeat: the applied manifest and the records written so far, every two seconds.
         Raises: PreconditionFailed, CatalogMismatch, CatalogVersionMismatch, MissingData, CorruptData, Unsupported
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).

@@ -1,6 +1,6 @@
-"""Prometheus counters of the record log. Each call counts what one activity has done, with the activity's labels.
+"""Prometheus counters of the record log. Each call adds the counts of one activity, with the activity's labels.
 
-The count is lost if the worker dies before it.
+If the worker dies before the call, the counts are lost.
 """
 
 from typing import Final
@@ -12,11 +12,13 @@ from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTomb
 RAID_SECONDS: Final = "sexton_tombstones_raid_seconds"
 
 BUCKETS: Final = {RAID_SECONDS: (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0, 7_200.0, 43_200.0)}
-"""Upper bounds in seconds by metric, inclusive. The SDK's own bounds are for milliseconds."""
+"""Upper bounds of histogram buckets in seconds, inclusive, by metric. The default bounds of the SDK are in
+milliseconds.
+"""
 
 
 def count_flush(flushed: FlushedRecords) -> None:
-    """Count a flush. A record that no block can hold is counted again by each flush."""
+    """Count a flush. Each flush counts a record that no block can hold again."""
     _add("sexton_records_flushes_total", "Manifests that flushes put", flushed.flushes)
     _add("sexton_records_flushed_total", "Versions of records that were written into blocks", flushed.records)
     _add("sexton_records_flushed_tombstones_total", "Of these, tombstones", flushed.tombstones)
@@ -43,7 +45,7 @@ def count_raid(raided: RaidedTombstones) -> None:
 
 
 def count_shipment(shipped: ShippedBlocks) -> None:
-    """Count what one replica got, or its failure."""
+    """Count a shipment to one replica bucket, or its failure."""
     _add("sexton_records_shipped_blocks_total", "Blocks that were copied into replicas", shipped.blocks)
     _add("sexton_records_shipped_bytes_total", "Bytes of these", shipped.bytes)
     failures = int(bool(shipped.error))

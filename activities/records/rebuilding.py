@@ -1,7 +1,8 @@
-"""Cold start: one activity for each step. They run only in the process of the command, as there is no catalog yet.
+"""Rebuild of a catalog: one activity for each step. They run only in the process of the command, without a catalog.
 
-Any step may run twice, and the process may die in it. The bulk job publishes its output once. The load happens as a
-whole or not at all. Only one manifest of a number can be put. Adoption replaces what an earlier look found.
+Any step may run twice, and the process may die in any step. The bulk job publishes its output once. The load is
+complete or absent. Only one manifest of a number can be stored. A later comparison with storage replaces the staged
+differences of an earlier one.
 """
 
 import time
@@ -38,7 +39,7 @@ from logstore.records.services.flushing import Flusher
 from logstore.units import raise_if_stopped
 
 _MAX_NAMED_BLOCKS: Final = 20  # skipped blocks in a result
-_MAX_UPLOAD_S: Final = 5.0  # from the last check of a process of the old catalog to the end of its upload
+_MAX_UPLOAD_S: Final = 5.0  # from the last check of an old catalog's process to the end of its upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,11 @@ class Rebuilding:
             bulk: Bulk jobs.
             database: Target of the rebuild.
             start: The record log.
-            markers: Returns the configured buckets that carry the catalog's marker. Refuses those of another catalog.
-            open_loaded: Opens the catalog in the target after the load.
-            require_no_workers: Refuses while a worker of the old catalog lives. `None`: the command takes over.
+            markers: Function that returns the configured buckets with the catalog's marker. It refuses buckets of other
+                catalogs.
+            open_loaded: Function that opens the catalog in the target after the load.
+            require_no_workers: Function that refuses while a worker of the old catalog lives. `None`: the command takes
+                over.
             clock: Clock of waits.
         """
         self._clock = clock or Clock()
@@ -85,7 +88,7 @@ class Rebuilding:
     def begin(self, request: RebuildStep) -> RebuildBegun:
         """Pin the manifest with its blocks. Check that buckets and database fit the rebuild.
 
-        A loaded database is refused if another manifest has the number of its own next manifest.
+        A loaded database is refused if the next manifest exists and is not its own.
 
         Idempotency: the pin is renewed, and nothing else is written.
         Raises: PreconditionFailed, CatalogMismatch, Unsupported, CorruptData (terminal); StoreUnavailable (retry).
@@ -107,8 +110,8 @@ class Rebuilding:
         """Run the bulk job until its output is published.
 
         Idempotency: keyed by the rebuild. Published output is returned.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and all that it submits
-            later.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and its later Spark
+        jobs.
         Raises: CorruptData, MissingData, Unsupported (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         rebuild = RebuildId.parse(request.rebuild)
@@ -132,7 +135,7 @@ class Rebuilding:
     def load_rows(self, request: RebuildStep) -> None:
         """Load the rows into the empty database, in one transaction or one file.
 
-        Idempotency: a database that this rebuild has loaded stays as it is. A load that dies leaves nothing.
+        Idempotency: a database that this rebuild has loaded is not changed. A load that dies leaves nothing.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         if self._is_loaded(request):
@@ -153,16 +156,17 @@ class Rebuilding:
     @defined(name="rebuild.publish")
     @beating()
     def publish(self, request: RebuildStep) -> PublishedManifest:
-        """Put the manifest of the new epoch, which makes this database the catalog.
+        """Store the manifest of the new epoch, which makes this database the catalog.
 
-        1. The first look at storage must be plausible, or the old epoch does not end.
-        2. Right before the put, no worker of the old catalog may live. Hours may have passed since the command asked.
-        3. A rebuild that takes over waits after the put until each process of the old catalog has asked for the newest
-           manifest. Appends that they answered until then are in storage, and are adopted.
-        4. An attempt that finds its manifest waits for the rest of that time, with or without the option. An earlier
-           attempt with the option may have died in its wait.
+        1. Refuse if too many ledgers are without objects. Then the old epoch does not end.
+        2. Refuse if a worker of the old catalog lives. Hours may have passed since the command checked this.
+        3. Store the manifest.
+        4. A rebuild that takes over then waits until each process of the old catalog has asked for the newest manifest.
+           Appends that the process answered until then are in storage, and are adopted.
+        5. An attempt that finds its manifest waits for the rest of that time, with or without the option, because an
+           earlier attempt with the option may have died during the wait.
 
-        Idempotency: keyed by the stamp of the load. A manifest with this stamp is ours, whichever attempt has put it.
+        Idempotency: keyed by the stamp of the load. A manifest with this stamp belongs to this rebuild.
         Raises: PreconditionFailed (terminal): too many ledgers are without objects, another rebuild won, or a worker
             lives; StoreUnavailable, CatalogBusy, ServiceFailed (retry).
         """
@@ -189,13 +193,13 @@ class Rebuilding:
 
     @defined(name="rebuild.adopt_shards")
     def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShards:
-        """Stage what storage holds beyond the last flush, in some shards of the primary bucket.
+        """Compare some shards of the primary bucket with the loaded rows, and stage the differences.
 
-        The first look, before the manifest of the new epoch, shows whether the rebuild can succeed. The old catalog may
-        still append, so that look checks only objects that the loaded rows name. The second look, after the manifest,
-        checks all objects and replaces what the first look staged.
+        The first comparison, before the manifest of the new epoch, shows whether the rebuild can succeed. The old
+        catalog may still append, so the first comparison checks only objects that the loaded rows name. The second
+        comparison, after the manifest, checks all objects and replaces the staged differences.
 
-        Idempotency: what was staged of a shard is replaced.
+        Idempotency: staged differences of a shard are replaced.
         Heartbeat: shards done, every two seconds.
         Raises: CorruptData, CatalogMismatch (terminal); PreconditionFailed (terminal): a listing lacks an object that
             HEAD finds; StoreUnavailable, CatalogBusy (retry).
@@ -216,9 +220,9 @@ class Rebuilding:
     def finish_adoption(self, request: RebuildStep) -> RebuildAdopted:
         """Settle every topic with its staged ledgers, flush the result, and make the catalog READY.
 
-        Idempotency: a settled topic is not settled again. Versions that are flushed twice are equal. A READY catalog
-            only reports.
-        Heartbeat: topics settled and versions flushed, every two seconds.
+        Idempotency: a settled topic is not settled again. Record versions that are flushed twice are equal. A READY
+            catalog only reports.
+        Heartbeat: topics settled and record versions flushed, every two seconds.
         Raises: PreconditionFailed, CatalogOutdated (terminal): too many ledgers are without objects, so nothing was
             settled, or the clocks differ, or another rebuild won; StoreUnavailable, CatalogBusy, OutcomeUnknown
             (retry).
@@ -256,7 +260,7 @@ class Rebuilding:
     @defined(name="rebuild.let_go")
     @beating()
     def let_go(self, request: RebuildStep) -> None:
-        """Release the manifest's blocks, and delete the output of the bulk job.
+        """Release the pin, and delete the output of the bulk job.
 
         Idempotency: a missing pin or output is no error.
         Raises: StoreUnavailable (retry).
@@ -285,7 +289,6 @@ def _run_id(request: RebuildStep) -> str:
 
 
 def _skipped_blocks(summary: BulkSummary) -> dict[str, str]:
-    """Return the errors of skipped blocks by key."""
     return {
         name.removeprefix(SKIPPED_BLOCK_PREFIX): error
         for name, error in summary.facts.items()

@@ -1,7 +1,4 @@
-"""Upkeep of the record log: defragmentation of blocks, raids for tombstones, and replication.
-
-Each activity runs one long service of `logstore/records/services` and reports its progress.
-"""
+"""Upkeep of the record log: defragmentation of blocks, raids, and replication."""
 
 import logging
 import time
@@ -23,7 +20,7 @@ from logstore.records.services.sweeping import Sweeper
 from logstore.units import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
-_MAX_ERROR_CHARACTERS: Final = 300  # of a replica's failure
+_MAX_ERROR_CHARACTERS: Final = 300  # of a replica's error
 
 
 class RecordDefragmentation:
@@ -34,11 +31,14 @@ class RecordDefragmentation:
 
     @defined(name="records.defragment")
     def defragment(self, request: DefragmentInput) -> DefragmentedBlocks:
-        """Rewrite blocks of each kind once, then delete unnamed manifests and blocks. Flushes may go on meanwhile.
+        """Rewrite blocks of each kind once, then delete old manifests and unnamed blocks.
 
-        Idempotency: a rewritten block is not worth rewriting. Blocks of an attempt that died have no manifest, and are
-            swept a day later.
-        Heartbeat: blocks rewritten and versions dropped so far, every two seconds.
+        Flushes may run at the same time.
+
+        Idempotency: a rewritten block is not rewritten again. No manifest names the blocks of an attempt that died, and
+        a
+            sweep removes them a day later.
+        Heartbeat: blocks rewritten and record versions dropped so far, every two seconds.
         Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, MissingData, CorruptData, Unsupported (terminal);
             StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
@@ -78,12 +78,12 @@ class TombRaider:
     """Activity of `raid-tombstones`."""
 
     def __init__(self, make_raider: Callable[[float | None], Raider]) -> None:
-        """Keep a function that makes a raider for an eligible age in seconds. `None` is the age of the settings."""
+        """Keep a function that creates a raider for an eligible age in seconds. `None`: age of the settings."""
         self._make_raider = make_raider
 
     @defined(name="records.raid")
     def raid(self, request: RaidInput) -> RaidedTombstones:
-        """Mark tombstones that are old enough, and remove those that cover no version in any block.
+        """Mark tombstones that are old enough. Remove those that cover no record version in any block.
 
         Idempotency: keyed by run_id and attempt. A second attempt removes the marks of the first, scans again, and
             finds fewer candidates.
@@ -126,11 +126,11 @@ class RecordReplication:
 
     @defined(name="records.ship")
     def ship(self, request: ReplicateInput) -> list[ShippedBlocks]:
-        """Ship the newest manifest and its blocks to every replica. A replica that fails does not stop the others.
+        """Ship the newest manifest and its blocks to every replica bucket. A failed shipment does not stop the others.
 
-        Idempotency: a block that a replica has is not copied again, and a manifest is put once.
+        Idempotency: blocks that a replica bucket has are not copied again. A manifest is stored once.
         Heartbeat: replicas done, every two seconds.
-        Raises: nothing of its own. A cancellation ends it between two blocks.
+        Raises: no errors of its own. A cancellation ends it between two blocks.
         """
         del request  # actor and reason are in the workflow's input
         shipments: list[ShippedBlocks] = []

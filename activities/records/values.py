@@ -1,4 +1,4 @@
-"""Inputs and results of the activities of the record log. `logstore/records/jobs.py` has more of the results."""
+"""Inputs and results of the activities of the record log. More results are in `logstore/records/jobs.py`."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ from logstore.records.jobs import SelectionPosition
 class FlushInput:
     """Input of `records.flush`."""
 
-    watch_s: float = 0.0  # how long to look for changes; 0: flush all changes once, those of cursors too
+    watch_s: float = 0.0  # seconds for which to look for changes; 0: flush all changes once, including cursors
     actor: str = ""
     reason: str = ""
 
@@ -27,7 +27,7 @@ class RaidInput:
     """Input of `records.raid`."""
 
     run_id: str
-    eligible_age_s: float | None = None  # None: as the workers' settings say
+    eligible_age_s: float | None = None  # None: age in the workers' settings
     actor: str = ""
     reason: str = ""
 
@@ -42,35 +42,35 @@ class ReplicateInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginEndingInput:
-    """A function, and the records about which it will be asked."""
+    """Record function, and the records for which it will be called."""
 
     function: str
     topic_id: int = 0  # 0: all topics
-    topic: str = ""  # encoded; the topic of that id must have this name
-    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, otherwise durable
-    catalog_epoch: int | None = None  # that the catalog must have; None: any
+    topic: str = ""  # encoded name, which must be the name of `topic_id`
+    durable_delete: str | None = None  # a `DeletePolicy`; None: setting of the topic, or else durable
+    catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndingBegun:
-    """Facts that hold for all pages of an ending."""
+    """Values for all pages of an `end-records` job."""
 
-    now_us: int  # by the catalog's clock: the time that every record has
+    now_us: int  # start by the catalog's clock; every record gets this time
     catalog_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndPageInput:
-    """One page of ledgers, and the batch that its ended ledgers join."""
+    """One page of ledgers, and the batch for its detached ledgers."""
 
     function: str
     topic_id: int  # 0: all topics
     after: SelectionPosition
-    page: int  # ledgers; fewer if they are of many topics
+    page: int  # ledgers in the page; fewer if they belong to many topics
     now_us: int
     catalog_epoch: int
     batch_id: str
-    batch_workflow_id: str  # the workflow of phase two, which gets the claim
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
     dry_run: bool = False
     durable_delete: str | None = None
     actor: str = ""
@@ -81,23 +81,23 @@ class EndPageInput:
 class EndedPage:
     """Result of a page."""
 
-    records: int = 0  # ledgers that the function was asked about
-    ended: int = 0  # ledgers that left their lists, or would leave them in a dry run
-    kept: int = 0  # ledgers that the function ended, and that stay
-    ledger_ids: list[int] = field(default_factory=list)  # ended ones: a sample
-    because: list[str] = field(default_factory=list)  # why some stay: a sample
-    after: SelectionPosition | None = None  # start of the next page; None: this was the last one
+    records: int = 0  # closed ledgers for which the function was called
+    ended: int = 0  # detached ledgers; in a dry run: ledgers that would be detached
+    kept: int = 0  # ledgers that the function selected but that stay
+    ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
+    because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
+    after: SelectionPosition | None = None  # start of the next page; None: no next page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildStep:
     """Input of most steps of a rebuild."""
 
-    rebuild: str  # its id
-    skip_unreadable: bool = False  # skip and name unreadable blocks, except those that hide messages
-    master: str = ""  # of the Spark cluster; empty: that of the settings
-    max_absent_share: float = 0.05  # 0 to 1: of all listed ledgers, how many may be without objects
-    take_over: bool = False  # processes of the old catalog may live
+    rebuild: str  # id of the rebuild
+    skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
+    master: str = ""  # Spark cluster; empty: cluster of the settings
+    max_absent_share: float = 0.05  # allowed share of listed ledgers without objects, 0 to 1
+    take_over: bool = False  # processes of the old catalog may be alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class RebuildBegun:
     """Source of a rebuild."""
 
     loaded: bool  # an earlier run of the command has loaded the database
-    flushed_us: int  # the moment of the lost catalog that the manifest shows
+    flushed_us: int  # moment of the lost catalog that the manifest shows
     blocks: int
     versions: int
 
@@ -131,10 +131,10 @@ class AdoptShardsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedShards:
-    """Counts of a look at some shards."""
+    """Counts of a comparison of some shards with storage."""
 
     objects: int
-    staged: int  # ledgers of which storage holds something else than the catalog says
+    staged: int  # ledgers whose objects differ from the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Marker in each bucket of a catalog, which names the catalog, and the rule that compares it.
+"""Marker: an object in each bucket of a catalog that names the catalog.
 
-An empty listing of a foreign bucket says nothing about the catalog's ledgers. So an object counts as absent only after
-the bucket's marker was found to name this catalog.
+An empty listing of a foreign bucket says nothing about the catalog's ledgers. So an object counts as absent only if the
+bucket's marker names this catalog.
 """
 
 import json
@@ -14,25 +14,25 @@ from typing import Final
 from logstore.errors import CatalogMismatch
 
 MARKER_KEY: Final = "sexton-catalog.json"
-"""Key of the marker in every bucket. No ledger and no record block has this name."""
+"""Key of the marker in every bucket. No ledger and no record block has this key."""
 
 PROBE_PREFIX: Final = "sexton-probe-"
-"""Start of the keys of objects with which `sexton doctor` tests a bucket. Plans ignore such objects."""
+"""Prefix of objects with which `sexton doctor` tests a bucket. Plans ignore these objects."""
 
 _CATALOG_ID_FIELD: Final = "catalog_id"
 
 
 class Role(StrEnum):
-    """Use of a bucket. The value is stored."""
+    """Use of a bucket. The catalog stores the value."""
 
     PRIMARY = "primary"
     TIERED = "tiered"
     RECORDS = "records"
-    REPLICA = "replica"  # of the record log
+    REPLICA = "replica"  # replica bucket of the record log
 
     @property
     def is_single(self) -> bool:
-        """Whether a catalog has only one bucket of this role, for ever."""
+        """Whether a catalog has exactly one bucket of this role for ever."""
         return self not in {Role.TIERED, Role.REPLICA}
 
     def matches_key(self, key: str) -> bool:
@@ -61,7 +61,7 @@ _KEY_FORMS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedBucket:
-    """Bucket by the name that the settings or an offload context give."""
+    """Bucket, by its name in the settings or in an offload context."""
 
     role: Role
     bucket: str
@@ -72,13 +72,13 @@ class NamedBucket:
 
 
 class MarkerState(StrEnum):
-    """Relation of a bucket to a catalog."""
+    """Relation of a bucket to this catalog."""
 
-    OURS = "OURS"  # its marker names this catalog
-    FOREIGN = "FOREIGN"  # its marker names another catalog
-    LOST = "LOST"  # this catalog has marked it, and its marker is missing
-    ELSEWHERE = "ELSEWHERE"  # this catalog has marked another bucket of this role, and this one at most for another
-    UNMARKED = "UNMARKED"  # it has no marker, and may become the catalog's
+    OURS = "OURS"  # the marker names this catalog
+    FOREIGN = "FOREIGN"  # the marker names another catalog
+    LOST = "LOST"  # this catalog has marked the bucket, and the marker is missing
+    ELSEWHERE = "ELSEWHERE"  # this catalog has marked another bucket for this role
+    UNMARKED = "UNMARKED"  # the bucket has no marker, and may become this catalog's
 
 
 def compare_marker(
@@ -87,16 +87,16 @@ def compare_marker(
     """Compare the marker of a bucket with the catalog.
 
     Args:
-        owner: Catalog that the marker names, or `None` without a marker.
+        owner: Catalog that the marker names. `None`: no marker.
         catalog_id: Id of this catalog.
-        bucket: Bucket with that marker.
+        bucket: The bucket.
         marked: Role and name of every bucket that this catalog has marked.
     """
     if owner not in {None, catalog_id}:
         return MarkerState.FOREIGN
     is_marked = (bucket.role, bucket.bucket) in marked
     is_elsewhere = not is_marked and bucket.role.is_single and any(role is bucket.role for role, _ in marked)
-    if owner:  # a bucket that was marked for another role has this marker too, and no object of this role
+    if owner:  # a bucket that was marked for another role also has this marker, but no object of this role
         return MarkerState.ELSEWHERE if is_elsewhere and _format_roles(bucket.bucket, marked) else MarkerState.OURS
     if is_marked:
         return MarkerState.LOST
@@ -115,7 +115,7 @@ def mismatch_error(
     bucket: NamedBucket,
     marked: Collection[tuple[Role, str]],
 ) -> CatalogMismatch | None:
-    """Return the error of a bucket in that state, or `None` if it is the catalog's or may become so."""
+    """Return the error for a bucket in this state, or `None` if the bucket is or may become this catalog's."""
     expected = f"the marker of catalog {catalog_id}"
     match state:
         case MarkerState.FOREIGN:
@@ -136,12 +136,15 @@ def mismatch_error(
 
 
 def marker_content(catalog_id: str) -> bytes:
-    """Return the content of a catalog's marker, which is the same in every bucket."""
+    """Return the content of a catalog's marker. It is equal in all buckets."""
     return json.dumps({_CATALOG_ID_FIELD: catalog_id}).encode()
 
 
 def describe_owner(content: bytes) -> str:
-    """Return the id of the catalog that a marker names, or a text with the first bytes of an unreadable marker."""
+    """Return the id of the catalog that a marker names.
+
+    For an unreadable marker, return a text with its first bytes.
+    """
     catalog_id = _parse_catalog_id(content)
     return f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})" if catalog_id is None else catalog_id
 

@@ -1,1 +1,1 @@
-"""Bulk job over the record log, which rebuilds a lost catalog."""
+"""Bulk job over the record log that rebuilds a lost catalog."""

@@ -1,9 +1,10 @@
-"""`rebuild-records`: write the winning version of every record of a manifest as rows of the catalog's tables.
+"""`rebuild-records`: write the newest version of every record of a manifest as rows of the catalog's tables.
 
-Topics and lists come first, because other records depend on them, then the rest. Each task reads the blocks that hold
-versions of a range of ids, and sends no version to another task. Its memory grows with the range, which is bounded.
-Topics, lists and cursors are an exception: one task holds all records of such a kind, because their names are unique.
-If a name was used again after a plain delete, the newer record counts.
+Topics and lists come first, because other records depend on them. Each task reads the blocks of one range of ids. Tasks
+exchange no record versions. The memory of a task grows with its range, and ranges are bounded.
+
+Topics, lists and cursors have unique names, so one task holds all records of such a kind. If a name was used again
+after a plain deletion, the newer record counts.
 
 Source: Aerospike's cold start, which reads every block and keeps the newest version of each record.
 """
@@ -50,24 +51,24 @@ from spark.sources.objects import StoreAddress
 
 _K = RecordKind
 _HIDING_KINDS: Final = frozenset({_K.TRANSACTION, _K.HIDDEN})
-"""Kinds that keep messages from readers. Without them, messages of open and aborted transactions look committed."""
+"""Kinds that hide messages from readers. Without them, messages of open and aborted transactions look committed."""
 _KINDS_UNDER_TOPICS: Final = (_K.SCHEMA, _K.PRODUCER, _K.INDEX, _K.SNAPSHOT)
-_MAX_VERSIONS_PER_RANGE: Final = 500_000  # some 300 MB while they are sorted
+_MAX_VERSIONS_PER_RANGE: Final = 500_000  # about 300 MB during sorting
 _MAX_SKIPPED_FACTS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class _IdRange:
-    """Ids from the first to the last, both inclusive, and the blocks that hold versions of their records."""
+    """Range of ids, both ends inclusive, with the blocks that may hold record versions of the range."""
 
-    number: int  # among the ranges of its kinds
+    number: int  # number among the ranges of these kinds
     ids: tuple[int, int]
     blocks: tuple[Block, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Work of one executor: a range of ids of some kinds, or all ranges of kinds whose names are unique."""
+    """Work of one executor: one range of ids, or all ranges of kinds with unique names."""
 
     kinds: tuple[RecordKind, ...]
     ranges: tuple[_IdRange, ...]
@@ -76,8 +77,8 @@ class _Task:
 @dataclass(slots=True)
 class _TaskResult:
     counts: Counter[str] = field(default_factory=Counter)
-    version: int = 0  # highest version that was read
-    error_by_block: dict[str, str] = field(default_factory=dict)  # skipped blocks by key
+    version: int = 0  # highest record version that was read
+    error_by_block: dict[str, str] = field(default_factory=dict)  # errors of skipped blocks, by key
 
 
 def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> BulkSummary:
@@ -85,8 +86,8 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
 
     Raises:
         CorruptData, MissingData: A block differs from the manifest or is missing, and the job does not skip such
-            blocks, or the block may hide messages from readers. Such a block is never skipped.
-        Unsupported: A block has a newer format, which is never skipped.
+        blocks. Blocks that may hide messages from readers are never skipped.
+        Unsupported: A newer build wrote a block. Such a block is never skipped.
         StoreUnavailable: Storage did not answer.
     """
     blocks = ColdStart(_open_log(records, job)).manifest(job.manifest).blocks
@@ -98,7 +99,7 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
         *_tasks_by_range(blocks, _K.TRANSACTION),
     ]
     results = run.spread("find topics and lists", [task for task in tasks if task.ranges], run_task)
-    if not RowFilesFolder(run.folder).topics_path().exists():  # there is neither a topic nor a list
+    if not RowFilesFolder(run.folder).topics_path().exists():  # no topics and no lists
         _save_ids(RowFilesFolder(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
     ledger_ranges = _cut_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
     tasks = [_Task((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
@@ -109,7 +110,7 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
 
 
 def _cut_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1) -> list[_IdRange]:
-    """Cut the ids that the kinds share into at least `min_ranges` ranges with about equal numbers of versions."""
+    """Split the ids of the kinds into at least `min_ranges` ranges with about equal numbers of record versions."""
     blocks_of_kinds = [block for block in blocks if block.kind in kinds]
     versions_per_range = math.ceil(sum(block.records for block in blocks_of_kinds) / min_ranges)
     id_ranges = split_id_ranges(blocks_of_kinds, versions=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range)))
@@ -143,7 +144,7 @@ def _open_log(records: StoreAddress, job: RebuildRecords) -> RecordLog:
 
 
 def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _Task) -> _TaskResult:
-    """Run one task in an executor. It may run twice, even at the same time."""
+    """Run one task in an executor. A task may run twice, even at the same time."""
     rebuilder = _Rebuilder(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
     if task.kinds[0] is _K.TOPIC:
         rebuilder.rebuild_topics_and_lists(task)
@@ -157,14 +158,14 @@ def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _T
 
 
 class _Rebuilder:
-    """Reads versions for one task, writes rows and counts both."""
+    """Reader of the record versions of one task. It writes rows and counts them."""
 
     def __init__(self, log: RecordLog, files: RowFilesFolder, *, skip_unreadable: bool) -> None:
         self._log, self._files, self._skip_unreadable = log, files, skip_unreadable
         self.result = _TaskResult()
 
     def rebuild_topics_and_lists(self, task: _Task) -> None:
-        """Write all topics and lists, and save the ids of topics and of listed ledgers for the second step."""
+        """Write all topics and lists. Save the ids of topics and of listed ledgers for the second step."""
         topics = self._read_unique(task, _K.TOPIC)
         topic_ids = id_column(topics)
         self._write(0, [to_table_rows(_K.TOPIC, topics)])
@@ -173,12 +174,11 @@ class _Rebuilder:
         _save_ids(self._files, topic_ids, listed_ledger_ids(lists))
 
     def rebuild_cursors(self, task: _Task) -> None:
-        """Write all cursors."""
         cursors = self._read_unique(task, _K.CURSOR, np.load(self._files.topics_path()))
         self._write(0, [to_table_rows(_K.CURSOR, cursors)])
 
     def rebuild_ledgers(self, task: _Task) -> None:
-        """Write ledgers of one range with their segments and hidden entries."""
+        """Write the ledgers of one range with their segments and hidden entries."""
         (id_range,) = task.ranges
         ledgers = self._read_live(_K.LEDGER, id_range)
         ledger_ids, all_listed = id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
@@ -192,7 +192,7 @@ class _Rebuilder:
         self._count_records(ledgers, segments, hidden)
 
     def rebuild_range(self, task: _Task) -> None:
-        """Write one range of a kind that is one table, or an aggregate of tables."""
+        """Write one range of a kind."""
         (kind,), (id_range,) = task.kinds, task.ranges
         live = self._read_live(kind, id_range)
         if PARENT_BY_KIND.get(kind) is _K.TOPIC:
@@ -206,7 +206,7 @@ class _Rebuilder:
             self._write(id_range.number, [to_table_rows(kind, live)])
 
     def _read_unique(self, task: _Task, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
-        """Read all records of a kind whose names are unique, ascending by id; of `topic_ids` only, if given."""
+        """Read all records of a kind with unique names, ascending by id. With `topic_ids`, only of these topics."""
         tables = [block_schema(kind).empty_table()]
         for id_range in task.ranges:
             if any(block.kind is kind for block in id_range.blocks):
@@ -217,7 +217,7 @@ class _Rebuilder:
         return unique
 
     def _read_live(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
-        """Return the winning versions of live records of the range, ascending by id. Write the tombstones."""
+        """Return the newest versions of live records in the range, ascending by id. Write the tombstones."""
         versions = self._read_versions(kind, id_range)
         if not versions.num_rows:
             return versions
@@ -247,7 +247,6 @@ class _Rebuilder:
         return pa.concat_tables(tables) if tables else block_schema(kind).empty_table()
 
     def _write(self, number: int, tables: Iterable[TableRows]) -> None:
-        """Write rows of tables into files with this number."""
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         for table, rows in tables:
             self.result.counts[table.name] += rows.num_rows
@@ -263,7 +262,7 @@ class _Rebuilder:
 
 
 def _save_ids(files: RowFilesFolder, topic_ids: Ids, listed_ledger_ids: Ids) -> None:
-    """Save the topics last: their file says that both exist."""
+    """Save the ids of topics last, because the existence of that file means that both files exist."""
     for path, ids in ((files.listed_ledgers_path(), listed_ledger_ids), (files.topics_path(), topic_ids)):
         with replace_atomically(path) as new, new.open("wb") as file:
             np.save(file, ids)

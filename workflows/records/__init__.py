@@ -1,1 +1,1 @@
-"""Workflows of the record log: flush, defragmentation, replication, raids, rebuild, and functions over records."""
+"""Workflows of the record log: flush, defragmentation, replication, raids, rebuild, and record functions."""

@@ -1,10 +1,10 @@
-"""`defragment-records`: rewrite blocks of the record log that are mostly dead, and join small blocks.
+"""`defragment-records`: rewrite blocks of the record log that are mostly dead, and merge small blocks.
 
-Destroys versions of records that no rebuild needs, and blocks that no manifest names. Invariant: a rebuild from the
-newest manifest makes the same catalog before and after. To stop it, cancel or terminate it, and pause the schedule
+Destroys record versions that no rebuild needs, and blocks that no manifest names. Invariant: a rebuild from the newest
+manifest makes the same catalog before and after. To stop it, cancel or terminate it, and pause the schedule
 `sexton-defragment`. A pass that ends early has published nothing or everything.
 
-1. In a run of a schedule, run the job under its one id, and return its result.
+1. In a run of a schedule, run the job as a child under its only id, and return the child's result.
 2. Otherwise pass over all blocks, in one activity.
 
 Source: Aerospike's defragmentation of blocks below `defrag-lwm-pct`.
@@ -58,7 +58,7 @@ class DefragmentRecords:
 
 
 def describe_result(result: DefragmentRecordsResult) -> str:
-    """Return the result as Markdown for the Web UI."""
+    """Format the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     if result.joined:

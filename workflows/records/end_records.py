@@ -1,13 +1,13 @@
-"""`end-records`: detach the ledgers that a registered function ends, and delete them from storage.
+"""`end-records`: delete the ledgers that a record function selects.
 
 Destroys closed ledgers of messages for which the function returns None and that nothing needs. Invariant: a ledger
-stays if a subscription, a transaction or an offload needs it, or if it changed since the function saw it. To stop it,
+stays if a subscription, a transaction or an offload needs it, or if it changed after the function's call. To stop it,
 cancel or terminate it. Ledgers of finished pages stay detached, and the next sweep or trim deletes them.
 
-1. Check the function and the topic. A refusal ends the job, and nothing changed.
-2. Ask the function about a page of ledgers, and detach those that it ends into one batch (phase one). Repeat for each
-   page. If the function fails, the job names its record and stops asking. A dry run detaches nothing.
-3. Run `delete-ledgers` on the batch (phase two), and wait for it.
+1. Check the function and the topic. After a refusal the job ends, and nothing has changed.
+2. Call the function for each ledger of a page. Detach the selected ledgers into one batch (phase one). Repeat for each
+   page. If the function fails, the job names the record and calls the function no more. A dry run detaches nothing.
+3. Run `delete-ledgers` on the batch (phase two), and wait for its end.
 
 Source: Aerospike's scans and queries with record functions; ADR 15.
 """
@@ -34,11 +34,12 @@ with workflow.unsafe.imports_passed_through():
 
 _REFUSALS = (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)
 GUARDS = frozenset({*(error.__name__ for error in _REFUSALS), *passes.GUARDS})
-"""Error types that refuse the job, or stop it at some page."""
-_MAX_NAMED_LEDGERS = 20  # ids and reasons in the result
+"""Error types that refuse the job, or stop it at a page."""
+_MAX_NAMED_LEDGERS = 20  # bound of ids and of reasons in the result
 
 _PAGE = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=1),  # ten minutes of calls, of which the last may be long, and 500 detaches
+    # 10 minutes of function calls, of which the last may be long, and 500 detaches
+    start_to_close_timeout=timedelta(hours=1),
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
@@ -46,7 +47,7 @@ _PAGE = workflow.ActivityConfig(
 
 @workflow.defn(name="end-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class EndRecords:
-    """One selection of records, and the function that may end them."""
+    """Selection of records by a record function, and their deletion."""
 
     @workflow.init
     def __init__(self, request: EndRecordsInput) -> None:
@@ -74,7 +75,7 @@ class EndRecords:
         return self._result
 
     async def _begin(self) -> bool:
-        """Return whether the selection may be worked on. A continued run does not ask again."""
+        """Check the request once. Return whether the job may continue."""
         request = self._request
         if request.now_us:
             return True
@@ -120,9 +121,10 @@ class EndRecords:
         return page
 
     async def _delete_batch(self) -> None:
-        """Run phase two. Count detached ledgers by their rows, as an activity whose result was lost detaches too.
+        """Run phase two. Count detached ledgers by their rows.
 
-        The counts of the pages include rows that a sweep has taken up meanwhile.
+        The results of pages are not enough: an activity whose result was lost has detached ledgers too. But they
+        include rows that a sweep has taken up meanwhile.
         """
         request = self._request
         batch = CountBatchInput(batch_id=request.batch_id)
@@ -156,7 +158,7 @@ class EndRecords:
 
 
 def describe_result(request: EndRecordsInput, result: EndRecordsResult) -> str:
-    """Return the result so far as Markdown for the Web UI."""
+    """Format the result so far as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     verb = "would end" if request.dry_run else "ended"

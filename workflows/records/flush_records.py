@@ -1,11 +1,11 @@
 """`flush-records`: write changes of the catalog into blocks of the record log within seconds.
 
-Destroys nothing. Invariant: a change stays in the outbox until a manifest names a block with it. The queue is a table,
+Destroys nothing. Invariant: a change stays in the outbox until a manifest names a block with it. The outbox is a table,
 so neither a lost signal nor a restart loses a change. The workflow runs as long as the catalog exists. To stop it,
 pause the schedule `sexton-records` and terminate it. Changes and durable deletions wait meanwhile.
 
 1. Flush in one activity: repeatedly for a while, or once.
-2. If one flush was requested, end. Flush again if a signal has come or another job works on the record log.
+2. If one flush was requested, end. But flush again if a signal has come, or if another job works on the record log.
 3. Otherwise start `defragment-records` after many new blocks, unless it runs. Continue with step 1.
 
 Source: Aerospike's write queue to its device; ADR 15.
@@ -36,7 +36,7 @@ with workflow.unsafe.imports_passed_through():
 
 
 _MAX_NEW_BLOCKS = 1_000
-"""Blocks that flushes may add before a defragmentation joins them. Each manifest names all blocks."""
+"""Number of blocks that flushes add before a defragmentation starts. Each manifest names all blocks."""
 
 
 @workflow.defn(name="flush-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -47,7 +47,7 @@ class FlushRecords:
     def __init__(self, request: FlushRecordsInput) -> None:
         self._request = request
         self._result = request.carried
-        self._is_woken = True  # the first flush finds what an earlier run may have missed
+        self._is_woken = True  # the first flush writes changes that an earlier run may have missed
         self._min_blocks: int | None = None  # lowest number of named blocks since `defragment-records` was started
 
     @workflow.run
@@ -114,7 +114,7 @@ class FlushRecords:
 
 
 def describe_result(result: FlushRecordsResult) -> str:
-    """Return the counts as Markdown for the Web UI."""
+    """Format the counts as Markdown for the Web UI."""
     flushed = result.done
     notes = "\n\nAnother job is at work on the record log." if flushed.held else ""
     if flushed.refused:

@@ -1,10 +1,10 @@
-"""`follow-records`: apply the record log to the database of a replica, which serves reads.
+"""`follow-records`: apply the record log to a replica database, which serves reads.
 
-Destroys rows of that database only: rows that tombstones end, and all rows with `seed`. Invariant: a durably deleted
-record never returns there, and an older version never replaces a newer one. To stop it, end the command that hosts it,
-or cancel it. The command continues when it is run again. Raids wait for an absent replica until it is STALE.
+Destroys only rows of the replica database: rows that tombstones cover, and all rows with `seed`. Invariant: a durably
+deleted record never returns there, and an older record version never replaces a newer one. To stop it, end the command
+that hosts it, or cancel it. Run the command again to continue. Raids wait for an absent replica until it is STALE.
 
-1. Apply new manifests in one activity. Each step is one transaction, which is then acknowledged.
+1. Apply new manifests in one activity. Each step is one transaction. The step acknowledges its manifest afterwards.
 
 Source: the receiving side of Aerospike's cross-datacenter replication (XDR).
 """
@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records.values import FollowRecordsInput, FollowRecordsResult
 
 _STEPS: workflow.ActivityConfig = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=24),  # a seed of a billion rows, some 10,000 a second
+    start_to_close_timeout=timedelta(hours=24),  # enough for a seed of 800 million rows at 10,000 rows a second
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
@@ -56,7 +56,7 @@ class FollowRecords:
 
 
 def describe_result(result: FollowRecordsResult) -> str:
-    """Return the result as Markdown for the Web UI."""
+    """Format the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     followed = result.done

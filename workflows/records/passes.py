@@ -1,8 +1,8 @@
-"""Activity options of record log jobs, and at most one run of a job at a time.
+"""Activity options of record log jobs. A job runs at most once at a time.
 
 The activities have their own queue, because a flush holds a thread while it waits.
 
-A schedule appends its time to the workflow id, and a person's start does not. So a scheduled run only runs the job as
+A schedule appends its time to the workflow id. A start by a person does not. So a scheduled run only starts the job as
 its child, under the id that a person's start uses too.
 """
 
@@ -18,17 +18,17 @@ with workflow.unsafe.imports_passed_through():
     from workflows.jobs import Job, JobRequest
 
 GUARDS = ("CatalogAdopting", "CatalogMismatch", "CatalogOutdated", "PreconditionFailed")
-"""Error types that end such a job as refused: nothing changed, and a person must look."""
+"""Error types that end such a job as refused. Nothing changed, and a person must look."""
 
 Q = TypeVar("Q", bound=JobRequest)
 R = TypeVar("R")
 
 
 def flush_options(queue: str, watch_s: float) -> workflow.ActivityConfig:
-    """Return the options of an activity that looks for changes for `watch_s`."""
+    """Return the options of an activity that looks for changes for `watch_s` seconds."""
     return workflow.ActivityConfig(
         task_queue=queue or None,
-        start_to_close_timeout=timedelta(minutes=30, seconds=watch_s),  # a flush that is older puts no manifest
+        start_to_close_timeout=timedelta(minutes=30, seconds=watch_s),  # an older flush stores no manifest
         heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # unlimited: waits for catalog and storage
     )
@@ -47,7 +47,7 @@ def pass_options(queue: str) -> workflow.ActivityConfig:
 
 
 async def run_single(job: Job[Q, R], request: Q, *, summary: str) -> R | None:
-    """Run the job under its one id, and return its result. Return `None` if it runs already."""
+    """Run the job under its only id, and return its result. Return `None` if it runs already."""
     try:
         result: R = await workflow.execute_child_workflow(
             job.name,

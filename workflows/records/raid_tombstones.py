@@ -1,12 +1,12 @@
 """`raid-tombstones`: remove tombstones that cover no version of their record in any block.
 
 Destroys tombstones. Invariant: a tombstone stays while a block has an older version of its record, while its deletion
-is unfinished, while storage holds objects of it, and while a replica that is not STALE lacks it. To stop it, cancel or
-terminate it, and pause the schedule `sexton-raid`. A raid that ends early has only removed what the next raid would
-remove, and the next raid takes over its marks.
+is unfinished, while storage has objects of the ledger, and while a replica that is not STALE lacks the tombstone. To
+stop it, cancel or terminate it, and pause the schedule `sexton-raid`. A raid that ends early has removed only
+tombstones that the next raid would remove. The next raid replaces its marks.
 
-1. In a run of a schedule, run the job under its one id, and return its result.
-2. Otherwise mark tombstones, scan every block, and remove, in one paced activity.
+1. In a run of a schedule, run the job as a child under its only id, and return the child's result.
+2. Otherwise mark tombstones, scan every block, and remove tombstones, in one paced activity.
 
 Source: Aerospike's tomb raider, which marks cenotaphs, scans all blocks, and removes the cenotaphs that remain.
 """
@@ -27,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="raid-tombstones", versioning_behavior=VersioningBehavior.PINNED)
 class RaidTombstones:
-    """One raid for tombstones."""
+    """One raid."""
 
     @workflow.run
     async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
@@ -58,7 +58,7 @@ class RaidTombstones:
 
 
 def describe_result(result: RaidTombstonesResult) -> str:
-    """Return the result as Markdown for the Web UI."""
+    """Format the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     if result.joined:

@@ -1,18 +1,18 @@
 """`rebuild-catalog`: rebuild a lost catalog from its record log and from storage, in an empty database.
 
-Destroys nothing and files nothing for deletion. Invariant: the database becomes the catalog with the manifest of the
-new epoch, and only one such manifest can be put. The catalog refuses every destructive job until all of storage was
+Destroys nothing and files no intents. Invariant: the database becomes the catalog when the manifest of the new epoch is
+stored, and only one such manifest can be stored. The catalog refuses every destructive job until all of storage was
 read. A listing alone never proves that a ledger is absent, and too many absent ledgers end the rebuild. To stop it, end
-the command that hosts it, or cancel it. The command continues when it is run again.
+the command that hosts it, or cancel it. Run the command again to continue.
 
-1. Pin the newest manifest with all blocks that it names.
+1. Pin the newest manifest and its blocks.
 2. Find rows: one bulk job takes the newest version of every record.
-3. Load the rows into the empty database, as a whole or not at all.
-4. Look at storage shard by shard. If listings lack an object that HEAD finds, or too many ledgers are absent, the
-   rebuild ends here and the old epoch continues.
+3. Load all rows into the empty database, or none.
+4. Compare storage with the rows, shard by shard. If listings lack an object that HEAD finds, or too many ledgers are
+   absent, the rebuild ends here and the old epoch continues.
 5. Publish the manifest of the new epoch, which shows the loaded moment. The old epoch has ended.
-6. Adopt: look at storage again, settle each topic, and flush the result. The catalog is READY.
-7. Release the pinned blocks, also after a failure or a cancellation.
+6. Adopt: compare again, settle each topic, and flush the result. The catalog is READY.
+7. Release the pin, also after a failure or a cancellation.
 
 Source: Aerospike's cold start; for the proof of absence apache/bookkeeper#870.
 """
@@ -32,7 +32,8 @@ with workflow.unsafe.imports_passed_through():
     from workflows.records.values import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
 
 _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
-    start_to_close_timeout=timedelta(hours=24),  # a billion rows, some 100,000 a second; a shard of as many objects
+    # about a billion rows at 100,000 rows a second, or a shard with as many objects
+    start_to_close_timeout=timedelta(hours=24),
     heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
@@ -51,7 +52,7 @@ GUARDS = frozenset(
         "Unsupported",
     }
 )
-"""Error types that end a rebuild as refused. It has published nothing, or its message says so."""
+"""Error types that end a rebuild as refused. The rebuild has published nothing, unless the message says otherwise."""
 
 
 @workflow.defn(name="rebuild-catalog", versioning_behavior=VersioningBehavior.PINNED)
@@ -125,7 +126,6 @@ class RebuildCatalog:
             await workflow.execute_activity_method(Rebuilding.adopt_shards, part, **_LONG)
 
     def _set_progress(self, step: str, *, note: str = "", **counts: int) -> None:
-        """Set the step and some counts, `shards`, `versions` or `records`. The other counts stay."""
         self._progress = progress = replace(self._progress, step=step, **counts)
         lines = (
             f"- versions: {progress.versions:,}\n- records: {progress.records:,}\n"

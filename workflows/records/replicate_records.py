@@ -1,11 +1,11 @@
-"""`replicate-records`: copy the newest manifest of the record log and its blocks into every replica bucket.
+"""`replicate-records`: copy the newest manifest of the record log and its blocks to every replica bucket.
 
-Destroys nothing. Invariant: a replica gets every block before a manifest that names it, and acknowledges only what it
-has read back. To stop it, cancel or terminate it, and pause the schedule `sexton-replicate`. Raids wait for a replica
-that lags behind until it is STALE.
+Destroys nothing. Invariant: a replica bucket gets every block before a manifest that names the block. Only blocks that
+were read back are acknowledged. To stop it, cancel or terminate it, and pause the schedule `sexton-replicate`. Raids
+wait for a replica that is behind until it is STALE.
 
-1. In a run of a schedule, run the job under its one id, and return its result.
-2. Otherwise ship to each replica in turn, in one activity. A replica that fails does not stop the others.
+1. In a run of a schedule, run the job as a child under its only id, and return the child's result.
+2. Otherwise ship to each replica bucket in turn, in one activity. A failed shipment does not stop the others.
 
 Source: Aerospike's cross-datacenter replication (XDR).
 """
@@ -53,7 +53,7 @@ class ReplicateRecords:
 
 
 def describe_result(result: ReplicateRecordsResult) -> str:
-    """Return the result as Markdown for the Web UI."""
+    """Format the result as Markdown for the Web UI."""
     if result.refused:
         return refusals.format_refusal(result.refused)
     if result.joined:

@@ -1,6 +1,6 @@
 """`sweep-records`: start `flush-records` again after it has ended.
 
-Destroys nothing. Invariant: none. The next sweep repairs what one misses. To stop it, pause the schedule
+Destroys nothing. Invariant: none. If a sweep fails, the next sweep does the same work. To stop it, pause the schedule
 `sexton-records`.
 
 1. Start `flush-records` unless it runs.
@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="sweep-records", versioning_behavior=VersioningBehavior.PINNED)
 class SweepRecords:
-    """One look whether `flush-records` runs."""
+    """Start of `flush-records`, unless it runs."""
 
     @workflow.run
     async def run(self, request: SweepRecordsInput) -> SweepRecordsResult:

@@ -1,4 +1,4 @@
-"""Inputs and results of the workflows of the record log, and their names and ids."""
+"""Inputs and results of the workflows of the record log, with their names and ids."""
 
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -18,10 +18,12 @@ from workflows.deletion.values import DeletionPolicy
 from workflows.jobs import Job
 
 HELD_RETRY_INTERVAL: Final = timedelta(seconds=5)
-"""Time between two attempts of one flush while another job holds the record log."""
+"""Time between two attempts of a single flush while another job has claimed the record log."""
 
 MAX_HELD_FLUSHES: Final = 24
-"""Attempts of one flush while another job holds the record log. Together they outlast the claim of a dead job."""
+"""Attempts of a single flush while another job has claimed the record log. Together they outlast the claim of a dead
+job.
+"""
 
 NOW: Final = "now"
 """Key of the single flush that a caller waits for. The repeated flush has the empty key."""
@@ -32,17 +34,18 @@ class FlushRecordsResult:
     """Counts of a flush, or its refusal."""
 
     done: FlushedRecords = field(default_factory=FlushedRecords)
-    looks: int = 0  # completed activities
+    looks: int = 0  # number of completed activities
     refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushRecordsInput:
-    """Input of a flush, repeated or once."""
+    """Input of a flush. A flush runs repeatedly or once."""
 
-    once: bool = False  # flush the present changes, and end
-    watch_s: float = 60.0  # how long one activity looks for changes; 0: it flushes once, then a signal is waited for
-    queue: str = ""  # of the activities, where a flush may wait; empty: where the workflow runs
+    once: bool = False  # flush the present changes once, then end
+    # seconds for which one activity looks for changes; 0: the activity flushes once, then a signal is awaited
+    watch_s: float = 60.0
+    queue: str = ""  # queue of the activities, where a flush may wait; empty: queue of the workflow
     actor: str = ""
     reason: str = ""
     carried: FlushRecordsResult = field(default_factory=FlushRecordsResult)
@@ -54,10 +57,10 @@ class FlushRecordsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecordsInput:
-    """Input of one look whether `flush-records` runs."""
+    """Input of a sweep that starts `flush-records` unless it runs."""
 
-    watch_s: float = 60.0  # of the flush that it starts
-    queue: str = ""  # of the activities of that flush
+    watch_s: float = 60.0  # `watch_s` of the started flush
+    queue: str = ""  # `queue` of the started flush
     actor: str = ""
     reason: str = ""
 
@@ -76,8 +79,8 @@ class SweepRecordsResult:
 class DefragmentRecordsInput:
     """Input of one pass over all blocks."""
 
-    scheduled: bool = False  # run the job as a child, under its one id
-    queue: str = ""  # of the activity; empty: where the workflow runs
+    scheduled: bool = False  # run the job as a child, under its only id
+    queue: str = ""  # queue of the activity; empty: queue of the workflow
     actor: str = ""
     reason: str = ""
 
@@ -93,17 +96,17 @@ class DefragmentRecordsResult:
     """Counts of a pass over all blocks, or its refusal."""
 
     done: DefragmentedBlocks = field(default_factory=DefragmentedBlocks)
-    joined: bool = False  # another run was at work, and nothing was done here
+    joined: bool = False  # another run was active, and this run did nothing
     refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaidTombstonesInput:
-    """Input of a raid for tombstones that cover nothing."""
+    """Input of a raid."""
 
-    eligible_age_s: float | None = None  # None: as the workers' settings say
-    scheduled: bool = False  # run the job as a child, under its one id
-    queue: str = ""  # of the activity; empty: where the workflow runs
+    eligible_age_s: float | None = None  # None: age in the workers' settings
+    scheduled: bool = False  # run the job as a child, under its only id
+    queue: str = ""  # queue of the activity; empty: queue of the workflow
     actor: str = ""
     reason: str = ""
 
@@ -120,16 +123,16 @@ class RaidTombstonesResult:
 
     run_id: str = ""
     done: RaidedTombstones = field(default_factory=RaidedTombstones)
-    joined: bool = False  # another raid was at work, and nothing was done here
+    joined: bool = False  # another raid was active, and this run did nothing
     refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateRecordsInput:
-    """Input of one shipment to every replica that the workers' settings name."""
+    """Input of one shipment to every replica bucket in the workers' settings."""
 
-    scheduled: bool = False  # run the job as a child, under its one id
-    queue: str = ""  # of the activity; empty: where the workflow runs
+    scheduled: bool = False  # run the job as a child, under its only id
+    queue: str = ""  # queue of the activity; empty: queue of the workflow
     actor: str = ""
     reason: str = ""
 
@@ -142,24 +145,24 @@ class ReplicateRecordsResult:
     """Shipment of each replica, or the refusal."""
 
     shipped: list[ShippedBlocks] = field(default_factory=list)
-    joined: bool = False  # another run was at work, and nothing was done here
+    joined: bool = False  # another run was active, and this run did nothing
     refused: GuardRefusal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecordsResult:
-    """Counts of ended records, or the refusal."""
+    """Counts of deleted records, or the refusal."""
 
-    records: int = 0  # closed ledgers that the function was asked about
-    ended: int = 0  # ledgers that left their lists, or would leave them in a dry run
-    kept: int = 0  # ledgers that the function ended, and that stay
-    ledger_ids: list[int] = field(default_factory=list)  # ended ones: a sample
-    because: list[str] = field(default_factory=list)  # why some stay: a sample
+    records: int = 0  # closed ledgers for which the function was called
+    ended: int = 0  # detached ledgers; in a dry run: ledgers that would be detached
+    kept: int = 0  # ledgers that the function selected but that stay
+    ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
+    because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
     certificate: BatchCertificate | None = (
-        None  # of phase two; None: no phase two, or it ended early and its rows go on
+        None  # of phase two; None: no phase two, or it ended early while other jobs continue with its rows
     )
-    stopped: GuardRefusal | None = None  # why no page after some page was asked, such as a failed function
-    refused: GuardRefusal | None = None  # nothing changed
+    stopped: GuardRefusal | None = None  # why the job stopped after some pages, such as a failed function
+    refused: GuardRefusal | None = None  # why nothing was done
 
     @property
     def outcomes(self) -> dict[str, int]:
@@ -169,26 +172,26 @@ class EndRecordsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecordsInput:
-    """A function, the records about which it is asked, and the batch of ended ledgers."""
+    """Record function, its records, and the batch of detached ledgers."""
 
-    function: str  # as the workers' setting `functions` names it
-    batch_id: str  # of the intents; never used before
+    function: str  # name in the workers' setting `functions`
+    batch_id: str  # batch of the intents; never used before
     topic_id: int = 0  # 0: all topics
-    topic: str = ""  # encoded; the topic of that id must have this name
+    topic: str = ""  # encoded name, which must be the name of `topic_id`
     dry_run: bool = False
-    durable_delete: str | None = None  # a `DeletePolicy`; None: as the topic says, otherwise durable
-    catalog_epoch: int | None = None  # that the catalog must have; None: any
+    durable_delete: str | None = None  # a `DeletePolicy`; None: setting of the topic, or else durable
+    catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
     actor: str = ""
     reason: str = ""
     policy: DeletionPolicy = field(default_factory=DeletionPolicy)
-    page: int = 500  # ledgers; after a crash the function is asked again about one page at most
-    now_us: int = 0  # start by the catalog's clock; 0: not started
+    page: int = 500  # ledgers in a page; after a crash the function is called again for one page at most
+    now_us: int = 0  # time of the start by the catalog's clock; 0: not started
     after: SelectionPosition = field(default_factory=SelectionPosition)
     carried: EndRecordsResult = field(default_factory=EndRecordsResult)
 
     @property
     def cause(self) -> str:
-        """Reason in the audit log, with the function's name."""
+        """Reason in the audit log, with the name of the function."""
         return f"function {self.function}: {self.reason}" if self.reason else f"function {self.function}"
 
     def details(self) -> str:
@@ -199,11 +202,11 @@ class EndRecordsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowRecordsInput:
-    """Input of the steps of one replica's database."""
+    """Input of the steps of one replica database."""
 
-    replica: str  # the bucket that it follows, a slash, and a word of its own
-    seed: bool = False  # empty the database first, and apply all
-    watch_s: float = 0.0  # how long to look for changes; 0: apply once
+    replica: str  # followed bucket, a slash, and a word for this replica
+    seed: bool = False  # empty the database first, and apply everything
+    watch_s: float = 0.0  # seconds for which to look for changes; 0: apply once
 
     def details(self) -> str:
         return (
@@ -224,11 +227,11 @@ class FollowRecordsResult:
 class RebuildCatalogInput:
     """Input of a rebuild from one manifest into one database."""
 
-    rebuild: str  # its id, as `logstore.records.rebuilding.RebuildId` writes it
-    skip_unreadable: bool = False  # skip and name unreadable blocks, except those that hide messages
-    master: str = ""  # the Spark cluster; empty: that of the settings
-    max_absent_share: float = 0.05  # 0 to 1: of all listed ledgers, how many may be without objects
-    take_over: bool = False  # processes of the old catalog may live: wait until they know of the new epoch
+    rebuild: str  # id of the rebuild, as text of `logstore.records.rebuilding.RebuildId`
+    skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
+    master: str = ""  # Spark cluster; empty: cluster of the settings
+    max_absent_share: float = 0.05  # allowed share of listed ledgers without objects, 0 to 1
+    take_over: bool = False  # processes of the old catalog may be alive: wait until they notice the new epoch
 
     def details(self) -> str:
         return (
@@ -242,8 +245,8 @@ class RebuildCatalogProgress:
     """Current step of a rebuild, and its counts."""
 
     step: str = "beginning"  # then: finding rows, loading, looking, publishing, adopting, settling, letting go, ended
-    shards: int = 0  # of 256, looked at in this step
-    versions: int = 0  # in the blocks of the manifest
+    shards: int = 0  # shards done in this step, of 256
+    versions: int = 0  # record versions in the blocks of the manifest
     records: int = 0
 
 
@@ -252,13 +255,13 @@ class RebuildCatalogResult:
     """Counts of a rebuild, or its refusal."""
 
     rebuild: str
-    manifest: int = 0  # of the new epoch
+    manifest: int = 0  # manifest number of the new epoch
     records: int = 0
     tombstones: int = 0
     adopted: RebuildAdopted = field(default_factory=RebuildAdopted)
     skipped: list[str] = field(default_factory=list)
     skipped_blocks: int = 0
-    flushed_us: int = 0  # later changes, up to the loss, return as far as storage holds them
+    flushed_us: int = 0  # moment of the loaded rows; later changes return if storage has them
     begun_us: int = 0
     refused: GuardRefusal | None = None
 

@@ -1,1 +1,1 @@
-"""Buckets that are used only once their marker names this catalog."""
+"""Buckets that are used only if their marker names this catalog."""

@@ -1,4 +1,4 @@
-"""Buckets of a catalog whose database is lost. The marker of its records bucket has the catalog's id."""
+"""Buckets of a catalog whose database is lost. The marker of the records bucket has the catalog's id."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +10,7 @@ from logstore.ports.objects import ObjectStore
 
 
 class LostCatalog:
-    """The `Identities` of a catalog without a database. `marked` buckets are refused without its marker."""
+    """Implementation of `Identities` without a database. Buckets in `marked` are refused if their marker is missing."""
 
     def __init__(self, catalog_id: str, marked: Iterable[tuple[Role, str]] = ()) -> None:
         self._catalog_id, self._marked = catalog_id, frozenset(marked)
@@ -37,13 +37,13 @@ class LostCatalog:
         return self._marked
 
     def record_marker(self, role: Role, bucket: str) -> None:
-        """Record nothing, because there is no catalog yet."""
+        """Do nothing, because there is no catalog yet."""
 
     def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
         return []
 
     def own(self, bucket: NamedBucket, store: ObjectStore) -> OwnStore:
-        """Return a bucket that must have the marker. It is compared before the first use."""
+        """Return a bucket that must have the marker. The marker is compared before the first use."""
         identities = LostCatalog(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
         return OwnStores(identities).own(bucket, lambda: store)
 
@@ -51,7 +51,7 @@ class LostCatalog:
         """Return whether a bucket has the catalog's marker.
 
         Raises:
-            CatalogMismatch: It belongs to another catalog.
+            CatalogMismatch: The bucket belongs to another catalog.
             StoreUnavailable, ServiceRefused: The store did not answer, or refuses the request.
         """
         return OwnStores(LostCatalog(self._catalog_id)).check(bucket, store) is MarkerState.OURS

@@ -1,8 +1,8 @@
-"""Buckets that are used only after their marker was found to name this catalog.
+"""Buckets that are used only after their marker was compared with this catalog.
 
-For some buckets a second check asks whether this database is still the catalog's. Another database may have been
-rebuilt from the record log while this process still uses the old one. The check runs before the first use, before each
-removal, and at any other use after an interval.
+For some buckets a second check asks whether this database is still the catalog. Another database may have been rebuilt
+from the record log while this process still uses the old one. The second check runs before the first use, before each
+removal, and before other uses after an interval.
 """
 
 import threading
@@ -34,22 +34,23 @@ from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUp
 from logstore.positions import LedgerId
 from logstore.records.manifest import BEGUN_KEY, manifest_key
 
-_MAX_EVIDENCE_COPIES: Final = 16  # evidence is one copy that exists, if no copy contradicts the catalog
+_MAX_EVIDENCE_COPIES: Final = 16  # as evidence one existing copy is enough, if no copy contradicts the catalog
 _KEYS_PER_LISTING: Final = 1_000  # one page
-_MIN_EMPTY_LISTINGS: Final = 2  # before a bucket counts as empty
+_MIN_EMPTY_LISTINGS: Final = 2  # listings before a bucket counts as empty
 _FIRST_KEYS: Final = {
     Role.PRIMARY: (segment_key(LedgerId(0), 0),),
-    Role.RECORDS: (BEGUN_KEY, manifest_key(1)),  # a sweep removes the manifest, and an earlier build put no BEGUN_KEY
+    # a sweep removes the manifest, and an earlier build stored no BEGUN_KEY
+    Role.RECORDS: (BEGUN_KEY, manifest_key(1)),
 }
 """Keys that a catalog writes first, by role."""
-_MAX_MARKER_READS: Final = 3  # while GET and HEAD disagree, because an answer may have been cut off
+_MAX_MARKER_READS: Final = 3  # reads while GET and HEAD disagree, because a response may be truncated
 _CHECK_INTERVAL_S: Final = 30.0  # between checks of a process that only reads and writes
 MAX_UNANSWERED_S: Final = 60.0
-"""Longest time after the last answered check in which a process still writes. A rebuild waits as long."""
+"""Longest time after the last answered check for which a process still writes. A rebuild waits as long."""
 
 
 class OwnStores:
-    """Check of markers against a catalog's id, and writer of missing ones. It is thread-safe."""
+    """Check of markers against a catalog's id. It writes missing markers. Thread-safe."""
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
@@ -62,23 +63,23 @@ class OwnStores:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> "OwnStore":
-        """Return the bucket, which is connected and compared before its first use.
+        """Return the bucket. It is connected, and its marker is compared, before the first use.
 
         Args:
             bucket: Name of the bucket.
-            connect: Creates the client. It is called once.
-            require_current: Raises if the database is no longer the catalog's. `None` skips that check.
+            connect: Function that creates the client. It is called once.
+            require_current: Function that raises if the database is no longer the catalog. `None`: no such check.
             now_s: Monotonic clock.
         """
         return OwnStore(self, bucket, connect, require_current, now_s)
 
     def check(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
-        """Return the state of the bucket's marker. Nothing is changed.
+        """Return the state of the bucket's marker. This changes nothing.
 
         Raises:
-            CatalogMismatch: The bucket belongs to another catalog, or is not the one that this catalog has marked.
+            CatalogMismatch: The bucket belongs to another catalog, or this catalog has marked another bucket.
             StoreUnavailable: The store did not answer.
-            ServiceRefused: There is no such bucket, or no permission.
+            ServiceRefused: The bucket does not exist, or the permission is missing.
         """
         owner = _read_owner(store)
         catalog_id, marked = self._identities.catalog_id(), self._identities.marked_buckets()
@@ -88,13 +89,15 @@ class OwnStores:
         return state
 
     def require(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Require the bucket to be this catalog's. A bucket without a marker is marked if the evidence allows it.
+        """Require the bucket to be this catalog's. Mark a bucket without a marker if the evidence allows it.
 
-        The marker is written before it is recorded. Idempotent. If several catalogs try at once, one wins.
+        Idempotent.
+
+        The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one succeeds.
 
         Raises:
-            CatalogMismatch, StoreUnavailable, ServiceRefused: As `check`. Also a bucket without a marker that holds
-                foreign objects, or lacks all objects of this catalog.
+            CatalogMismatch, StoreUnavailable, ServiceRefused: As `check`. `CatalogMismatch` also if a bucket without a
+            marker has foreign objects, or lacks all objects of this catalog.
         """
         if self.check(bucket, store) is MarkerState.UNMARKED:
             self._adopt(bucket, store)
@@ -117,7 +120,6 @@ class OwnStores:
             raise error
 
     def _adopt(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Mark the bucket if the evidence allows it."""
         try:
             self._check_evidence(bucket, store)
         except CatalogMismatch:
@@ -129,16 +131,19 @@ class OwnStores:
                 marker = marker_content(self._identities.catalog_id())
                 with effect("identity.put_marker"):
                     put_and_require(store, MARKER_KEY, marker, metadata={})
-            except AlreadyExists:  # another process wrote a marker, whose content counts
+            except AlreadyExists:  # another process stored a marker, and its content counts
                 self.confirm(bucket, store)
 
     def _check_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Require an object of this catalog, or no foreign object if the catalog has nothing there for certain.
+        """Require an object of this catalog.
+
+        If the catalog has certainly stored none, require that no foreign object exists.
 
         Source: the statement that every object carries. PIP-186 deletes nothing by name only.
         """
         expected = self._identities.known_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
-        if sum(_has_statement(bucket, store, copy) for copy in expected):  # checks all, because none may contradict
+        # checks all copies, because none may contradict
+        if sum(_has_statement(bucket, store, copy) for copy in expected):
             return
         certain = sum(map(_is_certain, expected))
         if certain:
@@ -149,7 +154,7 @@ class OwnStores:
 
 
 class OwnStore:
-    """An `OwnedStore` that compares its marker once per process, before the first request."""
+    """Implementation of `OwnedStore`. Each process compares the marker once, before the first request."""
 
     def __init__(
         self,
@@ -171,20 +176,19 @@ class OwnStore:
         self._stores.confirm(self._bucket, self._connect())
 
     def check(self) -> MarkerState:
-        """Return the state of the marker, as `OwnStores.check`."""
         return self._stores.check(self._bucket, self._connect())
 
     def require(self) -> None:
-        """Compare the marker, unless it was compared. The next use repeats a failed comparison.
+        """Compare the marker unless it was compared. After a failure, the next use compares again.
 
         Raises:
             CatalogMismatch, StoreUnavailable, ServiceRefused: As `OwnStores.require`.
-            CatalogOutdated: The database is older than its record log, if this bucket has that check.
+            CatalogOutdated: The database is older than its record log. Only buckets with that check raise this.
         """
         self._compare_once()
 
     def _compare_once(self) -> bool:
-        """Compare marker and database unless they were compared. Return whether this call did."""
+        """Compare marker and database unless they were compared. Return whether this call compared them."""
         if not self._is_compared:
             with self._lock:
                 if not self._is_compared:
@@ -205,7 +209,7 @@ class OwnStore:
             self._answered_s, self._next_check_s = begun_s, begun_s + _CHECK_INTERVAL_S
 
     def _check_current_if_due(self) -> None:
-        """Check the database in one thread after the interval. A record log that does not answer stops no reader."""
+        """Check the database after the interval, in one thread. If the record log does not answer, readers continue."""
         if (
             self._require_current is None
             or self._now_s() < self._next_check_s
@@ -225,9 +229,9 @@ class OwnStore:
         return self._connect()
 
     def _for_uploads(self) -> ObjectStore:
-        """Require an answered check that is at most `MAX_UNANSWERED_S` old.
+        """Require that the last answered check is at most `MAX_UNANSWERED_S` old.
 
-        Otherwise a process of an old catalog could append for ever while the record log does not answer. Entries that
+        Otherwise, while the record log does not answer, a process of an old catalog could append for ever. Entries that
         it appends after a rebuild has read storage are lost.
         """
         failed_checks = self._failed_checks
@@ -240,10 +244,9 @@ class OwnStore:
         return self._require_current is not None and self._now_s() - self._answered_s >= MAX_UNANSWERED_S
 
     def _require_answer(self, failed_checks: int) -> None:
-        """Check the database once for all waiting uploads. They share the result, also a failure.
+        """Check the database once for all waiting uploads. The uploads share the result, even a failure.
 
-        Args:
-            failed_checks: Number of failed checks when the upload began.
+        `failed_checks` is the number of failed checks when the upload began.
 
         Raises:
             StoreUnavailable: A check has failed since.
@@ -299,7 +302,7 @@ class OwnStore:
 def read_marker(store: ObjectStore) -> bytes | None:
     """Return the content of a bucket's marker, or `None`.
 
-    GET and HEAD must agree, because one truncated or missing answer would end a job for good.
+    GET and HEAD must agree, because one truncated or missing response would end a job for good.
 
     Raises:
         StoreUnavailable: The store did not answer, or its answers contradict each other.
@@ -323,10 +326,10 @@ def _read_owner(store: ObjectStore) -> str | None:
 
 
 def _has_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
-    """Return whether the bucket holds the copy's statement, as the catalog has it.
+    """Return whether the bucket has the copy's statement, and the statement is the catalog's.
 
     Raises:
-        CatalogMismatch: The copy is LIVE, and the bucket holds another statement.
+        CatalogMismatch: The copy is LIVE, and the bucket has another statement.
     """
     intent, uuid = copy.intent, copy.intent.context.get("uuid")
     keys = (
@@ -345,7 +348,7 @@ def _has_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy)
 
 
 def _find_key(role: Role, store: ObjectStore) -> str | None:
-    """Return a key of the role's form, or `None` after two empty listings without any of the first keys."""
+    """Return a key of the role's form. `None`: two listings are empty, and no first key exists."""
     for _ in range(_MIN_EMPTY_LISTINGS):
         keys = (item.key for item in islice(store.list(role.prefix), _KEYS_PER_LISTING))
         if matching := next((key for key in keys if role.matches_key(key)), None):
@@ -354,7 +357,7 @@ def _find_key(role: Role, store: ObjectStore) -> str | None:
 
 
 def _is_certain(copy: InspectedCopy) -> bool:
-    """Return whether the copy was stored for certain.
+    """Return whether the copy was certainly stored.
 
     The creator of a newborn ledger may have died. The objects of a dead letter may belong to another catalog.
     """
