@@ -86,7 +86,7 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
 
     Raises:
         CorruptData, MissingData: A block differs from the manifest or is missing, and the job does not skip such
-        blocks. Blocks that may hide messages from readers are never skipped.
+            blocks. Blocks that may hide messages from readers are never skipped.
         Unsupported: A newer build wrote a block. Such a block is never skipped.
         StoreUnavailable: Storage did not answer.
     """

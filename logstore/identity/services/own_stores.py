@@ -97,7 +97,7 @@ class OwnStores:
 
         Raises:
             CatalogMismatch, StoreUnavailable, ServiceRefused: As `check`. `CatalogMismatch` also if a bucket without a
-            marker has foreign objects, or lacks all objects of this catalog.
+                marker has foreign objects, or lacks all objects of this catalog.
         """
         if self.check(bucket, store) is MarkerState.UNMARKED:
             self._adopt(bucket, store)
