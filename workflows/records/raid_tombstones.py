@@ -1,8 +1,8 @@
 """`raid-tombstones`: remove tombstones that cover no version of their record in any block.
 
 Destroys tombstones. Invariant: a tombstone stays while a block has an older version of its record, while its deletion
-is unfinished, while storage has objects of the ledger, and while a replica that is not STALE lacks the tombstone. To
-stop it, cancel or terminate it, and pause the schedule `sexton-raid`. A raid that ends early has removed only
+is unfinished, while storage has objects of the ledger, and while a replica that is not STALE lacks the tombstone.
+To stop it, cancel or terminate it, and pause the schedule `sexton-raid`. A raid that ends early has removed only
 tombstones that the next raid would remove. The next raid replaces its marks.
 
 1. In a run of a schedule, run the job as a child under its only id, and return the child's result.
