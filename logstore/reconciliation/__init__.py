@@ -1,1 +1,1 @@
-"""Reconciliation: what storage holds against what the catalog says, and what may be removed on that."""
+"""Reconciliation: comparison of storage with the catalog, and rules about what may be removed."""

@@ -1,14 +1,14 @@
-"""Doubts about orphans by the rows of the catalog that name a ledger id: the catalog may have lost a row.
+"""Reasons to doubt that a stored object is an orphan, from the catalog's rows that name its ledger id.
 
-1. An orphan is a copy that no row explains. A row of any table that names the ledger explains its objects, even if the
-   row of the copy is lost. The catalog is then damaged, and deleting the objects would lose data.
-2. The row of an ended deletion states who owned the ledger id. Objects of another owner under it are another store's.
-3. The ledger's row counts its segments. If its rows of segments are fewer, an object without a row may be one of them.
-4. One transaction publishes a ledger and writes the row that names it. One transaction removes that row and files the
-   ledger's deletion. So a published ledger that nothing names has lost that row, unless another row proves that a newer
-   ledger replaced it, or that nothing was ever registered in it.
+1. An orphan is a copy that no row explains. A row of any table that names the ledger explains its objects. If only the
+   row of the copy is lost, the catalog is damaged, and deleting the objects would lose data.
+2. The row of a finished deletion states the owner of the ledger id. Objects of another owner belong to another store.
+3. The ledger's row counts its segments. If fewer rows of segments exist, an object without a row may be such a segment.
+4. The transaction that publishes a ledger also writes the row that names it. The transaction that removes this row also
+   files the ledger's deletion. So a published ledger that nothing names has lost this row. There are two exceptions:
+   another row proves that a newer ledger replaced this ledger, or that nothing was ever registered in it.
 
-Plan and apply judge by the same functions, over the same rows. Source: ADR 30.
+A plan and an apply call the same functions with the same rows. Source: ADR 30.
 """
 
 from collections.abc import Sequence
@@ -40,13 +40,13 @@ class CopyRow:
     """Row of `ledger_copy`."""
 
     kind: str
-    uuid: str | None  # of a tiered copy; None: its context cannot be read, and may name any
+    uuid: str | None  # of a tiered copy; None: unknown, because the offload context is unreadable
     is_live: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSums:
-    """Number of the segments of a ledger, and the sums of their entries and bytes."""
+    """Number of a ledger's segments, with the sums of their entries and bytes."""
 
     segments: int = 0
     entries: int = 0
@@ -58,32 +58,28 @@ class LedgerRows:
     """Rows of the catalog that name one ledger id."""
 
     has_row: bool = False  # in `ledger`
-    component: str = ""  # of its list; empty: the list is lost, or the ledger's row is
-    counted: SegmentSums = SegmentSums()  # by the ledger's row
-    summed: SegmentSums = SegmentSums()  # of its rows in `segment`, at the same moment
-    successor: LedgerId | None = None  # a newer ledger in the row that would name this one
+    component: str = ""  # of the ledger's list; empty: the row of the list or of the ledger is lost
+    counted: SegmentSums = SegmentSums()  # as the ledger's row counts them
+    summed: SegmentSums = SegmentSums()  # of the ledger's rows in `segment`, at the same moment
+    successor: LedgerId | None = None  # newer ledger, named by the row that would name this ledger
     copies: Sequence[CopyRow] = ()
-    owners: Sequence[StatedOwner] = ()  # in the ledger's row and in its deletions, finished ones too
-    tables: Sequence[str] = ()  # other tables with rows that name it
-    is_primary_deleted: bool = False  # a deletion of its primary copy ended
+    owners: Sequence[StatedOwner] = ()  # stated by the ledger's row and by its deletions, even finished deletions
+    tables: Sequence[str] = ()  # other tables with rows that name the ledger
+    is_primary_deleted: bool = False  # a deletion of the primary copy is finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogDoubt:
-    """Reason by which a stored copy is no orphan."""
+    """Reason why a stored copy is not an orphan."""
 
-    kind: FindingKind | None  # reported instead of an orphan; None: nothing, because a row names this very copy
+    kind: FindingKind | None  # kind to report instead; None: no finding, because a row names this very copy
     reason: str
 
 
 def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: LedgerRows) -> CatalogDoubt | None:
-    """Return why a stored copy is no orphan by the catalog's rows, or `None` if it is one.
+    """Return why a stored copy is not an orphan by the catalog's rows, or `None` if it is an orphan.
 
-    Args:
-        statement: Of the copy, in storage.
-        copy: Its kind.
-        uuid: Of a tiered copy.
-        rows: Rows that name the ledger.
+    `statement` is the copy's statement in storage. `uuid` is empty for a primary copy.
     """
     if rows.has_row and any(_is_same(copy, uuid, row) for row in rows.copies):
         return CatalogDoubt(kind=None, reason=f"its row names this {copy.value} copy")
@@ -100,7 +96,7 @@ def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: Le
 
 
 def doubt_owner(statement: LedgerStatement, rows: LedgerRows) -> CatalogDoubt | None:
-    """Return a doubt if a row states another owner of the ledger id than storage does."""
+    """Return a doubt if a row states another owner or creation time of the ledger than storage does."""
     for owner in rows.owners:
         if owner.digest != statement.owner.digest:
             reason = f"{owner.row}: it is of {owner.topic}, and storage states a ledger of {statement.owner.topic}"
@@ -112,7 +108,7 @@ def doubt_owner(statement: LedgerStatement, rows: LedgerRows) -> CatalogDoubt | 
 
 
 def doubt_segment(statement: LedgerStatement, rows: LedgerRows) -> CatalogDoubt | None:
-    """Return why a segment without a row is no orphan, or `None` if it is one."""
+    """Return why a segment without a row is not an orphan, or `None` if it is an orphan."""
     if doubt := doubt_owner(statement, rows):
         return doubt
     reason = describe_lost_segments(rows.counted, rows.summed)
@@ -124,7 +120,7 @@ def doubt_segment(statement: LedgerStatement, rows: LedgerRows) -> CatalogDoubt 
 
 
 def doubt_unreferenced(rows: LedgerRows) -> CatalogDoubt | None:
-    """Return why a published ledger that nothing names must stay, or `None` if rows prove that nobody needs it."""
+    """Return why a published ledger that nothing names must stay, or `None` if rows prove that it is not needed."""
     if rows.successor is not None:
         return None
     if rows.component == Component.MANAGED_LEDGER and rows.counted == rows.summed == SegmentSums():
@@ -134,13 +130,13 @@ def doubt_unreferenced(rows: LedgerRows) -> CatalogDoubt | None:
 
 
 def describe_lost_ledger(rows: LedgerRows) -> str | None:
-    """Return a sentence about the tables that name a ledger without a row, or `None` if there is no such table."""
+    """Return a sentence with the tables that name a ledger without a row, or `None` if no table names it."""
     tables = [*(["ledger_copy"] if rows.copies else []), *rows.tables]
     return _LOST_LEDGER.format(tables=" and ".join(tables)) if tables and not rows.has_row else None
 
 
 def describe_lost_segments(counted: SegmentSums, summed: SegmentSums) -> str | None:
-    """Return a sentence about the difference of a ledger's row and its rows of segments, or `None`."""
+    """Return a sentence if a ledger's row and its rows of segments have different sums, else `None`."""
     if counted == summed:
         return None
     return (

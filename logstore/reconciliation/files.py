@@ -1,7 +1,7 @@
 """Parquet files of findings and of their fates, read and written page by page in bounded memory.
 
-The job `verify-findings` publishes a folder of findings. A finding's number is its position in the folder, with files
-by name and rows in order, so that every reader has the same numbers.
+The job `verify-findings` publishes a folder of findings. A finding's number is its position in this folder. Files are
+ordered by name, and rows as in their file, so every reader computes the same numbers.
 """
 
 import json
@@ -50,12 +50,12 @@ FATE_SCHEMA: Final = pa.schema(
 )
 
 FINDINGS_PER_PAGE: Final = 1_000
-"""Most findings of a page. A page is a row group of a file."""
+"""Maximum number of findings of a page. A page is one row group of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedFinding:
-    """Finding that an apply has dealt with, and its fate."""
+    """Number and fate of a finding after an apply."""
 
     number: int
     fate: FindingFate
@@ -66,7 +66,6 @@ class AppliedFinding:
 
 @contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Raise `CorruptData` for a file that is damaged, absent, or of another writer."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -74,7 +73,7 @@ def _translate_errors(path: Path) -> Iterator[None]:
 
 
 class FindingFiles:
-    """Findings of one plan, in a published folder, which does not change.
+    """Findings of one plan, in a published folder that does not change.
 
     Every method raises `CorruptData` if a file is damaged, absent, or of another writer.
     """
@@ -84,7 +83,7 @@ class FindingFiles:
 
     @cached_property
     def _groups(self) -> list[tuple[Path, int, int]]:
-        """File, row group and number of the first finding of each page, in order."""
+        """Pages in order: file, row group, and number of the first finding."""
         groups, number = [], 0
         for path in sorted(self._folder.glob("*.parquet")):
             with _translate_errors(path):
@@ -96,18 +95,17 @@ class FindingFiles:
 
     @property
     def pages(self) -> int:
-        """Number of pages."""
         return len(self._groups)
 
     def page(self, number: int) -> dict[int, Finding]:
-        """Return the findings of a page, from 0 to `pages` exclusive, by their numbers."""
+        """Return the findings of a page by their numbers. Page numbers begin at 0."""
         path, group, first = self._groups[number]
         with _translate_errors(path):
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
             return {first + index: _to_finding(row) for index, row in enumerate(rows)}
 
     def totals(self) -> dict[FindingKind, tuple[int, int]]:
-        """Return findings and bytes of each kind, zeros too. Only two columns are read, a page at a time."""
+        """Return the number of findings and their bytes by kind, including zeros. Reads two columns, page by page."""
         totals = dict.fromkeys(FindingKind, (0, 0))
         for path, group, _ in self._groups:
             with _translate_errors(path):
@@ -120,7 +118,7 @@ class FindingFiles:
         return totals
 
     def iterate(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
-        """Yield every finding, or those of one kind, with its number, page by page."""
+        """Yield each finding with its number, page by page. `kind` selects findings of one kind."""
         for page in range(self.pages):
             for number, finding in self.page(page).items():
                 if kind in {None, finding.kind}:
@@ -150,13 +148,13 @@ def to_table(findings: Sequence[Finding]) -> pa.Table:
 
 
 class FateFiles:
-    """Fates of a plan's findings in a folder, with a file for each page."""
+    """Fates of a plan's findings in a folder, with one file per page."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def put(self, page: int, results: Sequence[AppliedFinding]) -> None:
-        """Replace the file of a page, as a whole even if the process dies."""
+        """Replace the file of a page atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
         rows = [
             {name: getattr(result, name) for name in FATE_SCHEMA.names} | {"fate": result.fate.value}

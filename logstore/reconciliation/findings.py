@@ -1,7 +1,5 @@
 """Findings of a reconciliation, and the results of plans and applies.
 
-Plan, report and apply exchange findings. Jobs return results, and the summary of a run keeps them.
-
 Source: orphan removals of iceberg and lakeFS.
 """
 
@@ -19,19 +17,19 @@ class FindingKind(StrEnum):
     """Kind of a finding. Stored by name."""
 
     ORPHAN_LEDGER = "orphan_ledger"  # objects of a copy that no row names
-    ORPHAN_SEGMENT = "orphan_segment"  # an object under a live ledger that no segment's row names
+    ORPHAN_SEGMENT = "orphan_segment"  # an object of a live ledger that no segment's row names
     ORPHAN_OFFLOAD = "orphan_offload"  # tiered objects, or parts of an upload, that no offload context names
-    UNREFERENCED_LEDGER = "unreferenced_ledger"  # a row that nothing names and nobody needs
+    UNREFERENCED_LEDGER = "unreferenced_ledger"  # a ledger's row that nothing names and nobody needs
     STALLED_DELETION = "stalled_deletion"  # an unfinished intent that no workflow works on
-    MISSING_DATA = "missing_data"  # data loss: a row whose objects are absent or short, or a lost row
-    CORRUPT_DATA = "corrupt_data"  # bytes that differ from their digest, read twice: a scrub finds them
-    MISMATCH = "mismatch"  # storage's statement contradicts the row; objects of a refused deletion
-    CONFIRMATION = "confirmation"  # an upload that vouches for a registered segment, and goes with its ledger
-    FOREIGN = "foreign"  # cannot be parsed, or is another application's
+    MISSING_DATA = "missing_data"  # data loss: a row's objects are absent or too short, or a row is lost
+    CORRUPT_DATA = "corrupt_data"  # found by a scrub: bytes that differ from their digest in two reads
+    MISMATCH = "mismatch"  # storage contradicts the catalog's row, or keeps objects of a refused deletion
+    CONFIRMATION = "confirmation"  # an upload that says where a segment was registered; deleted with its ledger
+    FOREIGN = "foreign"  # an object whose key cannot be parsed, or of another application
 
     @property
     def is_removable(self) -> bool:
-        """Whether apply removes it. Other kinds are only reported."""
+        """Whether an apply removes findings of this kind. Other kinds are only reported."""
         return self in _REMOVABLE_KINDS
 
 
@@ -51,30 +49,30 @@ class Finding:
     """One difference between storage and catalog."""
 
     kind: FindingKind
-    ledger_id: LedgerId | None = None  # None: of no ledger
+    ledger_id: LedgerId | None = None  # None: the finding is not about a ledger
     copy: str = ""  # `CopyKind` of the objects; "" for a row of the catalog
     bucket: str = ""  # "" for a row of the catalog
-    key: str = ""  # of the object, of a tiered pair's data, or the prefix of a ledger
+    key: str = ""  # key of the object or of a tiered copy's data, or prefix of a ledger
     uuid: str = ""  # of a tiered copy
     row_id: int | None = None  # of the intent in `pending_deletion`, if any
     topic: str = ""  # encoded; "" if unknown
     objects: int = 0
     size_bytes: int = 0
-    newest_us: int | None = None  # the newest object, by the store's clock
-    statement: Mapping[str, str] = field(default_factory=dict)  # of the owner, in storage
+    newest_us: int | None = None  # time of the newest object, by the store's clock
+    statement: Mapping[str, str] = field(default_factory=dict)  # owner that storage states
     detail: str = ""  # a sentence
 
 
 class FindingFate(StrEnum):
     """Result of an apply for one finding."""
 
-    DELETED = "deleted"  # storage confirms it
+    DELETED = "deleted"  # storage confirms the deletion
     STARTED = "started"  # another workflow deletes it
-    KEPT = "kept"  # nothing was deleted: the finding is not true any more, or not safe to remove
-    FAILED = "failed"  # objects are left: the deletion is a dead letter, or is tried again
+    KEPT = "kept"  # nothing was deleted: the finding is no longer true, or not safe to remove
+    FAILED = "failed"  # objects remain: the deletion is a dead letter, or is retried
 
 
-MAX_REASONS: Final = 20  # counted apart; files have all
+MAX_REASONS: Final = 20  # with a count of their own; files have all reasons
 _OTHER_REASONS: Final = "other reasons"
 MAX_FAILURES: Final = 100  # a sample
 
@@ -110,12 +108,12 @@ RESULT = "result"
 
 
 def plan_result(summary: Mapping[str, Any]) -> PlanResult:
-    """Return the result of a finished plan or scrub. Fields that only a newer build knows are left out."""
+    """Return the result of a finished plan or scrub. Unknown fields of a newer build are ignored."""
     return PlanResult(**_known_fields(PlanResult, summary[RESULT]))
 
 
 def apply_counts(summary: Mapping[str, Any]) -> ApplyCounts:
-    """Return the counts of a finished apply. Fields that only a newer build knows are left out."""
+    """Return the counts of a finished apply. Unknown fields of a newer build are ignored."""
     return ApplyCounts(**_known_fields(ApplyCounts, summary[RESULT]))
 
 
@@ -125,7 +123,7 @@ def _known_fields(kind: type[PlanResult] | type[ApplyCounts], result: Mapping[st
 
 
 def apply_run_id(run_id: str) -> str:
-    """Return the run id of a plan's apply. A plan is applied once."""
+    """Return the run id of a plan's apply. A plan has at most one apply."""
     return f"apply-{run_id}"
 
 
@@ -135,12 +133,12 @@ def plan_run_id(run_id: str) -> str:
 
 
 def apply_batch_id(run_id: str, page: int) -> str:
-    """Return the batch of the deletions of one page, `orphans-{run_id}-{page}`, where `run_id` is the plan's."""
+    """Return the id of the batch that deletes the findings of one page. `run_id` is the plan's."""
     return f"orphans-{run_id}-{page}"
 
 
 def add_counts(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
-    """Return the sum of two counts, with bounded samples."""
+    """Return the sum of two counts, after `limit_samples`."""
     return limit_samples(
         ApplyCounts(
             applied=dict(Counter(left.applied) + Counter(right.applied)),
@@ -154,7 +152,10 @@ def add_counts(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
 
 
 def limit_samples(counts: ApplyCounts) -> ApplyCounts:
-    """Return the counts with the first reasons and failures, so that they fit into one payload."""
+    """Keep the first reasons and failures, so that the counts fit into one workflow payload.
+
+    The remaining reasons are counted together.
+    """
     named = {name: rows for name, rows in counts.skipped.items() if name != _OTHER_REASONS}
     first = dict(islice(named.items(), MAX_REASONS))
     rest = sum(counts.skipped.values()) - sum(first.values())

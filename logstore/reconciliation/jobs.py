@@ -1,6 +1,7 @@
-"""Bulk jobs of a reconciliation, which the port `BulkJobs` runs. The output of each job is the input of the next.
+"""Bulk jobs, which the port `BulkJobs` runs. Each job of a plan reads the output of the jobs before it.
 
-Storage is listed first, then ledgers are read, then intents: a row exists before its objects, and an intent after it.
+Storage is listed before ledgers are read, because a row exists before its objects. Ledgers are read before intents,
+because an intent exists only after the row.
 """
 
 from dataclasses import dataclass, field
@@ -21,11 +22,11 @@ MIN_SCRUB_RATE: Final = 128 << 10
 class ListStorage:
     """Job that lists every bucket of the catalog, or reads inventories instead.
 
-    Its summary counts `objects` of `rules.SideCounts`.
+    The summary counts `objects`, as in `rules.SideCounts`.
     """
 
     run_id: str
-    inventories: tuple[str, ...] = ()  # paths of manifests, at most one a bucket
+    inventories: tuple[str, ...] = ()  # paths of manifests, at most one per bucket
 
     name = "list-storage"
 
@@ -34,7 +35,7 @@ class ListStorage:
 class ReadReferences:
     """Job that reads ledgers with their copies, then unfinished intents and dead letters.
 
-    Its summary counts `ledgers` of `rules.SideCounts`.
+    The summary counts `ledgers`, as in `rules.SideCounts`.
     """
 
     run_id: str
@@ -44,11 +45,11 @@ class ReadReferences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareSides:
-    """Job that compares both sides and writes candidates.
+    """Job that compares storage with the catalog, and writes the differences as candidates.
 
-    Its summary counts the fields of `rules.Overlap` for primary copies, and with the prefix `tiered_` for tiered ones.
-    `young` are ledgers whose rows were left out because of their age. `expected` are ledgers of which a listing must
-    show objects. The fact `ROWS_BEFORE` is the cut-off of rows, which an inventory may have made earlier.
+    The summary counts the fields of `rules.Overlap` for primary copies, and for tiered copies with the prefix
+    `tiered_`. `young` counts ledgers whose rows were left out because of their age. `expected` counts ledgers of which
+    a listing must show objects. The fact `ROWS_BEFORE` is the cut-off of rows. An inventory may make it earlier.
     """
 
     run_id: str
@@ -61,7 +62,7 @@ class CompareSides:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyFindings:
-    """Job that asks storage and catalog once more about every candidate. Its folder has findings for `FindingFiles`."""
+    """Job that checks each candidate again in storage and catalog. `FindingFiles` reads its output."""
 
     run_id: str
     before_us: int
@@ -71,15 +72,15 @@ class VerifyFindings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutScrub:
-    """Job that cuts the ledgers of a scrub into pages, each a range of ids.
+    """Job that cuts the ledgers of a scrub into pages. A page is a range of ledger ids.
 
-    Its summary counts `pages`, and the `ledgers`, `objects` and `size_bytes` to be read.
+    The summary counts `pages`, and the `ledgers`, `objects` and `size_bytes` to be read.
     """
 
     run_id: str
     topics: tuple[int, ...]  # ids; empty: every topic
     next_ledger_id: int  # ledgers with this id or a higher one are left to the next scrub
-    bytes_per_s: int = SCRUB_RATE  # of all tasks of a page together; a page is some minutes of it
+    bytes_per_s: int = SCRUB_RATE  # of all tasks of a page together; a page takes some minutes at this rate
 
     name = "cut-scrub"
 
@@ -88,8 +89,8 @@ class CutScrub:
 class ScrubPage:
     """Job that reads each segment and tiered copy of one page, and compares digests.
 
-    Its folder has findings for `FindingFiles`. Its summary counts `objects` and `size_bytes` that were read, and as
-    `elsewhere` the tiered copies in buckets that tasks do not read.
+    `FindingFiles` reads its output. The summary counts the `objects` and `size_bytes` that were read. `elsewhere`
+    counts tiered copies in buckets that tasks do not read.
     """
 
     run_id: str
@@ -100,7 +101,7 @@ class ScrubPage:
 
     @property
     def name(self) -> str:
-        """Name of the page's own output, so that a scrub can continue."""
+        """Name of the page's output. Each page has its own output, so that a scrub can continue."""
         return f"{self.main}-{self.page:06d}"
 
 
@@ -115,7 +116,6 @@ BulkJob = (
     | BuildIndexes
     | RebuildRecords
 )
-"""Every bulk job of the product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ ROWS_BEFORE: Final = "rows_before_us"
 """Name of the fact with the cut-off of rows: microseconds since 1970, by the catalog's clock."""
 
 LEFT_OUT: Final = "left out: "
-"""Prefix of the names of facts that say, in a sentence, what could not be compared."""
+"""Prefix of fact names. The value of such a fact is a sentence that says why something was not compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Guards of a reconciliation: age of objects, plausible sides, share of orphans. Each refuses before any change.
+"""Guards of a reconciliation: age of objects, plausible sides, share of orphans. A guard refuses before any change.
 
 Source: apache/iceberg#4195 (age), treeverse/lakeFS#4658 (no overlap), ClickHouse/ClickHouse#114194 (stale references).
 """
@@ -13,40 +13,40 @@ from logstore.log.ledgers import LedgerState
 from logstore.reconciliation.findings import FindingKind
 
 AGE_FLOOR_S: Final = 3_600
-"""Lowest age of a finding's objects: more than the longest upload, 45 minutes, and its grace."""
+"""Minimum age of a finding's objects. It exceeds the longest upload, 45 minutes, and its grace."""
 
 MAX_ORPHAN_SHARE: Final = 0.05
-"""Default share of all ledgers above which apply refuses."""
+"""Default of the largest share of all ledgers that an apply may remove."""
 
 _WEIGHED_KINDS: Final = (FindingKind.ORPHAN_LEDGER, FindingKind.UNREFERENCED_LEDGER, FindingKind.ORPHAN_OFFLOAD)
-"""Kinds that are weighed against all ledgers.
+"""Kinds of findings that count towards the orphan share.
 
-Tiered copies count: a catalog that has lost all contexts names none of them, and no other guard notices that.
+Tiered copies count, because no other guard notices a catalog that has lost all offload contexts.
 """
 
 MAX_NUMBERS_ABOVE_LAST: Final = 64
-"""Gap above a ledger's highest segment number that lost races explain.
+"""Largest gap above a ledger's highest segment number that lost races explain.
 
-A larger number is not passed over: phase two would ask for each number below it by name.
+A segment beyond this gap is not passed over, because phase two would request every number below it by name.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
-    """Numbers of copies of one kind, by the sides that have them."""
+    """Numbers of copies of one kind in storage, in the catalog, and in both."""
 
     stored: int
     named: int  # by the catalog, in buckets that were listed
-    matched: int  # on both sides
+    matched: int  # in both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideCounts:
     """Counts of a comparison."""
 
-    objects: int  # of ledgers, in listings
+    objects: int  # listed objects of ledgers
     ledgers: int  # rows
-    ledgers_counted: int  # rows that the catalog counts after they were read, of ids from before
+    ledgers_counted: int  # rows that existed at the beginning, counted again after they were read
     primary: Overlap
     tiered: Overlap
     expected: int = 0  # ledgers with published primary copies that are old enough to be listed
@@ -56,7 +56,7 @@ def check_age(older_than_s: float, *, unsafe: bool) -> None:
     """Refuse an age below the floor, unless `unsafe` allows it.
 
     Raises:
-        InvalidInput: The age is negative: the cut-off would lie in the future.
+        InvalidInput: The age is negative, so the cut-off would lie in the future.
         PreconditionFailed: The age is below the floor.
     """
     if older_than_s < 0:
@@ -70,15 +70,15 @@ def check_age(older_than_s: float, *, unsafe: bool) -> None:
 
 
 def check_sides(sides: SideCounts) -> None:
-    """Refuse a comparison whose sides cannot both be right.
+    """Refuse a comparison that shows that the listing or the catalog is incomplete or of another store.
 
     Raises:
         PreconditionFailed: One of these is true.
 
             1. Fewer rows were read than the catalog counts.
-            2. Objects are listed, and there is no ledger, or no row names a copy.
-            3. Nothing is listed of ledgers that must have objects.
-            4. Both sides have copies of a kind, and none in common.
+            2. Objects are listed, but the catalog has no ledgers or no copies.
+            3. The catalog expects objects in the primary bucket, but none is listed.
+            4. Storage and catalog both have copies of a kind, but none is in both.
     """
     if sides.ledgers < sides.ledgers_counted:
         raise PreconditionFailed(
@@ -109,17 +109,13 @@ def check_sides(sides: SideCounts) -> None:
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Refuse a value of the option `name` outside 0 to 1.
-
-    Raises:
-        InvalidInput: The value is outside.
-    """
+    """Raise `InvalidInput` if the value of the option `name` is outside 0 to 1."""
     if not 0 <= value <= 1:
         raise InvalidInput(name, expected="a number from 0 to 1", found=value)
 
 
 def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
-    """Refuse to remove more than a share of all ledgers.
+    """Refuse a plan that would remove more than a share of all ledgers.
 
     Args:
         findings: Counts by kind.
@@ -128,7 +124,7 @@ def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: flo
 
     Raises:
         InvalidInput: The share is outside 0 to 1.
-        PreconditionFailed: More would be removed.
+        PreconditionFailed: The plan would remove more.
     """
     check_fraction("max-orphan-share", max_share)
     weighed = {kind.value: findings.get(kind.value, 0) for kind in _WEIGHED_KINDS}
@@ -144,13 +140,10 @@ def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: flo
 
 
 def reason_to_keep_segment(state: LedgerState, *, last_segment: int, primary: bool, number: int) -> str | None:
-    """Return why a segment without a row must not be passed over and removed, or `None` if it may be.
+    """Return why a segment without a row must be kept, or `None` if it may be passed over and removed.
 
-    Args:
-        state: Of the ledger.
-        last_segment: Highest number that the ledger's writer has used, as the catalog knows.
-        primary: Whether the ledger has its primary copy.
-        number: Of the segment.
+    `last_segment` is the highest number that the ledger's writer has used, as far as the catalog knows. `primary` says
+    whether the ledger has its primary copy.
     """
     if state is LedgerState.CREATING:
         return "the ledger is being created"
@@ -175,5 +168,5 @@ def _format_age(seconds: float) -> str:
 
 
 def round_up_share(share: float) -> float:
-    """Return the next share in whole percent, as an operator types it."""
+    """Round a share up to whole percent, at most to 1."""
     return min(1.0, math.ceil(share * 100) / 100)

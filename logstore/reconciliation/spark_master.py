@@ -1,4 +1,4 @@
-"""Forms of a Spark master URL. Settings, job inputs and the session refuse any other.
+"""Supported forms of a Spark master URL. Settings, job inputs and the Spark session refuse other forms.
 
 Source: "Master URLs" of Spark's guide "Submitting Applications".
 """
@@ -9,7 +9,7 @@ from typing import Final
 from logstore.errors import InvalidInput
 
 MASTER_FORMS: Final = "local[N], local[*], spark://host:port, yarn or k8s://https://host:port"
-"""Forms in the words of a refusal."""
+"""Supported forms, as error messages list them."""
 
 _HOST: Final = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?)"
 _PORT: Final = r"(?P<port>[1-9][0-9]{0,4})"
@@ -22,7 +22,7 @@ _MAX_CHARS: Final = 1_000
 
 
 def is_master(text: str) -> bool:
-    """Return whether the text has one of the forms. Nothing is connected to."""
+    """Return whether the text is a Spark master URL in a supported form. This makes no connection."""
     if len(text) > _MAX_CHARS:
         return False
     if text == "yarn" or _LOCAL.fullmatch(text):
@@ -34,17 +34,13 @@ def is_master(text: str) -> bool:
 
 
 def check_master(text: str) -> None:
-    """Refuse a text that is no master.
-
-    Raises:
-        InvalidInput: The text has none of the forms.
-    """
+    """Raise `InvalidInput` unless the text is a Spark master URL in a supported form."""
     if not is_master(text):
         raise InvalidInput("master", expected=MASTER_FORMS, found=text)
 
 
 def standalone_addresses(master: str) -> list[tuple[str, int]]:
-    """Return host and port of each machine of a standalone master; empty for other forms."""
+    """Return host and port of each address of a standalone master. Other forms have none."""
     if not master.startswith(_STANDALONE):
         return []
     matches = map(_ADDRESS.fullmatch, master.removeprefix(_STANDALONE).split(","))

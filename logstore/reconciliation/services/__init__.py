@@ -1,1 +1,1 @@
-"""What storage says of a finding at the moment at which it is to be removed."""
+"""Services of reconciliation: second looks at orphans, checks of runs, and checks of stored objects."""

@@ -1,7 +1,7 @@
 """Second look at an orphan in storage, for plans and applies.
 
-Just before a removal, storage must still show exactly what the plan found. An unknown age, an unknown file or another
-owner's statement keeps all objects. Nothing here changes anything.
+Just before a removal, storage must still show exactly what the plan found. If an object has an unknown age or an
+unknown name, or states another owner, all objects are kept. This module changes nothing.
 
 Source: apache/iceberg#4346 and treeverse/lakeFS#8518 (unknown is kept), apache/amoro#2925 (unknown age is kept).
 """
@@ -28,7 +28,7 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 
 NOT_SHOWN: Final = "storage shows none of the objects that the plan listed; plan again"
-"""The apply has deleted nothing of such a finding: storage may hide objects that exist."""
+"""Reason to delete nothing of a finding, because storage may hide objects that exist."""
 YOUNG: Final = "an object is younger than the plan's cut-off, or of unknown age"
 UNKNOWN_FILE: Final = "there is a file that no writer of ours makes"
 UNSTATED: Final = "storage states no owner"
@@ -39,7 +39,7 @@ OTHER_BUCKET: Final = "it stands in a bucket that the settings do not name"
 ENDED_UPLOAD: Final = "the upload has ended"
 
 ABSENT: Final = frozenset({NOT_SHOWN, ENDED_UPLOAD})
-"""Reasons that rest on absence. They count only in a bucket that is proved to be the catalog's."""
+"""Reasons that report absent objects. They count only if the bucket is proved to be the catalog's."""
 
 _MAX_SEGMENT_GETS: Final = 100  # for one ledger; segment numbers begin at 0, and lost races leave few gaps
 
@@ -65,10 +65,10 @@ class OrphanObjects:
 
 
 def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
-    """Read the objects of an orphan for `judge_orphan`: by a listing and one HEAD, or a segment by HEADs.
+    """Read the objects of an orphan, for `judge_orphan`.
 
-    Absence is judged as phase two judges it: a second listing, and a GET of each known name, must find nothing. A
-    finding has no list of its keys, so that a store can still hide some of them.
+    Objects are absent only if a second listing and a GET of each known key find nothing, as in phase two. A finding
+    does not list its keys, so a store can still hide some objects.
 
     Raises:
         StoreUnavailable: Storage did not answer, or its answers contradict each other.
@@ -77,7 +77,7 @@ def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
         orphan = _read_segment(store, finding)
     else:
         orphan = _read_copy(store, finding)
-        if orphan.objects and not orphan.metadata:  # deleted between the two, or one of the answers is wrong
+        if orphan.objects and not orphan.metadata:  # deleted between LIST and HEAD, or one answer is wrong
             orphan = _read_copy(store, finding)
         if orphan.objects and not orphan.metadata:
             raise StoreUnavailable(f"{orphan.objects[0].key}: LIST shows it, HEAD does not find it; try again")
@@ -87,11 +87,6 @@ def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
 
 
 def _prove_absence(store: ObjectStore, finding: Finding) -> None:
-    """Raise if a second listing, or a GET of a name that the objects may bear, finds what the first look lacked.
-
-    Raises:
-        StoreUnavailable: An object stands, or storage did not answer.
-    """
     if stored := next(iter(store.list(finding.key)), None):
         raise StoreUnavailable(f"{stored.key}: a second look at storage finds it, the first one did not; try again")
     for key in _possible_keys(finding):
@@ -100,7 +95,7 @@ def _prove_absence(store: ObjectStore, finding: Finding) -> None:
 
 
 def _possible_keys(finding: Finding) -> Iterator[str]:
-    """Yield keys of the objects that the plan found, as far as the finding tells them."""
+    """Yield the keys of the plan's objects that can be derived from the finding."""
     ledger_id = finding.ledger_id
     if ledger_id is None:
         return
@@ -118,14 +113,14 @@ def _possible_keys(finding: Finding) -> Iterator[str]:
 def _read_copy(store: ObjectStore, finding: Finding) -> OrphanObjects:
     objects = list(store.list(finding.key))
     keys = sorted((stored.key for stored in objects), key=lambda key: (owner_digest_from_key(key) is None, key))
-    # A third object of a pair is foreign, whatever it states.
+    # A tiered copy has two objects. A third object is foreign, whatever it states.
     max_heads = 1 if finding.kind is FindingKind.ORPHAN_LEDGER else 2
     heads = {key: store.head(key) for key in keys[:max_heads]}
     return OrphanObjects(objects, {key: head[1] for key, head in heads.items() if head})
 
 
 def _read_segment(store: ObjectStore, finding: Finding) -> OrphanObjects:
-    """Return the segment with its own metadata, and with that of the `meta.json` of the ledger that it states."""
+    """Return the segment with its metadata and the metadata of its ledger's `meta.json`."""
     head = store.head(finding.key)
     if head is None:
         return OrphanObjects([], {})
@@ -145,7 +140,7 @@ def judge_orphan(
 
     Args:
         finding: An `orphan_ledger`, an `orphan_segment`, or an `orphan_offload` that has objects.
-        orphan: Its objects, as `inspect_orphan` returned them.
+        orphan: Result of `inspect_orphan`.
         before_us: All objects must be older, by the store's clock.
         application: Of this catalog.
     """
@@ -159,7 +154,7 @@ def judge_orphan(
 
 
 def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt | None:
-    """Return a doubt if the writer of the ledger or of the tiered copy never made one of the objects."""
+    """Return a doubt about an object that the writer of the ledger or of the tiered copy never writes."""
     ledger_id = finding.ledger_id
     if ledger_id is None:
         return OrphanDoubt(UNKNOWN_FILE, finding.key)
@@ -181,7 +176,7 @@ def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt |
 def _agreed_statement(
     finding: Finding, metadata: Mapping[str, Mapping[str, str]], application: str
 ) -> LedgerStatement | OrphanDoubt:
-    """Return the statement on which all objects agree. Beside a segment, its ledger's `meta.json` must exist."""
+    """Return the statement that all objects share. A segment also needs its ledger's `meta.json`."""
     agreed: LedgerStatement | None = None
     for key, object_metadata in metadata.items():
         statement = _parse_statement(finding, key, object_metadata, application)
@@ -200,7 +195,7 @@ def _agreed_statement(
 def _parse_statement(
     finding: Finding, key: str, metadata: Mapping[str, str], application: str
 ) -> LedgerStatement | OrphanDoubt:
-    """Return the statement if it is of this application and of this very ledger."""
+    """Return the statement if it names this application and the finding's ledger, else a doubt."""
     try:
         statement = LedgerStatement.from_metadata(metadata)
     except CorruptData:
@@ -213,7 +208,7 @@ def _parse_statement(
 
 
 def doubt_upload(store: ObjectStore, key: str, before_us: int) -> OrphanDoubt | None:
-    """Return why uploads of this key must be left alone, or `None` if there are some and all are old.
+    """Return why the uploads of this key must stay, or `None` if uploads exist and all are old.
 
     Raises:
         StoreUnavailable: Storage did not answer.
@@ -230,7 +225,7 @@ def _start_times_us(store: ObjectStore, key: str) -> list[int | None]:
 
 
 class StoredOrphans:
-    """Look at the objects of findings in the buckets of the catalog.
+    """Second look at the objects of findings in the catalog's buckets.
 
     Args:
         objects: Primary bucket.
@@ -246,7 +241,7 @@ class StoredOrphans:
         self._application, self._driver_metadata = application, dict(driver_metadata)
 
     def confirm(self, *, adopt: bool = True) -> None:
-        """Check that both buckets are the catalog's now.
+        """Check that the primary bucket and the tiered bucket are the catalog's now.
 
         Args:
             adopt: Whether a bucket without a marker may become the catalog's.
@@ -262,10 +257,8 @@ class StoredOrphans:
     def inspect_copy(self, number: int, finding: Finding, *, before_us: int) -> OrphanCopy | str:
         """Return the orphaned copy as storage states it, or the reason to keep it.
 
-        Args:
-            number: Of the finding.
-            finding: An `orphan_ledger`, or an `orphan_offload` that has objects.
-            before_us: All objects must be older, by the store's clock.
+        `finding` is an `orphan_ledger`, or an `orphan_offload` that has objects. All objects must be older than
+        `before_us`, by the store's clock.
 
         Raises:
             StoreUnavailable: Storage did not answer.
@@ -300,8 +293,8 @@ class StoredOrphans:
     def inspect_upload(self, finding: Finding, *, before_us: int) -> ObjectStore | str:
         """Return the bucket of an abandoned upload in parts, or the reason to keep it.
 
-        The catalog need not be asked whether a process continues the upload: its row exists before its first part, and
-        no uuid is used twice.
+        The catalog is not asked whether a process continues the upload. The row of an upload exists before its first
+        part, and no uuid is used twice.
 
         Raises:
             StoreUnavailable: Storage did not answer.
@@ -334,7 +327,7 @@ def is_copy(finding: Finding) -> bool:
 
 
 def is_single_object(finding: Finding) -> bool:
-    """Return whether the finding is a single object, or parts of an upload, that is removed by key."""
+    """Return whether the finding is a segment or an unfinished upload, which is removed by its key."""
     if finding.kind is FindingKind.ORPHAN_OFFLOAD:
         return not finding.objects
     return finding.kind is FindingKind.ORPHAN_SEGMENT

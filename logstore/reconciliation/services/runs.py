@@ -12,7 +12,7 @@ def finished_plan(run: ReconciliationRun) -> PlanResult:
     """Return the result of a plan.
 
     Raises:
-        PreconditionFailed: The run is an apply, or a plan that did not finish.
+        PreconditionFailed: The run is not a finished plan.
     """
     if run.kind is not RunKind.PLAN:
         raise PreconditionFailed(f"run {run.run_id}: expected a plan, found a run of {run.kind.value}")
@@ -25,7 +25,7 @@ def finished_findings(run: ReconciliationRun) -> PlanResult:
     """Return the result of a plan or a scrub.
 
     Raises:
-        PreconditionFailed: The run is an apply, or did not finish.
+        PreconditionFailed: The run is not a finished plan or scrub.
     """
     if run.kind is not RunKind.SCRUB:
         return finished_plan(run)
@@ -35,12 +35,12 @@ def finished_findings(run: ReconciliationRun) -> PlanResult:
 
 
 def appliable_plan(runs: Reconciliation, identities: Identities, run_id: str) -> tuple[PlanResult, int]:
-    """Return a plan that may be applied, with the catalog's epoch.
+    """Return the result of a plan that may be applied, and the catalog's epoch.
 
     Raises:
         UnknownObject: No run has this id.
-        PreconditionFailed: The run is no finished plan, or of another catalog.
-        StaleCatalog: The catalog was rebuilt since then.
+        PreconditionFailed: The run is not a finished plan of this catalog.
+        StaleCatalog: The catalog was rebuilt after the plan.
     """
     run = runs.run(run_id)
     plan = finished_plan(run)
@@ -62,13 +62,13 @@ def require_epoch(runs: Reconciliation, planned_epoch: int, run_id: str) -> None
 
 
 def require_all_findings(files: FindingFiles, plan: PlanResult, run_id: str) -> FindingFiles:
-    """Return the files if they have as many findings of each kind as the plan's result counts.
+    """Return the files if their number of findings of each kind is the number in the plan's result.
 
     Raises:
         PreconditionFailed: The counts differ.
     """
     counts = {kind.value: rows for kind, (rows, _) in files.totals().items() if rows}
-    expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build names other kinds
+    expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build may have other kinds
     if counts != expected:
         raise PreconditionFailed(f"plan {run_id}: expected its findings, {expected}, found {counts}")
     return files

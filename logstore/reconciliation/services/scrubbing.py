@@ -1,7 +1,7 @@
-"""A scrub's check of one stored object, which is read as a whole and compared with its digest.
+"""Check of one stored object by a scrub: the whole object is read and compared with its digest.
 
-A finding is data loss, so an object that differs is read a second time. It counts only if the catalog still names it,
-because a ledger may be trimmed while it is read.
+A finding means data loss, so an object that differs is read a second time. The object counts only if the catalog still
+names it, because its ledger may be trimmed meanwhile.
 
 Source: the scrubs of ZFS and Ceph.
 """
@@ -20,7 +20,7 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
 
 Spend = Callable[[int], None]
-"""Counts the bytes of each read, and may wait to keep a rate."""
+"""Function that counts the bytes of each read, and may wait to keep a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Dama
     """Return the damage of an object, or `None`.
 
     Args:
-        check: Reads the object as a whole. `SegmentGone` and `CorruptData` are damage. Any other error is raised,
-            because it says nothing of the data.
+        check: Reads the whole object. `SegmentGone` and `CorruptData` are damage. Any other error is raised, because
+            it says nothing about the data.
         is_named: Asks whether the catalog still names the object.
     """
     problem: Damage | None = None
@@ -53,7 +53,7 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Dama
 
 
 def check_segment(objects: ObjectStore, segment: Segment, spend: Spend) -> None:
-    """Read a segment as a whole and compare it with its row. A row without a digest has only the length.
+    """Read a whole segment and compare it with its row. If the row has no digest, only the length is compared.
 
     Raises:
         SegmentGone: The object does not exist.
@@ -73,7 +73,7 @@ def check_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend: Spen
 
     Raises:
         SegmentGone: The data or the index does not exist.
-        CorruptData: The data differs from the index, or the index is another copy's.
+        CorruptData: The data differs from the index, or the index belongs to another copy.
         StoreUnavailable: The store did not answer.
     """
     key, name = data_key(uuid, ledger_id), index_key(uuid, ledger_id)
