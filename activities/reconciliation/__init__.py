@@ -1,1 +1,1 @@
-"""Reconciliation: a plan that changes nothing, and an apply that looks at each finding again."""
+"""Activities of reconciliation: plans, which change nothing; applies, which check each finding again; scrubs."""

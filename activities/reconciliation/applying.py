@@ -1,8 +1,9 @@
-"""Apply of a finished plan, page by page: each finding is looked at again before anything is removed.
+"""Apply of a finished plan, page by page. Each finding is checked again before anything is removed.
 
-Copies and rows get an intent for phase two, whose batch a workflow runs. Single objects are deleted here. Any step may
-run twice, at any distance: its decision is stored before the first effect that would change the answer, and only
-confirmations of storage are counted. The fates of a page are one file, and an apply sums these files.
+Copies and rows get an intent for phase two, and a workflow runs the batch of these intents. Single objects are deleted
+here. Any step may run twice, even long after the first time. So each decision is stored before the first effect that
+would change it. Only deletions that storage confirms are counted. The fates of a page are one file, and an apply sums
+these files.
 """
 
 from dataclasses import asdict
@@ -72,7 +73,7 @@ class Applying:
     @defined(name="reconciliation.begin_apply")
     @beating()
     def begin_apply(self, request: BeginApplyInput) -> ApplyBegun:
-        """Refuse a plan that must not be applied, and open the run of the apply.
+        """Check that the plan may be applied, and open the run of the apply.
 
         Idempotency: keyed by the plan's `run_id`. A finished apply returns its counts.
         Raises: InvalidInput, UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch (terminal);
@@ -111,7 +112,7 @@ class Applying:
     @defined(name="reconciliation.file_page")
     @beating()
     def file_page(self, request: PageInput) -> FiledPage:
-        """Look at a page again, in storage first, and file the findings that are still true for phase two.
+        """Check the findings of a page again, first in storage, and file the remaining findings for phase two.
 
         Idempotency: keyed by `batch_id`. Storage's answers are stored before they are filed. A retry files the stored
             answers, even if storage has changed.
@@ -151,12 +152,12 @@ class Applying:
 
     @defined(name="reconciliation.delete_objects")
     def delete_objects(self, request: PageInput) -> int:
-        """Delete the page's single objects and abandoned uploads that are still orphans. Return how many.
+        """Delete the page's single objects and abandoned uploads that are still orphans. Return their number.
 
         Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
-            decision does not age: no writer registers a number that was passed over, and no upload continues under a
+            decision stays right: no writer registers a number that was passed over, and no upload continues under a
             uuid that no row has.
-        Heartbeat: (findings looked at, objects confirmed), after each, and while storage is waited for.
+        Heartbeat: (findings checked, objects confirmed), after each of them and while waiting for storage.
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_epoch(self._runs, request.epoch, request.run_id)  # a restored catalog may give a number out again
@@ -174,7 +175,7 @@ class Applying:
     def record_page(self, request: PageInput) -> ApplyCounts:
         """Store the fate of each finding of the page, and count the fates.
 
-        Idempotency: a repeated call replaces the page by what its rows say then.
+        Idempotency: a repeated call replaces the page's file. The new file follows the rows of that moment.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
         folder, findings = self._bulk.folder(request.run_id), self._files(request.run_id).page(request.page)
@@ -192,7 +193,7 @@ class Applying:
     def conclude_apply(self, request: PlanInput) -> ApplyCounts:
         """Finish the run with the sum of its pages.
 
-        Idempotency: the first summary stays. It is counted from files, so that repeated work counts once.
+        Idempotency: the first summary stays. Its counts are taken from files, so work that ran twice is counted once.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         run = self._runs.run(apply_run_id(request.run_id))

@@ -1,7 +1,7 @@
-"""Decisions about a page, stored before the first effect that would change the answer.
+"""Decisions about a page, stored before the first effect that would change them.
 
-A repeated attempt must do the same, even if nothing is left in storage by then. The first stored decision counts for
-all attempts: an attempt that overlaps reads and follows it.
+Every attempt must act on the same decision, even if nothing is left in storage by then. So the first stored decision
+counts for all attempts, even for attempts that overlap.
 """
 
 import json
@@ -15,20 +15,20 @@ from logstore.ports.catalog import OrphanCopy
 from logstore.whole_files import create_or_read
 
 CopyAnswers = Mapping[int, OrphanCopy | str]
-"""The copy as storage states it, or the reason to keep it, by number of the finding."""
+"""Copy as storage states it, or the reason to keep it, by number of the finding."""
 
 KeptObjects = Mapping[int, str]
-"""Reasons to keep objects, by number of the finding. Objects that are not named are to be deleted."""
+"""Reasons to keep objects, by number of the finding. All other objects are to be deleted."""
 
 
 def read_look(folder: Path, page: int) -> CopyAnswers | None:
-    """Return storage's answers about the copies of a page at the first look of the apply, or `None`."""
+    """Return storage's answers about a page's copies at the apply's first look, or `None` if none are stored."""
     decision = _read(_look_path(folder, page))
     return None if decision is None else _to_answers(decision)
 
 
 def store_look(folder: Path, page: int, answers: CopyAnswers) -> CopyAnswers:
-    """Store the look unless one is stored. Return the stored look."""
+    """Store the answers unless answers are stored. Return the stored answers."""
     fields = {
         str(number): answer if isinstance(answer, str) else _to_fields(answer) for number, answer in answers.items()
     }
@@ -36,7 +36,7 @@ def store_look(folder: Path, page: int, answers: CopyAnswers) -> CopyAnswers:
 
 
 def read_kept_objects(folder: Path, page: int) -> KeptObjects | None:
-    """Return the single objects of a page that must be kept, or `None` if that is not decided yet."""
+    """Return why single objects of a page must be kept, or `None` if no decision is stored."""
     decision = _read(_objects_path(folder, page))
     return None if decision is None else _to_reasons(decision)
 

@@ -1,7 +1,7 @@
 """Fates of a page's findings, kept in three files of a folder.
 
-`kept` has the copies that were not filed, `objects` the fates of single objects. `fates` joins both and has the fate of
-every finding. Each file is written as a whole.
+`kept` has the copies that were not filed, and `objects` has the fates of single objects. `fates` is made of them and of
+the batch's rows, and has the fate of every finding. Each file is replaced atomically.
 """
 
 import re
@@ -17,7 +17,7 @@ from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, 
 from logstore.reconciliation.services.orphans import is_single_object
 
 NOT_FILED: Final = "nothing was filed for it"
-"""Reason for a finding that was not acted upon because something else failed."""
+"""Reason of a finding that the apply left alone because another step failed."""
 
 _TAKEN_OVER: Final = "another batch took its deletion over: look there for how it ends"
 _SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
@@ -44,16 +44,9 @@ def join_fates(
 ) -> dict[int, AppliedFinding]:
     """Return the fate of each removable finding of a page, ascending by number.
 
-    A filed row counts before a reason to keep the finding: a late attempt may have found nothing in storage any more.
-    A finding without a reason and without a row was filed, and a sweep took its row over, because the page's own batch
-    began late or ended early.
-
-    Args:
-        findings: Findings of the page by number.
-        filed: Rows of the page's batch, as they are now.
-        intents: Number of rows that were filed for the batch.
-        folder: Of the plan's run.
-        page: Its number.
+    A filed row takes precedence over a reason to keep the finding: a late attempt may find nothing in storage. If a
+    finding has neither, a sweep took its row over, because the page's own batch began late or ended early. `intents` is
+    the number of rows that were filed for the batch.
     """
     kept_copies, objects = kept_files(folder).page(page), object_files(folder).page(page) or {}
     rows_by_finding, is_complete = _group_by_finding(findings, filed), len(filed) >= intents
@@ -75,9 +68,9 @@ def join_fates(
 
 
 def _group_by_finding(findings: Mapping[int, Finding], filed: Sequence[FiledCopy]) -> dict[int, list[FiledCopy]]:
-    """Return the rows of a batch by the number of their finding. No row counts twice.
+    """Group the rows of a batch by the number of their finding. No row is in two groups.
 
-    A row of an unreferenced ledger is known by its ledger alone, so it is one that no other finding names.
+    A row of an unreferenced ledger is found by its ledger alone, after the more specific keys of other findings.
     """
     number_by_key: dict[object, int] = {}
     for number, finding in findings.items():
@@ -103,7 +96,7 @@ def _apply_rows(number: int, finding: Finding, rows: Sequence[FiledCopy], *, is_
     """Return the fate of a finding by its rows. `is_complete` means that no row has left the batch."""
     fate, reason = _judge_rows(rows, is_stalled=finding.kind is FindingKind.STALLED_DELETION)
     if fate is FindingFate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not is_complete:
-        fate, reason = FindingFate.STARTED, _TAKEN_OVER  # the row of its other copy may be one that left
+        fate, reason = FindingFate.STARTED, _TAKEN_OVER  # the row of the ledger's other copy may have left the batch
     return AppliedFinding(
         number=number,
         fate=fate,
@@ -116,7 +109,7 @@ def _apply_rows(number: int, finding: Finding, rows: Sequence[FiledCopy], *, is_
 def _judge_rows(rows: Sequence[FiledCopy], *, is_stalled: bool) -> tuple[FindingFate, str]:
     """Return the worst fate of the rows.
 
-    A deletion that a workflow of its own tries again has failed so far. If it was stalled, it was started.
+    A deletion that a workflow of its own retries counts as failed. If it was stalled before, it counts as started.
     """
     failed = [row for row in rows if row.outcome is None or not row.outcome.is_success]
     if not failed:
@@ -132,7 +125,7 @@ def _judge_rows(rows: Sequence[FiledCopy], *, is_stalled: bool) -> tuple[Finding
 
 
 def _strip_subject(reason: str) -> str:
-    """Return a reason without the ledger, segment or deletion at its start, so that equal ones count together."""
+    """Remove the ledger, segment or deletion at the start of a reason, so that equal reasons count together."""
     subject = _SUBJECT.match(reason)
     return reason[subject.end() if subject else 0 :][:_MAX_REASON_CHARS]
 

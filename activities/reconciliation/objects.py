@@ -1,4 +1,4 @@
-"""Single objects that nothing refers to: decided upon, deleted in pages, confirmed per key."""
+"""Deletion of single objects that nothing refers to: decision, deletion in pages, confirmation of each key."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ from logstore.reconciliation.services.orphans import ENDED_UPLOAD, StoredOrphans
 class ObjectDeletion:
     """Deletion of the orphaned segments and abandoned uploads of a page.
 
-    The catalog makes sure before that no writer registers these segments any more.
+    Before anything is deleted, the catalog ensures that no writer registers these segments.
     """
 
     def __init__(self, *, reconciliation: Reconciliation, stored: StoredOrphans, objects: ObjectStore) -> None:
@@ -39,10 +39,10 @@ class ObjectDeletion:
         cause: Cause,
         objects_per_s: float,
     ) -> int:
-        """Delete the objects that are still orphans, and store the fate of each. Return how many were confirmed.
+        """Delete the objects that are still orphans, and store each fate. Return the number of confirmed deletions.
 
         Raises:
-            StoreUnavailable: Storage did not answer for all. A retry deletes the same objects again.
+            StoreUnavailable: Storage did not answer for every object. A retry deletes the same objects again.
         """
         with Heartbeats(lambda: None) as heartbeats:
             self._stored.confirm()

@@ -1,4 +1,4 @@
-"""Look of an apply, or of its preview, at one page of findings in storage."""
+"""Second look at one page of findings in storage, for an apply or its preview."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +22,8 @@ R = TypeVar("R")
 class ObjectLook:
     """Single objects of a page as storage shows them, by number of the finding."""
 
-    segments: Mapping[int, tuple[LedgerId, int]]  # that storage shows as orphans
-    kept: Mapping[int, str]  # reasons to keep the others; uploads that may be aborted are in neither
+    segments: Mapping[int, tuple[LedgerId, int]]  # orphaned segments
+    kept: Mapping[int, str]  # reasons to keep objects; uploads that may be aborted are in neither mapping
 
 
 def has_rows_to_file(page: Mapping[int, Finding]) -> bool:
@@ -56,7 +56,7 @@ def ask_objects(
     before_us: int,
     proceed: Callable[[], None] = raise_if_stopped,
 ) -> ObjectLook:
-    """Ask storage for segments and uploads, one by one. `proceed` is called before each."""
+    """Ask storage about segments and uploads, one by one. `proceed` is called before each of them."""
     segments, kept = dict[int, tuple[LedgerId, int]](), dict[int, str]()
     for number, finding in objects.items():
         proceed()
@@ -69,14 +69,14 @@ def ask_objects(
         elif isinstance(reason := stored.inspect_upload(finding, before_us=before_us), str):
             kept[number] = reason
     if ABSENT.intersection(kept.values()):
-        stored.confirm(adopt=False)  # as for copies
+        stored.confirm(adopt=False)  # absence counts only if the buckets are still the catalog's
     return ObjectLook(segments, kept)
 
 
 def findings_to_file(
     page: Mapping[int, Finding], copies: Mapping[int, OrphanCopy | str], batch_id: str
 ) -> FindingsToFile:
-    """Return the page as the catalog takes it, with the copies that storage shows."""
+    """Return the findings to file, with the copies that storage shows."""
     rows = page.items()
     return FindingsToFile(
         batch_id=batch_id,
@@ -95,7 +95,7 @@ def findings_to_file(
 
 
 def _run_parallel(calls: Sequence[Callable[[], R]]) -> list[R]:
-    """Return the answers of parallel calls. The first error is raised, and no further call begins."""
+    """Run calls in parallel and return their answers in order. After the first error no further call begins."""
     with ThreadPoolExecutor(_PARALLEL_COPIES, thread_name_prefix="look") as threads:
         futures = [threads.submit(copy_context().run, call) for call in calls]
         try:

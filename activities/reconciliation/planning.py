@@ -1,7 +1,7 @@
 """Steps of a plan: list, read, compare, verify. A plan writes nothing but its own run.
 
-Any step may run twice, and two attempts may overlap. A bulk job publishes once. A run's row keeps its first beginning
-and its first result. A run without a result is not finished, and cannot be applied.
+Any step may run twice, and two attempts may overlap. A bulk job publishes its output once. A run's row keeps the first
+initial values and the first result. A plan without a result is not finished, and cannot be applied.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,11 +47,7 @@ class Planning:
     """Activities of a plan.
 
     Args:
-        reconciliation: Runs in the catalog.
-        identities: Identity of the catalog.
-        stored: Buckets of the catalog.
-        bulk: Bulk jobs.
-        store_now_us: Clock of the object store, in microseconds since 1970. Ages of objects are measured by it.
+        store_now_us: Clock of the object store, in microseconds since 1970. It measures the ages of objects.
         finished_retention_s: Age at which finished runs and their output are removed.
     """
 
@@ -74,9 +70,9 @@ class Planning:
     def begin_plan(self, request: BeginPlanInput) -> PlanBegun:
         """Open the run with the cut-offs of all later steps, if the buckets are the catalog's.
 
-        Old runs are removed as well, and output of this catalog without a run.
+        Also remove old runs, and output of this catalog that has no run.
 
-        Idempotency: keyed by `run_id`. A second call returns what the first one wrote into the run's row.
+        Idempotency: keyed by `run_id`. The values that the first call stores in the run's row stay.
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         rules.check_age(request.older_than_s, unsafe=request.unsafe_age)
@@ -90,7 +86,7 @@ class Planning:
         return PlanBegun(done=plan_result(run.summary) if run.finished_us is not None else None)
 
     def _make_summary(self, request: BeginPlanInput) -> Mapping[str, Any]:
-        """Return the values that a run begins with. Each side's ages are measured by its own clock."""
+        """Return the initial values of a run. Each side's ages are measured by its own clock."""
         state, older_us = self._runs.catalog_state(), round(request.older_than_s * 1_000_000)
         return {
             "actor": request.actor,
@@ -119,10 +115,10 @@ class Planning:
     def run_bulk(self, request: BulkInput) -> BulkResult:
         """Run one bulk job until its output is published.
 
-        Idempotency: keyed by (run_id, job). Published output is returned. Of overlapping attempts the first complete
-            one is published.
-        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job with all that it
-            submits later.
+        Idempotency: keyed by (run_id, job). Published output is returned. If attempts overlap, the first complete
+            attempt is published.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and all Spark jobs
+            that it submits later.
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
         summary = run_bulk_job(
@@ -136,7 +132,7 @@ class Planning:
     @defined(name="reconciliation.check_sides")
     @beating()
     def check_sides(self, request: PlanInput) -> None:
-        """Refuse a comparison whose sides cannot both be right, before its candidates are verified.
+        """Refuse a comparison of implausible sides, before its candidates are verified.
 
         Idempotency: reads only.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
@@ -160,11 +156,11 @@ class Planning:
     @defined(name="reconciliation.conclude_plan")
     @beating()
     def conclude_plan(self, request: PlanInput) -> PlanResult:
-        """Finish the run with the counts of its findings. A run without a result cannot be applied.
+        """Finish the run with the counts of its findings.
 
-        The buckets must still be the catalog's, because absence was read out of them.
+        The buckets must still be the catalog's, because findings may rely on absent objects.
 
-        Idempotency: the first result stays. It is counted from published files, which do not change.
+        Idempotency: the first result stays. Its counts are taken from published files, which do not change.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._stored.confirm()
@@ -198,7 +194,7 @@ class Planning:
         )
 
     def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
-        """Renew the claim on the run, and return the values that it began with."""
+        """Renew the claim on the run, and return the run's initial values."""
         summary = self._runs.run(run_id).summary
         return self._runs.open_run(run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=summary).summary
 

@@ -1,4 +1,4 @@
-"""The preview of an apply: the same looks and decisions page by page, without any effect."""
+"""Preview of an apply: the same checks and decisions page by page, without any effect."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,14 +24,14 @@ from logstore.reconciliation.services.runs import appliable_plan, find_apply, op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyPreviewResult:
-    """Counts that an apply would begin with, if nothing of it failed."""
+    """Counts of an apply that would begin now, if nothing failed."""
 
     counts: ApplyCounts = field(default_factory=ApplyCounts)
-    size_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind, of what would be applied
+    size_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind, of findings that would be applied
 
 
 class ApplyPreview:
-    """Preview of an apply: the findings that it would remove now, and those that it would keep.
+    """Preview of the findings that an apply would remove now, and of the findings that it would keep.
 
     A preview takes no lock and writes nothing. A bucket without a marker is refused, not marked.
     """
@@ -42,11 +42,11 @@ class ApplyPreview:
     def preview(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
     ) -> ApplyPreviewResult:
-        """Look at every page as `Applying` does. The decisions of an unfinished apply count.
+        """Check every page as `Applying` does. Stored decisions of an unfinished apply count.
 
         Args:
             run_id: Of the plan.
-            on_progress: Called before each page with the pages done and their number.
+            on_progress: Called before each page with the number of pages done and the number of all pages.
 
         Raises:
             UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch: The apply would refuse the plan.

@@ -1,7 +1,7 @@
 """Steps of a scrub, which reads every stored object and writes nothing but its own run.
 
-Any step may run twice, and two attempts may overlap. Each page is a bulk job with its own output, so that a scrub that
-died, was cancelled or lost its worker continues at the first page without output.
+Any step may run twice, and two attempts may overlap. Each page is a bulk job with its own output. So a scrub that
+failed or was cancelled can continue at the first page without output.
 """
 
 import shutil
@@ -34,7 +34,7 @@ from logstore.reconciliation.services.orphans import StoredOrphans
 from logstore.units import raise_if_stopped
 from logstore.whole_files import replace_atomically
 
-_CLAIM_S: Final = 300.0  # renewed with heartbeats; another scrub may continue the run of a lost worker after it
+_CLAIM_S: Final = 300.0  # renewed with heartbeats; after it, another scrub may continue the run of a lost worker
 _MAX_RUNS: Final = 100
 _FINDINGS_FOLDER: Final = "findings"
 
@@ -53,7 +53,7 @@ class Scrubbing:
     def begin_scrub(self, request: BeginScrubInput) -> ScrubBegun:
         """Continue the newest unfinished scrub of the same topics, or open a run.
 
-        Idempotency: keyed by the topics. A second call continues the run that the first one opened.
+        Idempotency: keyed by the topics. A second call continues the run that the first call opened.
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._stored.confirm()
@@ -119,7 +119,7 @@ class Scrubbing:
         """
 
         def job() -> ScrubPage:
-            self._stored.confirm()  # absence in another store says nothing of this catalog's data
+            self._stored.confirm()  # absence in another store says nothing about this catalog's data
             self._renew_claim(request.run_id)
             return _make_page(request.run_id, request.page, request.bytes_per_s)
 
@@ -130,9 +130,9 @@ class Scrubbing:
     @defined(name="reconciliation.conclude_scrub")
     @beating()
     def conclude_scrub(self, request: ConcludeScrubInput) -> PlanResult:
-        """Finish the run with the counts of its findings, once every page has been read.
+        """Finish the run with the counts of its findings, after every page was read.
 
-        Idempotency: findings are copied file by file, each as a whole. The first result stays.
+        Idempotency: each file of findings is copied atomically. The first result stays.
         Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         self._stored.confirm()
@@ -170,7 +170,7 @@ class Scrubbing:
         )
 
     def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
-        """Renew the claim on the run, and return the values that it began with.
+        """Renew the claim on the run, and return the run's initial values.
 
         Raises:
             ClaimHeld: Another scrub has continued the run.

@@ -20,23 +20,23 @@ class BeginPlanInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanBegun:
-    """Result of `begin_plan`. The values that the plan began with are in its run."""
+    """Result of `begin_plan`."""
 
-    done: PlanResult | None = None  # of a plan that is finished
+    done: PlanResult | None = None  # result of the plan, if it is already finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkInput:
-    """One bulk job of a plan."""
+    """Input of `run_bulk`."""
 
     run_id: str
-    job: str  # its name
-    master: str = ""  # the cluster; empty: that of the settings
+    job: str  # name of the bulk job
+    master: str = ""  # the Spark cluster; empty: the cluster of the settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkResult:
-    """Counts that a bulk job published."""
+    """Result of `run_bulk`: the counts that the bulk job published."""
 
     counts: dict[str, int]
 
@@ -60,18 +60,18 @@ class BeginApplyInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyBegun:
-    """Plan that is being applied."""
+    """Result of `begin_apply`."""
 
     pages: int
     findings: int  # of removable kinds
     before_us: int  # the plan's cut-off
     epoch: int  # of the catalog
-    done: ApplyCounts | None = None  # of an apply that is finished
+    done: ApplyCounts | None = None  # counts of the apply, if it is already finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageInput:
-    """One page of a plan's findings, for each step of an apply."""
+    """Input of the steps of an apply for one page of findings."""
 
     run_id: str  # of the plan
     page: int
@@ -87,7 +87,7 @@ class PageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledPage:
-    """Counts for one page: intents filed for phase two, ledgers removed from the catalog, single objects."""
+    """Result of `file_page`."""
 
     intents: int  # rows for phase two
     detached: int  # ledgers that left the catalog
@@ -101,12 +101,12 @@ class BeginScrubInput:
     run_id: str  # of a new run
     actor: str
     reason: str = ""
-    topic_ids: list[int] = field(default_factory=list)  # none: every topic
+    topic_ids: list[int] = field(default_factory=list)  # empty: every topic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubBegun:
-    """Run of a scrub, which may be an earlier unfinished one."""
+    """Result of `begin_scrub`. The run may be an earlier run that was unfinished."""
 
     run_id: str
 
@@ -116,13 +116,13 @@ class ScrubRunInput:
     """Input of `cut_scrub`."""
 
     run_id: str
-    master: str = ""  # the cluster; empty: that of the settings
+    master: str = ""  # the Spark cluster; empty: the cluster of the settings
     bytes_per_s: int = SCRUB_RATE  # a page is some minutes at this rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubPageInput:
-    """One page of a scrub."""
+    """Input of `scrub_page`."""
 
     run_id: str
     page: int  # 0 or more

@@ -1,1 +1,1 @@
-"""Durable jobs of reconciliation: a plan, which changes nothing, and the apply of one."""
+"""Workflows of reconciliation: plans, which change nothing; applies of plans; scrubs."""

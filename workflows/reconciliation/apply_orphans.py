@@ -1,15 +1,16 @@
-"""`apply-orphans`: remove the orphans of a finished plan, page by page, after another look at each finding.
+"""`apply-orphans`: remove the orphans of a finished plan, page by page, after a new check of each finding.
 
-Destroys ledgers, tiered copies, segments and uploads in parts that nothing refers to. Invariant: nothing is removed on
-the word of the plan alone. Storage and catalog are asked again, and ledgers and copies go through two-phase deletion,
-which asks once more. To stop it for a while, pause it. To stop it for good, terminate it: a batch that it started
-continues by itself, and the same plan applied again continues from there.
+Destroys ledgers, tiered copies, segments and unfinished uploads that nothing refers to. Invariant: nothing is removed
+on the word of the plan alone. The apply asks storage and catalog again. Two-phase deletion, which removes ledgers and
+copies, asks once more. To stop the apply for a while, pause it. To stop the apply for good, terminate it. A batch that
+it started continues by itself. If you apply the same plan again, the new apply continues from there.
 
-1. Begin: the plan is finished, of this catalog, and has no more orphans than allowed. If a guard refuses, the apply
-   completes with the refusal as its result, and nothing has changed.
+1. Begin: check that the plan is finished, is of this catalog, and has no more orphans than allowed. If a guard refuses,
+   the apply completes with the refusal as its result, and nothing has changed.
 2. For each page: file the findings that are still true (phase one), run `delete-ledgers` on that batch and wait for its
-   certificate. Delete single objects, and store the fate of each finding. Pause and rate take effect between pages.
-3. Conclude: the sum of all pages.
+   batch certificate. Delete single objects, and store the fate of each finding. Pause and rate take effect between
+   pages.
+3. Conclude: store the sum of all pages.
 
 Source: PIP-186 for the two phases; trinodb/trino#13692 for pages.
 """
@@ -70,7 +71,6 @@ class ApplyOrphans:
 
     @workflow.run
     async def run(self, request: ApplyOrphansInput) -> ApplyOrphansResult:
-        """Do the numbered steps."""
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(request.run_id)])
         begun = await self._begin()
         if isinstance(begun, GuardRefusal):
@@ -101,7 +101,7 @@ class ApplyOrphans:
 
     @workflow.update
     def pause(self) -> ApplyOrphansProgress:
-        """Begin no further page. The current page ends."""
+        """Pause before the next page. The current page is completed."""
         return self._set_progress(replace(self._progress, paused=True))
 
     @workflow.update
@@ -178,7 +178,7 @@ class ApplyOrphans:
         self._progress = add_page(self._progress, counts)
 
     async def _phase_two(self, batch: str, filed: FiledPage, epoch: int) -> None:
-        """Run the page's batch, and wait for its certificate. Rows that fail are retried alone, after the batch."""
+        """Run the page's batch and wait for its batch certificate. Failed rows are retried alone, after the batch."""
         request = DeleteLedgersInput(
             batch_id=batch,
             topic_id=0,

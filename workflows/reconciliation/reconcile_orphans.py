@@ -1,14 +1,14 @@
 """`reconcile-orphans`: compare storage with the catalog, and write down the findings.
 
 Destroys nothing but output and rows of runs older than `finished_retention`. Invariant: a plan has a result only if all
-of its steps ended, in buckets that were the catalog's before and after. If a guard refuses, the workflow completes with
-the refusal as its result. To stop it and its bulk jobs, cancel it.
+its steps are completed, and the buckets were the catalog's before and after. If a guard refuses, the workflow completes
+with the refusal as its result. To stop the plan and its bulk jobs, cancel it.
 
-1. Begin: the cut-offs of all steps.
-2. List storage, then read the catalog: a row exists before its objects.
-3. Compare. Refuse sides that cannot both be right.
-4. Verify each candidate on both sides once more.
-5. Conclude: the result last.
+1. Begin: store the cut-offs of all steps.
+2. List storage, then read the catalog, because a row exists before its objects.
+3. Compare storage with the catalog. Refuse sides that cannot both be right.
+4. Check each candidate again in storage and catalog.
+5. Conclude: store the result last.
 
 Source: orphan removals of iceberg and lakeFS, and their failures (apache/iceberg#4195, treeverse/lakeFS#4658,
 ClickHouse/ClickHouse#114194).
@@ -57,7 +57,6 @@ class ReconcileOrphans:
 
     @workflow.run
     async def run(self, request: ReconcileOrphansInput) -> ReconcileOrphansResult:  # noqa: ARG002 - taken by `__init__`
-        """Do the numbered steps."""
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
         try:
             result = await self._plan()

@@ -1,13 +1,13 @@
 """`scrub-ledgers`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
 Destroys nothing. Invariant: an object of a finding was read twice, and the catalog still names it. A scrub has a result
-only after every page was read. To stop it, cancel it: started again for the same topics, it continues. Pause takes
-effect between pages.
+only after every page was read. To stop a scrub, cancel it. If you start it again for the same topics, it continues. A
+pause takes effect between pages.
 
 1. Begin: continue an unfinished scrub of the same topics, or open a run.
 2. Cut the ledgers into pages.
 3. Read page after page, each once.
-4. Conclude: the result last.
+4. Conclude: store the result last.
 
 Source: the scrubs of ZFS and Ceph, which find a flipped bit before a reader does.
 """
@@ -51,7 +51,6 @@ class ScrubLedgers:
 
     @workflow.run
     async def run(self, request: ScrubLedgersInput) -> ScrubLedgersResult:  # noqa: ARG002 - taken by `__init__`
-        """Do the numbered steps."""
         try:
             result = await self._scrub()
         except ActivityError as error:
@@ -75,7 +74,7 @@ class ScrubLedgers:
 
     @workflow.update
     def pause(self) -> ScrubLedgersProgress:
-        """Begin no further page. The current page ends."""
+        """Pause before the next page. The current page is completed."""
         return self._set_progress(replace(self._progress, paused=True))
 
     @workflow.update

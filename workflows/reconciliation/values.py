@@ -15,7 +15,7 @@ from workflows.jobs import Job
 class ReconcileOrphansInput:
     """Input of a plan."""
 
-    run_id: str = ""  # empty: the job makes one, as in a scheduled plan
+    run_id: str = ""  # empty: the job makes an id, as in a scheduled plan
     actor: str = "schedule"
     reason: str = ""
     older_than_s: float = 86_400.0  # 0 or more; younger objects and rows are left out
@@ -25,7 +25,6 @@ class ReconcileOrphansInput:
     queue: str = ""  # of the bulk jobs; empty: the job's own
 
     def details(self) -> str:
-        """Return the *static details*: the effect of the job, and the command that shows its findings."""
         return (
             "Compares what storage holds with what the catalog says, and changes neither; "
             f"`sexton orphans report {self.run_id or 'RUN_ID'}` shows what it found."
@@ -38,12 +37,12 @@ class ReconcileOrphansProgress:
 
     run_id: str
     step: str  # beginning, the name of a bulk job, checking, concluding, ended
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by bulk job that ended
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by name of a completed bulk job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileOrphansResult:
-    """Result of a plan, or its refusal."""
+    """Result of a plan, or the refusal of a guard."""
 
     run_id: str
     found: PlanResult | None = None
@@ -52,18 +51,18 @@ class ReconcileOrphansResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOrphansProgress:
-    """Progress of an apply. Only removable findings count."""
+    """Progress of an apply. Only findings of removable kinds are counted."""
 
     pages_done: int = 0
     pages: int = 0
-    intents: int = 0  # findings
-    outcomes: dict[str, int] = field(default_factory=dict)  # applied, skipped, failed: findings
+    intents: int = 0  # findings of the plan
+    outcomes: dict[str, int] = field(default_factory=dict)  # findings that were applied, skipped, failed
     objects: int = 0  # confirmed as deleted
     size_bytes: int = 0
     paused: bool = False  # no further page begins
     rate: int = 0  # objects a second; 0: unlimited
-    done: int = 0  # findings
-    left: int = 0
+    done: int = 0  # findings with a fate
+    left: int = 0  # findings without a fate
     counts: ApplyCounts = field(default_factory=ApplyCounts)
 
 
@@ -79,7 +78,6 @@ class ApplyOrphansInput:
     carried: ApplyOrphansProgress = field(default_factory=ApplyOrphansProgress)
 
     def details(self) -> str:
-        """Return the *static details*: the effect of the job, and the command that shows its findings."""
         return (
             f"Removes what the plan `{self.run_id}` found, after another look at each finding, and "
             f"`sexton orphans report {self.run_id}` shows what became of each."
@@ -88,7 +86,7 @@ class ApplyOrphansInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyOrphansResult:
-    """Counts of an apply, or its refusal."""
+    """Counts of an apply, or the refusal of a guard."""
 
     run_id: str  # of the plan
     done: ApplyCounts = field(default_factory=ApplyCounts)
@@ -103,8 +101,8 @@ class ScrubLedgersProgress:
     pages_done: int = 0
     pages: int = 0
     objects: int = 0  # segments and tiered copies that were read
-    size_bytes: int = 0  # that were read; damaged objects are read twice
-    all_objects: int = 0  # to be read, by the catalog at the beginning
+    size_bytes: int = 0  # bytes that were read; damaged objects are read twice
+    all_objects: int = 0  # to be read, as the catalog counted them at the beginning
     all_bytes: int = 0
     findings: int = 0
     paused: bool = False  # no further page begins
@@ -123,7 +121,6 @@ class ScrubLedgersInput:
     carried: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
 
     def details(self) -> str:
-        """Return the *static details*: the effect of the job, and the command that shows its findings."""
         topics = f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic"
         return (
             f"Reads the stored segments and tiered copies of {topics} and compares their digests; changes nothing. "
@@ -133,7 +130,7 @@ class ScrubLedgersInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubLedgersResult:
-    """Result of a scrub, or its refusal."""
+    """Result of a scrub, or the refusal of a guard."""
 
     run_id: str
     found: PlanResult | None = None
@@ -142,7 +139,7 @@ class ScrubLedgersResult:
 
 
 def scrub_scope(topic_ids: Sequence[int]) -> tuple[str, ...]:
-    """Return the key of a scrub of these topics in its workflow's id; empty for every topic."""
+    """Return the key that names these topics in the id of a scrub. The key for every topic is empty."""
     ids = ",".join(map(str, sorted(topic_ids)))
     return (ids if ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16],) if ids else ()
 

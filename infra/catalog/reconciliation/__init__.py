@@ -1,1 +1,1 @@
-"""Bulk reads of a reconciliation, and the few writes by which an orphan becomes an intent."""
+"""Bulk queries of reconciliation, and the transactions that file findings as intents."""

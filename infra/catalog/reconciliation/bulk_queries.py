@@ -1,7 +1,7 @@
-"""SELECTs of bulk jobs, most of them over ranges of a key, for `open_arrow_reader`.
+"""SELECT statements of bulk jobs, for `open_arrow_reader`. Most of them select a range of a key.
 
-A range includes `first` and excludes `end`. Rows ascend by the key. Each column is a 64-bit integer, or a text that is
-empty if the row has none.
+A range includes `first` and excludes `end`. Rows ascend by the key. A column is a 64-bit integer or a text. A missing
+text is empty. Queries of ids raise `InvalidInput` for more than `MAX_LEDGERS_PER_QUERY` ids.
 """
 
 from collections.abc import Collection
@@ -19,17 +19,17 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import TopicState
 
-MAX_LEDGERS_PER_QUERY: Final = 5_000  # that are named by their ids
+MAX_LEDGERS_PER_QUERY: Final = 5_000  # of queries that take ids
 
 _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
 CREATING: Final = 1
 LISTED: Final = 2
 OTHER_APPLICATION: Final = 4
-"""Bits of `flags`. Two texts in each of millions of rows would cost as much as all other columns."""
+"""Bits of `flags`. They replace two texts, which in millions of rows would cost as much as all other columns."""
 
 
 def ledgers(first: int, end: int, application: str) -> Select[Any]:
-    """Select ledgers of a range. `flags` encodes their texts, except the name of another application."""
+    """Select ledgers of a range. `flags` encodes state, place, and whether the ledger is of another application."""
     flags = (
         _to_flag(_L.state == LedgerState.CREATING.value)
         + _to_flag(_L.place.is_not(None)) * literal_column(str(LISTED), t.Big)
@@ -46,9 +46,10 @@ SIZE_MODULUS: Final = 65_521
 
 
 def segment_moments(first: int, end: int) -> Select[Any]:
-    """Select the second moment of the segments, sizes by squares of numbers, of ledgers with two or more.
+    """Select a weighted sum of segment sizes for each ledger with two or more segments.
 
-    A sum of sizes does not show that two segments of other lengths changed places, or that one has bytes of another.
+    The weights are the squares of segment numbers. A plain sum of sizes does not show that two segments of different
+    lengths changed places, or that one segment has bytes of another.
     """
     c, one = t.segment.c, literal_column("1", t.Big)
     place = c.number % literal_column(str(NUMBER_MODULUS), t.Big) + one
@@ -58,7 +59,7 @@ def segment_moments(first: int, end: int) -> Select[Any]:
 
 
 def ledgers_with_wrong_segment_sums(first: int, end: int) -> Select[Any]:
-    """Select ledgers whose row counts other sums than its rows of segments have, at one moment."""
+    """Select ledgers whose row has other sums than the rows of their segments at the same moment."""
     c, zero = t.segment.c, literal_column("0", t.Big)
     totals = segment_totals()
     columns = [total.label(name) for name, total in totals.items()]
@@ -69,7 +70,7 @@ def ledgers_with_wrong_segment_sums(first: int, end: int) -> Select[Any]:
 
 
 def max_segments(first: int, end: int) -> Select[Any]:
-    """Select the highest number of segments of any ledger of a range, 0 without ledgers."""
+    """Select the highest number of segments in a ledger of a range, or 0 without ledgers."""
     segments = func.coalesce(func.max(_L.segments), literal_column("0", t.Big))
     return select(cast(segments, t.Big).label("segments")).where(*_is_in_range(_L.ledger_id, first, end))
 
@@ -120,7 +121,7 @@ def lists() -> Select[Any]:
 def tiered_copies(first: int, end: int) -> Select[Any]:
     """Select tiered copies with their context as stored, and with columns of the ledger's row.
 
-    A copy whose ledger has lost its row still names objects. Its time and size are null.
+    A copy whose ledger has lost its row still names objects. Time and size of that ledger are null.
     """
     source = t.ledger_copy.outerjoin(t.ledger, _L.ledger_id == _C.ledger_id)
     columns = (_C.ledger_id, _L.created_us, _C.state, as_text(_C.context), _L.size_bytes)
@@ -152,20 +153,12 @@ def intents(first: int, end: int) -> Select[Any]:
 
 
 def copies_with_context(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select copies with their context as stored.
-
-    Raises:
-        InvalidInput: More than `MAX_LEDGERS_PER_QUERY`.
-    """
+    """Select copies with their context as stored."""
     return select(_C.ledger_id, _C.kind, as_text(_C.context)).where(_is_among(_C.ledger_id, ledger_ids))
 
 
 def segments(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select segments by ledger and number.
-
-    Raises:
-        InvalidInput: More than `MAX_LEDGERS_PER_QUERY`.
-    """
+    """Select segments by ledger and number."""
     c = t.segment.c
     return (
         select(c.ledger_id, c.number, c.size_bytes)
@@ -175,13 +168,10 @@ def segments(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select ledgers with a row that nothing names and that are not CREATING.
+    """Select the given ledgers that have a row, are not CREATING and have no reference.
 
-    One statement sees a ledger and the rows that name it at one moment. Ranges are read table by table, and a snapshot
-    or a schema may be published in between.
-
-    Raises:
-        InvalidInput: More than `MAX_LEDGERS_PER_QUERY`.
+    One statement sees a ledger and the rows that name it at one moment. Queries of ranges read table by table, and a
+    snapshot or a schema may be published in between.
     """
     component = func.coalesce(t.ledger_list.c.component, "")
     named = [
@@ -194,11 +184,7 @@ def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def stalled_intents(row_ids: Collection[int]) -> Select[Any]:
-    """Select intents without a workflow, by the database's clock.
-
-    Raises:
-        InvalidInput: More than `MAX_LEDGERS_PER_QUERY`.
-    """
+    """Select intents that no workflow works on, by the database's clock."""
     now = select(DatabaseClock()).scalar_subquery()
     return select(_P.row_id).where(_is_among(_P.row_id, row_ids, "row ids"), is_stalled(now))
 
@@ -221,12 +207,9 @@ def topic_segments(topic_id: int) -> Select[Any]:
 
 
 def scrubbed_ledgers(first: int, end: int, topics: Collection[int]) -> Select[Any]:
-    """Select LIVE copies with their bytes, and with the number of segments, or one for a tiered object.
+    """Select LIVE copies with their bytes and their number of objects. Empty `topics` selects every topic.
 
-    Args:
-        first: Lowest id.
-        end: Id above the highest.
-        topics: Ids of topics; empty: every topic.
+    A tiered copy counts as one object.
     """
     tiered = _C.kind == CopyKind.OFFLOADED_LEDGER.value
     objects = case((tiered, literal_column("1", t.Big)), else_=_L.segments).label("objects")
@@ -273,7 +256,7 @@ def _is_scrubbed(first: int, end: int, topics: Collection[int]) -> tuple[ColumnE
 
 
 def topic_sizes() -> Select[Any]:
-    """Select topics that are not being deleted, with the segments of their data ledgers as `size`."""
+    """Select topics that are not being deleted. `size` is the number of segments of their data ledgers."""
     c, lists = t.topic.c, t.ledger_list
     data = (lists.c.topic_id == c.topic_id) & (lists.c.component == Component.MANAGED_LEDGER.value)
     source = t.topic.outerjoin(lists, data).outerjoin(t.ledger, _L.list_id == lists.c.list_id)
@@ -291,7 +274,7 @@ def _is_among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger
 def bounds() -> Select[Any]:
     """Select `first_ledger`, `last_ledger`, `ledgers` (rows), and `first_row` and `last_row` of the intents.
 
-    Of an empty table the first is 0 and the last -1.
+    In an empty table, the first id is 0 and the last is -1.
     """
 
     def extreme(function: Any, key: ColumnElement[int], empty: str, name: str) -> ColumnElement[Any]:  # noqa: ANN401

@@ -1,7 +1,7 @@
-"""Filing of a page of findings as intents, in one transaction that looks at each of them again under its locks.
+"""Filing of a page of findings as intents, in one transaction that checks each finding again under locks.
 
-A plan is hours old when it is applied. An orphan of the plan may have a row, an intent or a dead letter by now, and is
-then kept. Lock order: the run, topics, lists, intents. A preview decides the same without locks.
+A plan may be hours old when it is applied. An orphan that has a row, an intent or a dead letter by now is kept. Lock
+order: the run, topics, lists, intents. A preview makes the same decisions without locks.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ _P, _L = t.pending_deletion.c, t.ledger.c
 
 
 def _request(findings: FindingsToFile) -> str:
-    """Return a digest that tells the findings from another use of their batch id."""
+    """Return a digest of the findings. Another digest shows that another request has used the batch id."""
     orphans = sorted(
         (orphan.number, orphan.copy.value, orphan.statement.ledger_id, _uuid(orphan)) for orphan in findings.orphans
     )
@@ -52,12 +52,12 @@ def _request(findings: FindingsToFile) -> str:
 
 
 def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> FilingResult:
-    """File the findings that `_decide` has no reason to keep."""
+    """File the findings that `_decide` has no reason to keep. A repeated call returns the first result."""
     request = _request(page)
     opened = NOTHING_YET | {"kept": {}, "request": request}
     summary = find_earlier_summary(connection, page.batch_id, request)
     if summary is None and not begin_run(connection, page.batch_id, DELETES, opened, claim=page.claim, now_us=now_us):
-        summary = find_earlier_summary(connection, page.batch_id, request)  # of a call that this one waited for
+        summary = find_earlier_summary(connection, page.batch_id, request)  # of the call for which this call waited
     if summary is not None:
         reasons = _reasons(summary.pop("kept"))
         return FilingResult(detached=DetachedBatch(batch_id=page.batch_id, **summary), kept=reasons)
@@ -65,7 +65,7 @@ def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> Fili
 
 
 def preview_filing(connection: Connection, findings: FindingsToFile, now_us: int) -> dict[int, str]:
-    """Return the reasons of `file_page` to keep findings. Nothing is locked."""
+    """Return the reasons for which `file_page` would keep findings. Takes no lock."""
     summary = find_earlier_summary(connection, findings.batch_id, _request(findings))
     if summary is not None:
         return _reasons(summary["kept"])
@@ -115,7 +115,7 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
 
 
 def _lock_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
-    """Lock topics and lists of those ledgers that have rows, in the order of every writer."""
+    """Lock the topics and lists of ledgers that have rows, in the lock order of every writer."""
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.list_id, t.ledger_list.c.topic_id).select_from(of_list)
     rows = connection.execute(query.where(among(connection, _L.ledger_id, ledger_ids)).distinct()).all()
@@ -125,13 +125,13 @@ def _lock_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _FilingDecision:
-    reasons: Mapping[int, str]  # to do nothing, by number of the finding
-    generations: Mapping[int, int]  # the highest of each ledger that has a row or an intent
+    reasons: Mapping[int, str]  # to keep, by number of the finding
+    generations: Mapping[int, int]  # highest generation of each ledger that has a row or an intent
     with_row: frozenset[int]  # ledgers of orphans that have a row
 
 
 def _decide(connection: Connection, findings: FindingsToFile, now_us: int, *, lock: bool) -> _FilingDecision:
-    """Decide which findings to file. With `lock`, the caller has locked the lists, and intents are locked here."""
+    """Decide which findings to file. With `lock`, this locks intents, after the caller has locked the lists."""
     decision = _decide_orphans(connection, findings.orphans, lock=lock)
     reasons = {
         **decision.reasons,
@@ -144,8 +144,8 @@ def _decide(connection: Connection, findings: FindingsToFile, now_us: int, *, lo
 def _decide_orphans(connection: Connection, orphans: Sequence[OrphanCopy], *, lock: bool) -> _FilingDecision:
     """Decide which orphans to file.
 
-    The next ledger id is read before the rows: a lower id has its row by then, or had it. Copies are read before
-    intents: a copy that leaves meanwhile is seen as the one or as the other.
+    The next ledger id is read before the rows, so every lower id has or had its row by then. Copies are read before
+    intents, so a copy that is detached meanwhile is seen as a copy or as an intent.
     """
     catalog = read_catalog_row(connection)
     ids = {orphan.statement.ledger_id for orphan in orphans}
@@ -179,9 +179,9 @@ def _decide_orphans(connection: Connection, orphans: Sequence[OrphanCopy], *, lo
 def _file_orphans(
     connection: Connection, page: PageOfFindings, decision: _FilingDecision, kept: dict[int, str], now_us: int
 ) -> int:
-    """File each orphan with a generation above all of its ledger, and return how many.
+    """File each orphan with a generation above all generations of its ledger. Return the number of filed orphans.
 
-    An orphan for which another transaction has filed an intent meanwhile is added to `kept`.
+    If another transaction has filed an intent for an orphan meanwhile, the orphan is added to `kept`.
     """
     generations, rows = dict(decision.generations), dict[int, dict[str, Any]]()
     for orphan in page.orphans:
@@ -229,7 +229,7 @@ def _awaited(orphan: OrphanCopy, intents: Sequence[Any]) -> str | None:
 
 
 def _is_same(orphan: OrphanCopy, copy: str, context: str) -> bool:
-    """Return whether a row of the ledger is of this very copy. A context that cannot be read may be of any copy."""
+    """Return whether a row of the ledger is of this copy. An unreadable context may be of any copy."""
     if copy != orphan.copy.value:
         return False
     fields = parse_context(context)
@@ -301,7 +301,7 @@ def _reason_to_stay(row: Any, by_row: Mapping[str, set[int]], rows: LedgerRows) 
 def _keep_stalled(
     connection: Connection, stalled_rows: Mapping[int, int], now_us: int, *, lock: bool
 ) -> dict[int, str]:
-    """Return why intents are left alone. A statement of its own locks them, as for `move_to_batch`."""
+    """Return why intents must stay. A separate statement locks them, as for `move_to_batch`."""
     is_asked = among(connection, _P.row_id, stalled_rows.values())
     if lock:
         connection.execute(select(_P.row_id).where(is_asked).order_by(_P.row_id).with_for_update())

@@ -19,13 +19,13 @@ _MAX_LEDGERS_PER_QUERY: Final = 5_000
 _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
 
 ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
-"""Runs a query, and returns rows by column name."""
+"""Function that runs a query and returns rows by column name."""
 
 
 def read_ledger_rows(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
-    """Return the rows that name each of the ledgers, also of ledgers without any.
+    """Return the rows that name each ledger. Ledgers without such rows have an empty entry.
 
-    Copies are read before deletions: a copy that leaves in between is seen as the one or as the other.
+    Copies are read before deletions, so a copy that is detached in between is seen as a copy or as a deletion.
     """
     rows_by_ledger: dict[int, LedgerRows] = {}
     all_ids = sorted(set(ledger_ids))
@@ -64,7 +64,7 @@ def _group_by_ledger(rows: Iterable[Mapping[str, Any]]) -> Mapping[int, Sequence
 
 
 def _to_owner(row: Mapping[str, Any], name: str) -> StatedOwner | None:
-    """Return the owner that a row states, or `None` if the row is damaged, or its list or topic has none."""
+    """Return the owner that a row states. `None`: the row is damaged, or its list or topic has no row."""
     if not row["topic"]:
         return None
     try:
@@ -86,9 +86,9 @@ def _sums(row: Mapping[str, Any], prefix: str) -> SegmentSums:
 
 
 def _successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
-    """Return the newer ledger that the row of a cursor or of a transaction snapshot names now, by the older ledger.
+    """Return, by ledger, the newer ledger that its cursor or its topic's transaction snapshot names now.
 
-    A cursor that is younger than the ledger is another cursor of the same name, and proves nothing.
+    A cursor that is younger than the ledger is another cursor of the same name. It proves nothing.
     """
     cursors, snapshots = (
         [row for row in ledgers if row["component"] == component.value]
@@ -108,7 +108,7 @@ def _successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[in
 
 
 def _cursor_name(row: Mapping[str, Any]) -> str:
-    """Return the cursor that the list's keys name; empty if there is none, or the row is damaged."""
+    """Return the cursor in the list's keys. The name is empty without a cursor, or if the row is damaged."""
     try:
         return str(json.loads(row["keys"]).get("cursor", ""))
     except (ValueError, AttributeError, TypeError):
@@ -128,7 +128,7 @@ def _is_ended_primary_deletion(row: Mapping[str, Any]) -> bool:
 def _ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
     """Select ledgers with the owner that their lists and topics state. `keys` is one JSON object.
 
-    If list or topic has no row, its texts are empty and its numbers 0.
+    If the list or the topic has no row, its texts are empty and its numbers are 0.
     """
     lists, zero = t.ledger_list.c, literal_column("0", t.Big)
     source = t.ledger.outerjoin(t.ledger_list, lists.list_id == _L.list_id)
@@ -166,7 +166,7 @@ def segment_totals() -> dict[str, ColumnElement[int]]:
 
 
 def _cursor_snapshots(topic_ids: Collection[int]) -> Select[Any]:
-    """Select cursors with a snapshot, with its ledger and the creation time of the cursor."""
+    """Select cursors that have a snapshot, with the snapshot's ledger and the cursor's creation time."""
     c = t.cursor.c
     columns = (c.topic_id, c.name.label("cursor"), c.snapshot_ledger.label("newest"), c.created_us.label("since_us"))
     return select(*columns).where(c.topic_id.in_(topic_ids), c.snapshot_ledger.is_not(None))
@@ -185,14 +185,14 @@ def _copy_states(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def _deletions(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select deletions, finished ones too, with the owner that each states, by row id."""
+    """Select unfinished and finished deletions with the owner that each states, by row id."""
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.state, _P.application, _P.component, _P.topic_id, _P.topic)
     owner = (_P["keys"], _P.ledger_created_us.label("created_us"))
     return select(*columns, *owner).where(_P.ledger_id.in_(ledger_ids)).order_by(_P.row_id)
 
 
 def _naming_tables(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select ledgers and the other tables with rows that name them. Such a row is removed only with the ledger."""
+    """Select ledgers with each other table whose rows name them. Such a row is removed only with the ledger."""
     keys = (
         t.segment.c.ledger_id,
         *REFERRING_COLUMN_BY_COMPONENT.values(),

@@ -180,7 +180,7 @@ def _to_filed_copy(row: Row[Any]) -> FiledCopy:
 
 
 def _select_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
-    """Return id and name of the topic of all ledgers; no name if they are of several topics."""
+    """Return id and name of the topic of the ledgers. Ledgers of several topics have no name."""
     of_ledgers = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     named = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     query = select(t.topic.c.topic_id, t.topic.c.name).select_from(named).where(among(connection, _L.ledger_id, ids))
@@ -214,7 +214,7 @@ def _keep_segments(
     ledgers: Mapping[int, Any],
     passed_over: Mapping[LedgerId, int],
 ) -> dict[int, str]:
-    """Return why segments must be kept. Each ledger has used the numbers up to `passed_over`."""
+    """Return why segments must be kept. Numbers of a ledger up to `passed_over` count as used."""
     registered = _select_registered(connection, sorted(set(segments.values())))
     return {
         number: f"segment {segment[1]} of ledger {segment[0]}: {reason}"
