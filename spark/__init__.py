@@ -1,1 +1,1 @@
-"""Bulk jobs: what is read from storage and catalog shard by shard, compared, and published as a whole."""
+"""Bulk jobs, which read storage and catalog in parallel parts and publish their output as a whole."""

@@ -13,7 +13,8 @@ _TRACEBACK_HEADER: Final = "Traceback (most recent call last)"
 def summarize_failure(text: str) -> str:
     """Return one line of at most 1,000 characters; empty for an empty text.
 
-    Of a Python error: the last line of the traceback. Of a Java error: the first sentence, and the last cause if any.
+    For a Python error, this is the last line of the traceback. For a Java error, it is the first sentence and the last
+    cause, if any.
     """
     if _TRACEBACK_HEADER in text:
         frames = text[text.index(_TRACEBACK_HEADER) :].partition("\n SQLSTATE")[0].partition("\n\tat ")[0]
@@ -29,9 +30,9 @@ def summarize_failure(text: str) -> str:
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return one line for an error of Spark or py4j: its class name if it has no text.
+    """Return one line for an error of Spark or py4j. An error without a text gives its class name.
 
-    Errors of py4j ask Java for their text. Once Java is dead they have none, so do not chain them as a cause.
+    An error of py4j asks Java for its text. A dead Java process gives no text, so do not chain the error as a cause.
     """
     try:
         text = str(error)

@@ -1,4 +1,4 @@
-"""Tracing spans of Spark's jobs and stages, made after they ended from the times that Spark keeps.
+"""Tracing spans of Spark's jobs and stages, made afterwards from the times that Spark keeps.
 
 Spark keeps its last thousand jobs.
 """
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 class JobSpans:
-    """Makes one span for each job of a job group. Not thread-safe: the thread that submits the jobs uses it."""
+    """Recorder of one span for each job of a job group. Not thread-safe: only the thread that submits jobs uses it."""
 
     def __init__(self, spark: "SparkSession", group: str) -> None:
         self._context, self._group = spark.sparkContext, group
         self._recorded_job_ids: set[int] = set()
 
     def record_ended_jobs(self) -> None:
-        """Make spans, under the current one, of the jobs that ended since the last call. Never raises."""
+        """Make spans of the jobs that ended since the last call, under the current span. Never raises."""
         if not trace.get_current_span().is_recording():
             return
         try:
@@ -69,7 +69,6 @@ def _end_span(span: Span, job_or_stage: Any, failure: str) -> None:  # noqa: ANN
 
 
 def _failure_of_stage(stage: Any) -> str:  # noqa: ANN401
-    """Return one line; empty if the stage did not fail."""
     reason = stage.failureReason()
     return summarize_failure(str(reason.get())) if reason.isDefined() else ""
 

@@ -1,4 +1,4 @@
-"""Output of bulk jobs, published all or nothing: one folder per attempt, one pointer to the first complete attempt.
+"""Output of bulk jobs, published all or nothing: one folder per attempt, and a pointer to the first complete attempt.
 
     {root}/{run_id}/{job}.json            pointer with the job's summary, created once by a hard link
     {root}/{run_id}/attempts/{job}-{hex}  where one attempt writes
@@ -6,11 +6,11 @@
     {root}/{run_id}/kept                  files that others keep for the run
 
 Overlapping attempts never see each other's files, and no pointer names the folder of an attempt that died. A complete
-folder is moved before a pointer names it, so that a task that outlives its attempt cannot write to it any more. The
-process may die between any two calls: the link publishes everything at once.
+folder is moved before a pointer names it. So a task that outlives its attempt can no longer write to the folder. The
+process may die between any two calls, because the link publishes everything at once.
 
-If the machine dies, files that the pointer names may be lost: to sync millions of facts to disk would cost as much as
-to compute them. So the pointer names every file with its length, and output with a missing file is refused.
+If the machine dies, files that the pointer names may be lost. Syncing millions of facts to disk would cost as much as
+computing them. So the pointer has the length of every file, and output with a missing file is refused.
 """
 
 import json
@@ -37,11 +37,11 @@ class Publication:
         self._root = root
 
     def read_summary(self, run_id: str, name: str) -> BulkSummary | None:
-        """Return the published summary; `None` if nothing is published.
+        """Return the published summary, or `None` if nothing is published.
 
         Raises:
             InvalidInput: The run id is malformed.
-            CorruptData: The pointer is not a summary, or output that it names was lost.
+            CorruptData: The pointer is not a summary, or a file that it names was lost.
         """
         path = self._pointer(run_id, name)
         try:
@@ -59,13 +59,12 @@ class Publication:
         return summary
 
     def create_attempt_folder(self, run_id: str, name: str) -> Path:
-        """Create and return a new folder for one attempt."""
         folder = self._run_folder(run_id) / "attempts" / f"{name}-{uuid4().hex[:12]}"
         folder.mkdir(parents=True)
         return folder
 
     def publish(self, run_id: str, name: str, attempt_folder: Path, summary: BulkSummary) -> BulkSummary:
-        """Publish the attempt unless another one is published. Return the published summary."""
+        """Publish the attempt unless another attempt is published. Return the published summary."""
         folder = self._run_folder(run_id) / "outputs" / attempt_folder.name
         folder.parent.mkdir(exist_ok=True)
         attempt_folder.rename(folder)
@@ -77,7 +76,7 @@ class Publication:
         return self.read_summary(run_id, name) or complete_summary
 
     def kept_folder(self, run_id: str) -> Path:
-        """Return the run's folder for files that are no job's output. Create it if absent."""
+        """Return the run's folder for files that are not the output of a job. Create the folder if absent."""
         folder = self._run_folder(run_id) / "kept"
         folder.mkdir(parents=True, exist_ok=True)
         return folder

@@ -1,7 +1,7 @@
 """Bulk jobs on Spark: one job group per attempt, progress once a second, and cancellation of the whole group.
 
-Each attempt has its own thread, which a caller can abandon. A thread that hangs in a system call, in Java or in a dead
-file system reacts neither to an exception nor to a signal.
+Each attempt has its own thread, so that a caller can abandon it. A thread that hangs in a system call, in Java or in a
+dead file system reacts neither to an exception nor to a signal.
 """
 
 import logging
@@ -41,9 +41,9 @@ class JobRun:
     """Context of a job's main function, on the driver."""
 
     spark: "SparkSession"
-    folder: Path  # of this attempt: all output goes here
+    folder: Path  # of this attempt, for all output
     shared: SharedFolder  # the same folder, for checks in executors
-    inputs: Callable[[str], BulkSummary]  # returns the published summary of an earlier job of the run, by its name
+    inputs: Callable[[str], BulkSummary]  # returns the published summary of an earlier job of the run, by job name
     spans: JobSpans
 
     def spread(self, description: str, tasks: Sequence[T], function: Callable[[T], R]) -> list[R]:
@@ -52,7 +52,7 @@ class JobRun:
         Args:
             description: Name of this step, for progress and for Spark.
             tasks: Small values that can be pickled.
-            function: May run twice for a task, even at the same time. A `SextonError` is raised here as the same class.
+            function: May run twice for a task, even at the same time. Its `SextonError` is raised here unchanged.
 
         Raises:
             PreconditionFailed: An executor does not see the folder of the attempt.
@@ -73,12 +73,12 @@ class JobRun:
 
 
 Main = Callable[[JobRun, Any], BulkSummary]
-"""Main function of a job: it writes output into the attempt's folder and returns the summary."""
+"""Main function of a job. It writes output into the attempt's folder and returns the summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TaskError:
-    """A `SextonError` of an executor, as it travels to the driver."""
+    """Form in which a `SextonError` of an executor is sent to the driver."""
 
     error_class: type[SextonError]
     text: str
@@ -92,7 +92,7 @@ class _TaskError:
 
 
 class _TaskFunction:
-    """Returns a `SextonError` as a value: Spark would retry a raised error, and show it as a traceback."""
+    """Wrapper that returns a `SextonError` as a value. Spark would retry a raised error and show a traceback."""
 
     def __init__(self, function: Callable[[Any], Any], shared: SharedFolder) -> None:
         self._function, self._shared = function, shared
@@ -107,13 +107,13 @@ class _TaskFunction:
 
 
 class SparkJobs:
-    """Implementation of `BulkJobs`, which runs one job at a time: a session for another master ends the present one.
+    """Implementation of `BulkJobs`. It runs one job at a time, because a session for another master ends this session.
 
     Args:
         session: Session of this process.
         publication: Published outputs.
-        mains: Returns the main functions by the names of their jobs. Called once, when the first job runs.
-        stop_timeout_s: Wait for a stopped attempt before it is abandoned.
+        mains: Returns the main functions by job name. Called once, when the first job runs.
+        stop_timeout_s: Time that a stopped attempt has to end before it is abandoned.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class _Abandoned(Exception):
 
 
 class _Attempt:
-    """One attempt at a job, in its own thread. Cancelling its job group also cancels jobs that it submits later."""
+    """One attempt at a job, in its own thread. Cancelling its job group also cancels jobs that are submitted later."""
 
     def __init__(self, job: BulkJob, body: Callable[["_Attempt"], BulkSummary]) -> None:
         self.group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"
@@ -208,7 +208,7 @@ class _Attempt:
     def run_watched(self, on_progress: Callable[[BulkProgress], None], stop_timeout_s: float) -> BulkSummary:
         """Run the attempt and report its progress about once a second.
 
-        An error of `on_progress` stops the attempt and is raised here, at the latest after `stop_timeout_s`.
+        If `on_progress` raises, the attempt is stopped and the error is raised here, at most `stop_timeout_s` later.
         """
         threading.Thread(target=self._run, name=f"bulk {self._job_name}", daemon=True).start()
         while not self._ended.wait(_POLL_INTERVAL_S):

@@ -1,7 +1,7 @@
 """Check that an executor sees the same attempt folder as its driver.
 
-The setting `bulk_dir` may name a folder that only some machines see. Without this check a task would fail for want of
-a file, or write output that nobody reads.
+The setting `bulk_dir` may name a folder that only some machines see. Without this check, a task would fail because a
+file is absent, or would write output that nobody reads.
 """
 
 import os
@@ -19,7 +19,7 @@ _NONCE_FILE: Final = ".nonce"  # names that begin with a dot are not output
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
-    """Folder of one attempt, with the random text of its nonce file."""
+    """Folder of one attempt, with the random content of its nonce file."""
 
     path: Path
     nonce: str
@@ -32,10 +32,10 @@ class SharedFolder:
         return SharedFolder(path, nonce)
 
     def require_visible(self) -> None:
-        """Check in an executor that it sees this folder and may write there. After one success nothing is read again.
+        """Check that this executor sees the folder and may write there. After one success, nothing is read again.
 
         Raises:
-            PreconditionFailed: The executor cannot use the folder, or sees another one under this path.
+            PreconditionFailed: The executor cannot use the folder, or sees another folder under this path.
         """
         _require_visible(self)
 

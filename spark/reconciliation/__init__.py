@@ -1,1 +1,1 @@
-"""The bulk jobs of a reconciliation."""
+"""Bulk jobs of a reconciliation."""

@@ -1,4 +1,4 @@
-"""`compare-sides`: compare each group of shards in a task of its own, which reads all facts of the group from files."""
+"""`compare-sides`: compare each group of shards in a separate task, which reads all facts of the group from files."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -30,7 +30,7 @@ from spark.reconciliation.sides import Ids, Limits, ShardGroup
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
-_FOREIGN_GROUP: Final = -1  # objects that are of no ledger
+_FOREIGN_GROUP: Final = -1  # objects that belong to no ledger
 _UNPUBLISHED_COUNTS: Final = ("elsewhere", "unmeasured")
 
 
@@ -78,9 +78,9 @@ def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareSides) ->
 
 
 def _rows_before_us(job: CompareSides, listed: BulkSummary) -> int:
-    """Return the cut-off of rows: an hour before the oldest inventory, if that is earlier than the job's.
+    """Return the job's cut-off of rows, or an hour before the oldest inventory if that is earlier.
 
-    An inventory knows nothing of later objects. Its time is of another clock, and the hour covers the difference.
+    An inventory lacks later objects. Its time is by another clock, and the hour covers the difference.
     """
     inventory_us = listed.facts.get("inventory_us")
     if not inventory_us:
@@ -89,7 +89,7 @@ def _rows_before_us(job: CompareSides, listed: BulkSummary) -> int:
 
 
 def _compare(group: int, *, inputs: _Inputs) -> dict[str, int]:
-    """Write the candidates of a group into one file, in an executor. Return the counts of `GroupComparison`."""
+    """Write the candidates of a group into one file. Return the counts of `GroupComparison`. Runs in an executor."""
     path = inputs.folder / f"candidates-{group + 1:03d}.parquet"
     if group == _FOREIGN_GROUP:
         batches = read_batches(inputs.listed, "strange")
@@ -122,7 +122,7 @@ def _compare(group: int, *, inputs: _Inputs) -> dict[str, int]:
 
 
 def _add_topics(candidates: pa.Table, ledgers: pa.Table, inputs: _Inputs) -> pa.Table:
-    """Add the topic of each ledger that has a row. Of the others storage is asked for a statement later."""
+    """Add the topic of each ledger that has a row. For other ledgers, storage is asked later."""
     rows = ledgers.filter(pc.is_in(ledgers["ledger_id"], pc.unique(candidates["ledger_id"]).drop_null()))
     lists = read_facts(inputs.references, "lists", None, arrow_schema(bulk_queries.lists()))
     topic_by_list = dict(zip(lists["list_id"].to_pylist(), lists["topic"].to_pylist(), strict=True))
@@ -136,7 +136,7 @@ def _add_topics(candidates: pa.Table, ledgers: pa.Table, inputs: _Inputs) -> pa.
 
 
 def _write_candidates(path: Path, tables: Iterable[pa.Table]) -> int:
-    """Write a row group for each page of the next job. Return the number of rows. A task may run twice at once."""
+    """Write one row group per page of the next job. Return the number of rows. A task may run twice at once."""
     rows = 0
     with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
         for table in filter(len, tables):
@@ -146,7 +146,7 @@ def _write_candidates(path: Path, tables: Iterable[pa.Table]) -> int:
 
 
 def read_segments(url: str, ledger_ids: Ids) -> pa.Table:
-    """Return the segments that the catalog has registered of these ledgers."""
+    """Return the segments of these ledgers that have a row in the catalog."""
     size = bulk_queries.MAX_LEDGERS_PER_QUERY
     with open_arrow_reader(url) as connection:
         tables = [

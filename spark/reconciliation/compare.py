@@ -1,7 +1,7 @@
-"""Comparison of one group of shards: pure functions of Arrow tables, in numpy, set by set.
+"""Comparison of one group of shards, by pure functions of Arrow tables that compute with numpy.
 
-A group has all objects and rows of its ledgers. The results are candidates in the schema of findings. Storage and
-catalog are asked once more before a candidate becomes a finding.
+A group has all objects and rows of its ledgers. The results are candidates in the schema of findings. Each candidate is
+checked again in storage and catalog before it becomes a finding.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ _MAX_SEGMENTS_PER_LEDGER: Final = 100_000_000  # a segment's number has eight di
 
 @dataclass(frozen=True, slots=True)
 class GroupComparison:
-    """Candidates of a group, the overlap of its sides, and how much of it was not compared."""
+    """Result of comparing one group: candidates, overlap of both sides, and counts of items that were not compared."""
 
     candidates: pa.Table
     primary: Overlap
@@ -95,7 +95,7 @@ def compare_group(group: ShardGroup, limits: Limits) -> GroupComparison:
 
 
 def find_foreign(table: pa.Table, limits: Limits) -> pa.Table:
-    """Return the old ones of objects whose keys are none of a ledger, as foreign."""
+    """Return foreign findings for old objects. `table` has objects whose keys are not keys of a ledger."""
     old = table.filter(pc.less(table["modified_us"], limits.before_us))
     columns = {"bucket": old["bucket"], "key": old["key"], "size_bytes": old["size_bytes"]}
     return make_findings(
@@ -111,7 +111,7 @@ def find_foreign(table: pa.Table, limits: Limits) -> pa.Table:
 def _find_leftover_ledgers(
     stored: StoredLedgers, without_copy: Mask, is_damaged: Mask, intents: Intents, limits: Limits
 ) -> pa.Table:
-    """Find ledgers with objects and without a primary copy in the catalog. Damaged ledgers are no orphans."""
+    """Find ledgers that have objects but no primary copy in the catalog. Damaged ledgers are not orphans."""
     old = without_copy & (stored.newest < limits.before_us) & ~np.isin(stored.ids, intents.pending)
     dead = old & np.isin(stored.ids, intents.dead)
     future = old & ~dead & (stored.ids >= limits.next_ledger_id)
@@ -128,7 +128,7 @@ def _find_leftover_ledgers(
 def _primary_findings(
     kind: FindingKind, ledgers: Ids, keys: Sequence[str], limits: Limits, detail: str, **columns: Ids
 ) -> pa.Table:
-    """Return findings of the primary bucket, one for each ledger and key. `columns` are further columns."""
+    """Return a finding of the primary bucket for each ledger and key. `columns` are further columns."""
     return make_findings(
         kind,
         len(keys),
@@ -176,12 +176,11 @@ class _StoredCopies:
     limits: Limits
 
     def compare_statements(self) -> list[pa.Table]:
-        """Find statements that name another owner than the row, and ledgers without their own statement."""
         stored, rows, row_index, limits = self.stored, self.rows, self.row_index, self.limits
         if not self.has_copy.any():
             return []
         object_row = np.repeat(row_index, stored.objects)
-        # If the catalog cannot tell a ledger's owner, no statement is another's and none is lost.
+        # If the catalog does not know a ledger's owner, its statements cannot be checked.
         is_checked = np.repeat(self.has_copy & (rows.digest[row_index] != 0), stored.objects)
         is_meta = is_checked & (stored.number == META)
         is_own = is_meta & (stored.digest == rows.digest[object_row])
@@ -210,9 +209,9 @@ class _StoredCopies:
         return _primary_findings(kind, stored.ledger[selected], keys, self.limits, detail, **columns)
 
     def compare_segments(self, read_segments: ReadSegments, *, skipped: Mask) -> list[pa.Table]:
-        """Compare the segments one by one of those ledgers whose sums differ from the rows' sums.
+        """Compare sums of segments by ledger. If they differ, compare the ledger's segments one by one.
 
-        Only lengths are compared: a listing shows no digest (ADR 29).
+        Only lengths are compared, because a listing shows no digest (ADR 29).
         """
         stored, rows, row = self.stored, self.rows, self.row_index
         if not self.has_copy.any():
@@ -234,7 +233,7 @@ class _StoredCopies:
         ids = stored.ids[ledgers]
         named = read_segments(ids)
         objects = np.flatnonzero(np.isin(stored.ledger, ids) & (stored.number != META))
-        # One ascending number for each segment: the place of its ledger, and its own number.
+        # One number for each segment, from the place of its ledger and its own number, ascends in this order.
         stored_numbers = self._combine(np.searchsorted(ids, stored.ledger[objects]), stored.number[objects])
         named_numbers = self._combine(np.searchsorted(ids, named["ledger_id"].to_numpy()), named["number"].to_numpy())
         order = np.argsort(named_numbers)
@@ -271,7 +270,7 @@ class _StoredCopies:
 
 
 def _find_absent_ledgers(stored: StoredLedgers, rows: LedgerColumns, limits: Limits, *, skipped: Mask) -> pa.Table:
-    """Find live ledgers of which the listing shows nothing."""
+    """Find live ledgers without any listed object."""
     _, is_stored = find_positions(stored.ids, rows.ids)
     is_settled = ~rows.creating & (rows.created_us < limits.rows_before_us)
     lost = ~is_stored & is_settled & (rows.primary == _LIVE) & ~skipped
@@ -282,7 +281,7 @@ def _find_absent_ledgers(stored: StoredLedgers, rows: LedgerColumns, limits: Lim
 def _find_lost_rows(
     stored: StoredLedgers, rows: LedgerColumns, limits: Limits, is_damaged: Mask, detail: str
 ) -> pa.Table:
-    """Find ledgers in use that have lost rows of copies or of segments, with the count of their stored objects."""
+    """Find ledgers that have lost rows of copies or segments, and count their stored objects."""
     lost = is_damaged & ~rows.creating & (rows.created_us < limits.rows_before_us)
     ids = rows.ids[lost]
     stored_index, is_stored = find_positions(stored.ids, ids)

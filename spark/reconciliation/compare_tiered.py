@@ -1,4 +1,4 @@
-"""Comparison of the tiered copies of one group of shards: pure functions of Arrow tables."""
+"""Comparison of the tiered copies of one group of shards, by pure functions of Arrow tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -20,9 +20,9 @@ Row = Mapping[str, Any]
 
 
 def compare_tiered(group: ShardGroup, intents: Intents, limits: Limits) -> list[pa.Table]:
-    """Find tiered objects that no context names, and contexts whose objects are absent or of another length.
+    """Find tiered objects that no offload context names, and contexts whose objects are absent or have another length.
 
-    If a context of a ledger cannot be read, it may name any object of the ledger: none of them is an orphan.
+    An unreadable context of a ledger may name any object of the ledger, so none of these objects is an orphan.
     """
     copies = group.copies
     unreadable = intents.unreadable | set(copies.filter(pc.equal(copies["uuid"], ""))["ledger_id"].to_pylist())
@@ -62,7 +62,7 @@ def compare_tiered(group: ShardGroup, intents: Intents, limits: Limits) -> list[
 
 
 def _pair_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.Table:
-    """Return one finding for both objects of an attempt. `objects` is 0 if only parts of an upload are left."""
+    """Return one finding for each attempt of an offload. `objects` is 0 if only parts of an upload are left."""
     return make_findings(
         kind,
         len(pairs),
@@ -83,7 +83,7 @@ def _pair_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.T
 def _find_absent_objects(
     copies: pa.Table, parts_by_copy: Mapping[tuple[int, str], set[str]], limits: Limits
 ) -> pa.Table:
-    """Find live copies in listed buckets without their data or their index."""
+    """Find live copies in listed buckets that lack their data or their index."""
     lost = [
         (copy, part)
         for copy in _settled_copies(copies, limits)
@@ -104,10 +104,10 @@ def _find_absent_objects(
 
 
 def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Limits) -> Iterator[pa.Table]:
-    """Find objects of live copies that are shorter or longer than their offload context states, if it does.
+    """Find objects of live copies whose length differs from the length that the offload context states, if any.
 
-    A copy is read back before it is published, so a shorter object has lost data since. A longer object counts once it
-    is old, as in the primary bucket.
+    A copy is read back before it is published, so a shorter object has lost data since then. As in the primary bucket,
+    a longer object counts only if it is old.
     """
     stored = {
         (pair["ledger_id"], pair["bucket"], pair["uuid"], part): (size, modified_us)
@@ -164,12 +164,12 @@ def _part_key(copy: Row, part: str) -> str:
 
 
 def count_unmeasured(copies: pa.Table, limits: Limits) -> int:
-    """Return the number of listed copies that state no lengths: only their existence is compared."""
+    """Return the number of listed copies without stated lengths. Only the existence of these copies is compared."""
     return sum(copy["data_bytes"] is None for copy in _settled_copies(copies, limits))
 
 
 def count_overlap(group: ShardGroup, limits: Limits) -> Overlap:
-    """Count the tiered copies of each side, and those of both. Parts of an upload are no copy."""
+    """Count tiered copies in storage, in the catalog, and in both. Parts of an upload are not a copy."""
     objects = group.tiered.filter(pc.not_equal(group.tiered["part"], "upload"))
     stored = set(zip(objects["ledger_id"].to_pylist(), objects["uuid"].to_pylist(), strict=True))
     copies = [copy for copy in group.copies.to_pylist() if copy["uuid"]]
@@ -179,7 +179,7 @@ def count_overlap(group: ShardGroup, limits: Limits) -> Overlap:
 
 
 def count_elsewhere(copies: pa.Table, limits: Limits) -> int:
-    """Return the number of copies in buckets, or at stores, that were not listed."""
+    """Return the number of copies in buckets or stores that were not listed."""
     return sum(not _is_listed(copy, limits) for copy in copies.select(["bucket", "endpoint"]).to_pylist())
 
 

@@ -1,8 +1,8 @@
-"""Files between the jobs of a reconciliation: facts of both sides, split by groups of shards.
+"""Files between the jobs of a reconciliation: facts about storage and catalog, split by groups of shards.
 
-A group has all objects and rows of its ledgers, so that one task compares them and nothing is shuffled. Files are Arrow
-IPC without compression, `{stem}-{task}-{group}.arrow`. Each is written beside its name and then renamed, so that a task
-that runs twice leaves the same files.
+A group has all objects and rows of its ledgers, so one task can compare them without a shuffle. Files are Arrow IPC
+without compression, named `{stem}-{task}-{group}.arrow`. A file is written under a temporary name and then renamed, so
+a task that runs twice leaves the same files.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from logstore.log.ledgers import SHARDS
 from logstore.whole_files import replace_atomically, temporary_path
 
 YOUNG: Final = 2**62
-"""Replaces a time that the store does not tell. It is younger than any cut-off."""
+"""Substitute for a time that the store does not give. The value is younger than any cut-off."""
 
 OBJECTS: Final = pa.schema(
     [
@@ -28,7 +28,7 @@ OBJECTS: Final = pa.schema(
         ("modified_us", pa.int64()),
     ]
 )
-"""An object of the primary bucket."""
+"""Schema of an object of the primary bucket."""
 
 TIERED_OBJECTS: Final = pa.schema(
     [
@@ -40,18 +40,18 @@ TIERED_OBJECTS: Final = pa.schema(
         ("modified_us", pa.int64()),
     ]
 )
-"""An object, or an unfinished upload, of a tiered bucket."""
+"""Schema of an object or an unfinished upload of a tiered bucket."""
 
 STRANGE: Final = pa.schema(
     [("bucket", pa.string()), ("key", pa.string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())]
 )
-"""An object whose key is none of a ledger."""
+"""Schema of an object whose key is not a key of a ledger."""
 
 LEDGERS: Final = pa.schema(
     [
         ("ledger_id", pa.int64()),
         ("list_id", pa.int64()),
-        ("digest", pa.uint64()),  # of its owner; 0: its list or topic is gone
+        ("digest", pa.uint64()),  # of the owner; 0: the list or topic has no row, or is damaged
         ("creating", pa.bool_()),
         ("primary", pa.int8()),  # 0: no such copy, 1: WRITING, 2: LIVE
         ("referenced", pa.bool_()),
@@ -59,11 +59,11 @@ LEDGERS: Final = pa.schema(
         ("last_segment", pa.int64()),
         ("size_bytes", pa.int64()),
         ("created_us", pa.int64()),
-        ("differs_from_segments", pa.bool_()),  # its rows of segments are not what its row counts
-        ("moment", pa.int64()),  # of its registered segments, see `sides.moment_terms`; -1: it has one at most
+        ("differs_from_segments", pa.bool_()),  # whether the row's sums differ from those of its rows of segments
+        ("moment", pa.int64()),  # of the registered segments, see `sides.moment_terms`; -1: at most one segment
     ]
 )
-"""A row of `ledger` with its primary copy."""
+"""Schema of a row of `ledger` with its primary copy."""
 
 COPIES: Final = pa.schema(
     [
@@ -78,7 +78,7 @@ COPIES: Final = pa.schema(
         ("index_bytes", pa.int64()),
     ]
 )
-"""A tiered copy, as its offload context names it. A context that cannot be read names no uuid."""
+"""Schema of a tiered copy, as its offload context names it. An unreadable context has an empty uuid."""
 
 INTENTS: Final = pa.schema(
     [
@@ -93,16 +93,16 @@ INTENTS: Final = pa.schema(
         ("created_us", pa.int64()),
     ]
 )
-"""An unfinished intent or a dead letter."""
+"""Schema of an unfinished intent or a dead letter."""
 
 
 def group_numbers(ledger_ids: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
-    """Return the group of each ledger. `groups` is a power of two up to 256, so that a group has whole shards."""
+    """Return the group of each ledger. `groups` must be a power of two up to 256, so that a group has whole shards."""
     return (ledger_ids & (SHARDS - 1)) * groups // SHARDS
 
 
 def choose_group_count(ledgers: int) -> int:
-    """Return 4 to 256 groups of at most half a million ledgers each, if 256 suffice."""
+    """Return a number of groups from 4 to 256. Groups have at most half a million ledgers if 256 groups suffice."""
     groups = 4
     while groups < SHARDS and ledgers > groups * 500_000:
         groups *= 2
@@ -110,7 +110,7 @@ def choose_group_count(ledgers: int) -> int:
 
 
 class GroupFiles:
-    """Files of one task, opened when the first row of their group is written."""
+    """Files of one task, one per group. A file is opened when the first row of its group is written."""
 
     def __init__(self, folder: Path, stem: str, task: int, schema: pa.Schema, groups: int) -> None:
         self._folder, self._name, self._schema, self._groups = folder, f"{stem}-{task:05d}", schema, groups
@@ -118,7 +118,7 @@ class GroupFiles:
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a batch, split by the groups of its column `ledger_id`, which has no null."""
+        """Append a batch, split into groups by its column `ledger_id`. The column must have no null."""
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
@@ -141,7 +141,7 @@ class GroupFiles:
         return self._open[group][1]
 
     def close(self) -> int:
-        """Give the files their names, and return the number of their rows."""
+        """Rename the files to their final names. Return the number of their rows."""
         for group, (new, writer) in self._open.items():
             writer.close()
             new.replace(self._path(group))
@@ -152,7 +152,7 @@ class GroupFiles:
 
 
 def write_facts(folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
-    """Write batches without groups into one file, and return the number of rows."""
+    """Write batches into one file without groups. Return the number of rows."""
     rows = 0
     with (
         replace_atomically(folder / f"{stem}-{task:05d}-all.arrow") as new,
@@ -175,7 +175,7 @@ def read_facts(folder: Path, stem: str, group: int | None, schema: pa.Schema) ->
 
 
 def read_batches(folder: Path, stem: str) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the files without groups, batch by batch."""
+    """Yield the batches of the files without groups."""
     for path in sorted(folder.glob(f"{stem}-*-all.arrow")):
         with pa.memory_map(str(path)) as source:
             file = pa.ipc.open_file(source)

@@ -1,6 +1,6 @@
 """`list-storage`: write every object of every bucket as a fact, from listings or from inventories.
 
-The job chooses the number of groups from the size of the catalog, for all jobs of the run.
+The size of the catalog decides the number of groups, for all jobs of the run.
 """
 
 import re
@@ -41,7 +41,7 @@ from spark.sources.objects import (
     to_record_batches,
 )
 
-_TASKS_PER_CORE: Final = 4  # enough to even out; each task costs some 20 ms
+_TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths; each task costs some 20 ms
 _TIERED_KEY: Final = (
     r"^(?P<uuid>[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}?)-ledger-(?P<ledger>0|[1-9][0-9]{0,17})(?P<index>-index)?$"
 )
@@ -49,7 +49,7 @@ _TIERED_KEY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Part of a bucket that one task lists, or reads from an inventory."""
+    """Part of a bucket that one task lists or reads from an inventory."""
 
     number: int
     address: StoreAddress
@@ -58,7 +58,6 @@ class _Task:
     is_beside_shards: bool = False  # lists the objects of the primary bucket that are in no shard
 
     def read_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield record batches of `LISTING_SCHEMA`."""
         if self.part:
             yield from read_part(self.part)
             return
@@ -82,7 +81,7 @@ def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorage) -> B
 
     Raises:
         InvalidInput: An inventory is damaged, incomplete, or of a bucket that is not the catalog's.
-        StoreUnavailable: A listing could not be completed.
+        StoreUnavailable: A listing was not completed.
     """
     inventories = _read_inventories(addresses, job, run)
     groups = choose_group_count(read_bounds(run, addresses.database_url)["ledgers"])
@@ -107,7 +106,6 @@ def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorage) -> B
 
 
 def _read_inventories(addresses: NativeAddresses, job: ListStorage, run: JobRun) -> dict[str, Inventory]:
-    """Return checked inventories by bucket."""
     inventory_by_bucket: dict[str, Inventory] = {}
     buckets = {address.bucket for address in addresses.stores}
     now_us = round(read_store_clock_s(addresses.primary.store()) * 1_000_000) if job.inventories else 0
@@ -141,7 +139,7 @@ def _make_tasks(
 
 
 def _list_objects(task: _Task, *, folder: Path, groups: int, primary: str) -> _Counts:
-    """Write one part of a bucket into files of its own, in an executor."""
+    """Write the objects of one part of a bucket into separate files. Runs in an executor."""
     bucket = task.address.bucket
     is_primary = bucket == primary
     stem, schema = ("objects", OBJECTS) if is_primary else ("tiered", TIERED_OBJECTS)
@@ -160,7 +158,7 @@ def _times(batch: pa.RecordBatch) -> pa.Array:
 
 
 def _split_primary(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the objects of ledgers, and the others."""
+    """Return the objects of ledgers, and all other objects."""
     parsed = parse_keys(batch.column("key"))
     columns = [
         pa.array(parsed.ledger_id),
@@ -177,7 +175,7 @@ def _split_primary(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, 
 
 
 def _split_tiered(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the objects that offloads write, and the others."""
+    """Return the objects that offloads write, and all other objects."""
     parsed = pc.extract_regex(pc.cast(batch.column("key"), pa.string()), _TIERED_KEY)
     mask = pc.is_valid(parsed)
     keys, objects = parsed.filter(mask), batch.filter(mask)
@@ -203,7 +201,7 @@ def _to_strange(batch: pa.RecordBatch, bucket: str) -> pa.RecordBatch:
 
 
 def _list_uploads(task: _Task, *, folder: Path, groups: int) -> int:
-    """Write unfinished uploads in parts, in an executor. Uploads of keys that no offload writes are left out."""
+    """Write unfinished multipart uploads, except for keys that no offload writes. Runs in an executor."""
     pattern = re.compile(_TIERED_KEY)
     rows = [
         {

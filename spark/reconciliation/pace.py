@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """Limiter of the bytes that a task reads. Time without reads is not made up for.
+    """Limiter of the rate at which a task reads bytes. Time without reads does not raise the rate later.
 
     Args:
         bytes_per_s: Above 0.
@@ -25,7 +25,7 @@ class Pace:
         self.spent = 0
 
     def spend(self, size_bytes: int) -> None:
-        """Count bytes that were read, and wait as long as they take at the rate."""
+        """Count bytes that were read, and wait as long as reading them takes at the rate."""
         self.spent += size_bytes
         now = self._clock()
         self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_s

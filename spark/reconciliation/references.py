@@ -1,4 +1,4 @@
-"""`read-references`: read what the catalog names, by ranges of ids: lists, ledgers, tiered copies, then intents."""
+"""`read-references`: read lists, ledgers, tiered copies, then intents from the catalog, by ranges of ids."""
 
 import json
 import math
@@ -32,7 +32,7 @@ _MAX_TASKS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class _IdRange:
-    """Ids from `first` (inclusive) to `end` (exclusive)."""
+    """Range of ids from `first` (inclusive) to `end` (exclusive)."""
 
     number: int
     first: int
@@ -56,7 +56,6 @@ class _Reader:
         query: Select[Any],
         to_facts: Callable[[pa.RecordBatch], pa.Table],
     ) -> int:
-        """Write the facts of a range into files, batch by batch. Return the number of facts."""
         files = GroupFiles(self.folder, stem, ids.number, schema, self.groups)
         with open_arrow_reader(self.url) as connection:
             for rows in connection.batches(query):
@@ -89,7 +88,7 @@ def read_references(addresses: NativeAddresses, run: JobRun, job: ReadReferences
 
 
 def read_bounds(run: JobRun, database_url: str) -> dict[str, int]:
-    """Run `bulk_queries.bounds` in an executor, because another library of the driver may have opened the file."""
+    """Run `bulk_queries.bounds` in an executor. In the driver, another library may have opened the database file."""
     (bounds,) = run.spread("look at the catalog", [database_url], _query_bounds)
     return bounds
 
@@ -101,15 +100,15 @@ def _query_bounds(database_url: str) -> dict[str, int]:
 
 
 def _split_ids(first: int, last: int) -> list[_IdRange]:
-    """Split ids into ranges, at most `_MAX_TASKS` of them, even if most ids have no row."""
+    """Split ids into at most about `_MAX_TASKS` ranges, even if most ids have no row."""
     size = max(_MIN_IDS_PER_TASK, math.ceil((last + 1 - first) / _MAX_TASKS))
     return [_IdRange(number, start, start + size) for number, start in enumerate(range(first, last + 1, size))]
 
 
 def _write_lists(reader: _Reader) -> dict[str, int]:
-    """Write the lists into a file, in an executor, and return the bounds of ids.
+    """Write the lists into a file and return the bounds of ids. Runs in an executor.
 
-    The digests of owners are computed from lists, of which there are fewer than ledgers.
+    Digests of owners are computed from lists, because there are fewer lists than ledgers.
     """
     with open_arrow_reader(reader.url) as connection:
         rows = connection.table(bulk_queries.lists())
@@ -119,14 +118,14 @@ def _write_lists(reader: _Reader) -> dict[str, int]:
 
 @lru_cache(maxsize=2)
 def _list_by_id(folder: Path) -> dict[int, dict[str, Any]]:
-    """Read the lists in an executor, once a process and run."""
+    """Return the lists by id. Each executor process reads the lists once per run."""
     table = read_facts(folder, "lists", None, arrow_schema(bulk_queries.lists()))
     return {row["list_id"]: row for row in table.to_pylist()}
 
 
 @lru_cache(maxsize=1_000_000)
 def _owner_digest(folder: Path, list_id: int, application: str) -> int:
-    """Return the owner's digest as a number; 0 if the list or its topic does not exist or is damaged."""
+    """Return the owner's digest as a number, or 0 if the list or its topic does not exist or is damaged."""
     row = _list_by_id(folder).get(list_id)
     if row is None or not row["topic"]:
         return 0
@@ -144,7 +143,7 @@ def _owner_digest(folder: Path, list_id: int, application: str) -> int:
 
 
 def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
-    """Write ledgers, joined by id with what names them and with their primary copies, in an executor.
+    """Write ledgers with their references and primary copies, and write tiered copies. Runs in an executor.
 
     Returns:
         Number of ledgers, and number of their tiered copies.
@@ -154,7 +153,7 @@ def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
         copies = connection.table(bulk_queries.copies(first, end))
         named = connection.table(bulk_queries.named_ledgers(first, end)).to_pylist()
         (max_segments,) = connection.table(bulk_queries.max_segments(first, end))["segments"].to_pylist()
-        # The sums of a ledger's row say all of a single segment.
+        # A ledger with a single segment needs no moment, because the sums of its row describe the segment.
         moments_end = end if max_segments > 1 else first
         moments = connection.table(bulk_queries.segment_moments(first, moments_end))
         wrong_sums = connection.table(bulk_queries.ledgers_with_wrong_segment_sums(first, end))
@@ -178,14 +177,14 @@ def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _JoinedFacts:
-    """Facts about the ledgers of a range that other queries read."""
+    """Facts about the ledgers of a range, read by other queries."""
 
     primary_ids: npt.NDArray[np.int64]  # ledgers with a primary copy, ascending
-    is_live: npt.NDArray[np.int64]  # of those; 1 or 0
-    named: set[tuple[int, str]]  # by a row of their component
+    is_live: npt.NDArray[np.int64]  # 1 or 0, for each of `primary_ids`
+    named: set[tuple[int, str]]  # ledger and component of ledgers that a row of their component names
     moment_ids: npt.NDArray[np.int64]  # ledgers with two or more segments, ascending
-    moments: npt.NDArray[np.int64]  # of those
-    differs_from_segments: npt.NDArray[np.int64]  # ledgers whose rows of segments are not what their rows count
+    moments: npt.NDArray[np.int64]  # for each of `moment_ids`
+    differs_from_segments: npt.NDArray[np.int64]  # ledgers whose sums differ from those of their rows of segments
 
 
 def _to_ledger_facts(reader: _Reader, joined: _JoinedFacts, ids: _IdRange, rows: pa.RecordBatch) -> pa.Table:
@@ -225,7 +224,7 @@ def _to_ledger_facts(reader: _Reader, joined: _JoinedFacts, ids: _IdRange, rows:
 
 @lru_cache(maxsize=2)
 def _application_by_ledger(reader: _Reader, ids: _IdRange) -> dict[int, str]:
-    """Return ledgers that were written under another name of the application. As a rule there are none."""
+    """Return ledgers of another application, with its name. Usually there are none."""
     with open_arrow_reader(reader.url) as connection:
         rows = connection.table(bulk_queries.applications(ids.first, ids.end, reader.application)).to_pylist()
     return {row["ledger_id"]: row["application"] for row in rows}
@@ -237,7 +236,7 @@ def _write_intents(reader: _Reader, ids: _IdRange) -> int:
 
 
 def _add_locations(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
-    """Add the columns that the offload context states. A context that cannot be read states no uuid."""
+    """Add the columns that the offload context states. An unreadable context states no uuid."""
     return pa.Table.from_pylist([_add_location(row) for row in rows.to_pylist()], schema=schema)
 
 

@@ -1,7 +1,7 @@
 """`cut-scrub` and `scrub-page`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
-A page has as many lanes as tasks can run at once. The lanes share the rate evenly, so that the whole job keeps it. A
-task has one segment in memory, or one part of a tiered copy.
+A page is split into lanes, one for each task that can run at once. The lanes share the rate evenly, so the whole job
+keeps the rate. A task has one segment or one part of a tiered copy in memory.
 """
 
 import json
@@ -33,12 +33,12 @@ from spark.reconciliation.pace import Pace
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 
-_MAX_PAGE_S: Final = 300  # a page occupies its worker, and a pause takes effect only at its end
+_MAX_PAGE_S: Final = 300  # a page occupies its worker, and a pause takes effect only after the page
 _MAX_PAGE_BYTES: Final = 8 << 30
 _MAX_PAGE_OBJECTS: Final = 20_000
-"""Bounds of a page, for the memory of a task and for the work that a scrub repeats after it died.
+"""Bounds of a page. They limit the memory of a task, and the work that is repeated after a scrub died.
 
-A ledger is on one page, however large it is.
+A ledger is never split between pages, however large it is.
 """
 _MAX_LANES: Final = 16
 _PAGES_FILE: Final = "pages.json"
@@ -46,7 +46,7 @@ _PAGES_FILE: Final = "pages.json"
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Ids of ledgers from `first` (inclusive) to `end` (exclusive), of these topics. Without topics: of every topic."""
+    """Range of ledger ids from `first` (inclusive) to `end` (exclusive). Empty `topics` means every topic."""
 
     first: int
     end: int
@@ -65,8 +65,8 @@ class _Lane:
     def takes(self, row: Mapping[str, Any]) -> bool:
         """Return whether the task reads the object of the row.
 
-        The row's key decides, not its position: each task asks the catalog by itself, and rows come and go between two
-        answers. A checksum also spreads ledgers whose ids have equal remainders.
+        The row's key decides, not its position, because each task queries the catalog separately and rows may change
+        between the queries. A checksum also spreads ledgers whose ids have equal remainders.
         """
         key = f"{row['ledger_id']}/{row.get('number', '')}"
         return crc32(key.encode()) % self.lanes == self.number
@@ -84,7 +84,6 @@ def cut_scrub(addresses: NativeAddresses, run: JobRun, job: CutScrub) -> BulkSum
 
 
 def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) -> dict[str, int]:
-    """Write the pages into one file, in an executor."""
     pages: list[tuple[int, int]] = []
     counts, page = Counter[str](), Counter[str]()
     max_bytes = min(_MAX_PAGE_BYTES, _MAX_PAGE_S * job.bytes_per_s)
@@ -118,7 +117,7 @@ def scrub_page(addresses: NativeAddresses, run: JobRun, job: ScrubPage) -> BulkS
     """Run the job on the driver.
 
     Raises:
-        StoreUnavailable: Storage or the database did not answer. That says nothing of the data.
+        StoreUnavailable: Storage or the database did not answer. This says nothing about the data.
     """
     cut = json.loads((Path(run.inputs(CutScrub.name).folder) / _PAGES_FILE).read_text(encoding="utf-8"))
     first, end = cut["pages"][job.page]
@@ -141,7 +140,7 @@ def _make_lanes(page: _Range, *, bytes_per_s: int, parallel_tasks: int) -> list[
 
 
 def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counter[str]:
-    """Read the objects of one lane and write the findings into one file, in an executor. A task may run twice."""
+    """Read the objects of one lane and write their findings into one file. Runs in an executor, maybe twice."""
     page, counts = lane.page, Counter[str]()
     with open_arrow_reader(addresses.database_url) as catalog:
         segments = catalog.table(bulk_queries.scrubbed_segments(page.first, page.end, page.topics)).to_pylist()
@@ -162,13 +161,13 @@ def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counte
         with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
             writer.write_table(to_table(findings), row_group_size=FINDINGS_PER_PAGE)
     else:
-        path.unlink(missing_ok=True)  # of an earlier run of this task, whose findings do not count
+        path.unlink(missing_ok=True)  # of an earlier run of this task, whose findings no longer count
     counts.update(findings=len(findings), size_bytes=reader.pace.spent)
     return counts
 
 
 class _Reader:
-    """Reader of the objects of one lane, one after the other."""
+    """Reader of the objects of one lane."""
 
     def __init__(self, addresses: NativeAddresses, pace: Pace) -> None:
         self._addresses, self.pace = addresses, pace
@@ -186,7 +185,7 @@ class _Reader:
         """Return store, bucket and uuid of a tiered copy, or `None` if tasks do not read its bucket."""
         try:
             uuid, location = parse_copy_location(row["ledger_id"], parse_context_or_empty(row["context"]))
-        except CorruptData:  # of the catalog: a plan reports it
+        except CorruptData:  # the context is damaged; a plan reports that
             return None
         for address in self._addresses.tiered:
             if address.bucket == location.bucket and location.endpoint in {"", address.endpoint.rstrip("/")}:

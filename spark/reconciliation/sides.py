@@ -1,4 +1,4 @@
-"""Both sides of one group of shards as arrays of numpy, and candidates as rows of the schema of findings."""
+"""Both sides of one group of shards, storage and catalog, as numpy arrays, and candidates as Arrow tables."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PRIMARY: Final = CopyKind.LEDGER.value
 TIERED: Final = CopyKind.OFFLOADED_LEDGER.value
 
 ReadSegments = Callable[[Ids], pa.Table]
-"""Reads `ledger_id, number, size_bytes` of the registered segments of these ledgers, as the catalog is now."""
+"""Function that reads `ledger_id, number, size_bytes` of the segments that the catalog has now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ class ShardGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of a comparison. Objects and rows beyond them are left out."""
+    """Bounds of a comparison. Objects and rows beyond these bounds are left out."""
 
     before_us: int  # an object counts if it is older, by the store's clock
     rows_before_us: int  # a row counts if it is older, by the catalog's clock
     next_ledger_id: int  # no ledger has this id or a higher one
-    bucket: str  # the primary one
+    bucket: str  # primary bucket
     tiered_buckets: frozenset[str]  # that were listed
-    endpoints: frozenset[str] = frozenset({""})  # by which offload contexts name their store
+    endpoints: frozenset[str] = frozenset({""})  # of the listed store, as offload contexts name it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class StoredLedgers:
     size: Ids
     modified: Ids
     ids: Ids  # of each ledger
-    start: npt.NDArray[np.intp]  # its first object
+    start: npt.NDArray[np.intp]  # index of the ledger's first object
     newest: Ids
     objects: Ids
     total: Ids  # bytes
 
     @staticmethod
     def from_table(table: pa.Table) -> "StoredLedgers":
-        """Return objects in the schema `OBJECTS`, in any order. An object that an inventory repeats counts once."""
+        """Convert a table in the schema `OBJECTS`, in any order. An object that an inventory repeats counts once."""
         names = ("ledger_id", "number", "digest", "size_bytes", "modified_us")
         ledger, number, digest, size, modified = _sort_objects(*(table[name].to_numpy() for name in names))
         ids, start, objects = np.unique(ledger, return_index=True, return_counts=True)
@@ -80,9 +80,9 @@ class StoredLedgers:
 
 
 def _sort_objects(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Ids) -> tuple[Any, ...]:  # noqa: ANN401
-    """Return objects in order. Of several with one key, keep the newest: it may be too young to be judged."""
+    """Sort objects. Among objects with equal keys, keep the newest, because it may be too young to be judged."""
     order = np.lexsort((number, ledger))
-    if ((np.diff(ledger[order]) == 0) & (np.diff(number[order]) == 0)).any():  # rare: hence the cheaper order first
+    if ((np.diff(ledger[order]) == 0) & (np.diff(number[order]) == 0)).any():  # rare, so the cheap order comes first
         order = np.lexsort((modified, digest, number, ledger))
         key = [column[order] for column in (ledger, number, digest)]
         is_repeated = np.logical_and.reduce([column[1:] == column[:-1] for column in key])
@@ -92,7 +92,7 @@ def _sort_objects(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Id
 
 @dataclass(frozen=True, slots=True)
 class LedgerColumns:
-    """Columns of the rows of ledgers, ascending by id. The fields have the order of `LEDGERS`."""
+    """Columns of the rows of ledgers, ascending by id. The fields are in the order of `LEDGERS`."""
 
     ids: Ids
     digest: npt.NDArray[np.uint64]
@@ -108,7 +108,7 @@ class LedgerColumns:
 
     @staticmethod
     def from_table(table: pa.Table) -> "LedgerColumns":
-        """Return rows in the schema `LEDGERS`, in any order."""
+        """Convert a table in the schema `LEDGERS`, in any order."""
         columns = [table[name].to_numpy() for name in LEDGERS.names if name != "list_id"]
         order = np.argsort(columns[0])
         return LedgerColumns(*(column[order] for column in columns))
@@ -122,11 +122,11 @@ class Intents:
     dead: Ids  # ledgers with a dead letter for the primary copy
     tiered_pending: frozenset[str]  # uuids
     tiered_dead: frozenset[str]
-    unreadable: frozenset[int]  # ledgers with an intent for a tiered copy that does not say which
+    unreadable: frozenset[int]  # ledgers with an intent for a tiered copy of unknown uuid
 
     @staticmethod
     def from_table(table: pa.Table) -> "Intents":
-        """Return rows in the schema `INTENTS`, in any order."""
+        """Convert a table in the schema `INTENTS`, in any order."""
         is_pending, is_primary = pc.equal(table["state"], "PENDING"), pc.equal(table["copy"], PRIMARY)
         is_dead, is_tiered = pc.invert(is_pending), pc.invert(is_primary)
         is_unreadable = pc.and_(is_tiered, pc.equal(table["uuid"], ""))
@@ -141,14 +141,14 @@ class Intents:
 
 
 def moment_terms(number: Ids, size: Ids) -> Ids:
-    """Return the terms of `bulk_queries.segment_moments` of objects, by their numbers and sizes."""
+    """Return the terms that `bulk_queries.segment_moments` sums, for segments with these numbers and sizes."""
     place = number % NUMBER_MODULUS + 1
     terms: Ids = place * place * (size % SIZE_MODULUS)
     return terms
 
 
 def find_positions(ascending: Ids, values: Ids) -> tuple[npt.NDArray[np.intp], Mask]:
-    """Return the position of each value in `ascending`, and whether it is there."""
+    """Return the position of each value in `ascending`, and whether the value is there."""
     if not len(ascending):
         return np.zeros(len(values), np.intp), np.zeros(len(values), np.bool_)
     positions = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
@@ -156,7 +156,7 @@ def find_positions(ascending: Ids, values: Ids) -> tuple[npt.NDArray[np.intp], M
 
 
 def make_findings(kind: FindingKind, rows: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, lists or one value
-    """Return rows of `FINDING_SCHEMA`. A column of one value is repeated, and a missing column is empty."""
+    """Return rows of `FINDING_SCHEMA`. A single value fills its column, and a missing column is empty."""
     empty: dict[str, Any] = {"ledger_id": None, "row_id": None, "newest_us": None, "objects": 0, "size_bytes": 0}
     arrays = []
     for field in FINDING_SCHEMA:

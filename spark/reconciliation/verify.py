@@ -1,7 +1,7 @@
-"""`verify-findings`: ask storage, and then the catalog, about each candidate once more. What remains is a finding.
+"""`verify-findings`: check each candidate again, first in storage and then in the catalog, and keep the true findings.
 
-Storage was listed and rows were read some time ago. An absence counts only after a HEAD that finds nothing and a second
-look at the row. An orphan counts only with storage's own statement of its owner.
+Storage was listed and rows were read some time ago. An absence counts only if a HEAD finds nothing and the row still
+names the object. An orphan counts only if storage states its owner.
 """
 
 from collections import Counter
@@ -85,7 +85,7 @@ def verify_findings(addresses: NativeAddresses, run: JobRun, job: VerifyFindings
 
 
 def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAddresses, before_us: int) -> Counter[str]:
-    """Write the findings among some pages of candidates into one file, in an executor. A task may run twice at once."""
+    """Write the findings among some pages of candidates into one file. Runs in an executor, maybe twice at once."""
     files, counts = FindingFiles(candidates), Counter[str]()
     stores = {address.bucket: address.store() for address in addresses.stores}
     with (
@@ -109,7 +109,7 @@ def verify_candidates(
     before_us: int,
     application: str,
 ) -> list[Finding]:
-    """Return the candidates that are still true, in their order, with storage's statements."""
+    """Return the candidates that are still true, in unchanged order, with storage's statements."""
     names_by_ledger = _read_names_of_absent(candidates, catalog)
 
     def ask(candidate: Finding) -> Finding | None:
@@ -134,7 +134,10 @@ def verify_candidates(
 
 
 def _add_statement(candidate: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
-    """Return an orphan with storage's statement, which may make it foreign or a mismatch; `None` if absent or young."""
+    """Return an orphan with storage's statement, or `None` if the orphan is absent or young.
+
+    The statement may change the finding's kind to foreign or mismatch.
+    """
     orphan = inspect_orphan(store, candidate)
     judged = judge_orphan(candidate, orphan, before_us=before_us, application=application)
     if isinstance(judged, OrphanDoubt) and judged.reason in {NOT_SHOWN, YOUNG}:
@@ -158,7 +161,7 @@ def _add_statement(candidate: Finding, store: ObjectStore, before_us: int, appli
 
 
 def _read_names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
-    """Return the keys that the catalog knows of ledgers of which a listing showed nothing, `meta.json` first."""
+    """Return the keys that the catalog knows for ledgers without listed objects, `meta.json` first."""
     absent = [
         candidate
         for candidate in candidates
@@ -178,9 +181,9 @@ def _read_names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -
 
 
 def _is_missing(candidate: Finding, store: ObjectStore, names: Sequence[str]) -> bool:
-    """Return whether independent reads do not find the data either, or find it still too short.
+    """Return whether separate reads also find that the data is absent or too short.
 
-    Of a ledger, another listing and a HEAD of each of `names` must find nothing.
+    For a whole ledger, another listing and a HEAD of each of `names` must find nothing.
     """
     if candidate.key.endswith("/"):
         own = (
@@ -193,7 +196,7 @@ def _is_missing(candidate: Finding, store: ObjectStore, names: Sequence[str]) ->
 
 
 def _check_rows(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
-    """Return whether ledgers still have no reference, and whether intents are still stalled, by kind."""
+    """Return checks by kind: ledgers are still unreferenced, and intents are still stalled."""
     ledger_ids = [
         finding.ledger_id for finding in findings if _is_unreferenced(finding) and finding.ledger_id is not None
     ]
@@ -214,7 +217,7 @@ def _check_rows(findings: Sequence[Finding], catalog: ArrowReader) -> dict[Findi
 
 
 def _check_missing(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
-    """Return whether the catalog still names missing data. If not, it was detached meanwhile, and rightly deleted."""
+    """Return a check that the catalog still names missing data. Detached data was rightly deleted."""
     ledger_ids = sorted(
         {
             finding.ledger_id
@@ -241,7 +244,7 @@ def _check_missing(findings: Sequence[Finding], catalog: ArrowReader) -> dict[Fi
 
 
 def _judge_by_catalog(findings: Sequence[Finding], catalog: ArrowReader) -> Iterator[Finding | None]:
-    """Judge orphans and lost rows by the other rows of the catalog. Yield `None` for what is no finding any more."""
+    """Judge orphans and lost rows by other rows of the catalog. Yield `None` if a finding is no longer true."""
     judges = (
         (_is_stated_orphan, _judge_orphan),
         (_is_lost_row, _judge_lost_rows),
@@ -264,7 +267,7 @@ def _judge_by_catalog(findings: Sequence[Finding], catalog: ArrowReader) -> Iter
 
 
 def _judge_lost_rows(finding: Finding, rows: LedgerRows) -> Finding | None:
-    """Return the finding, with the rows that are lost, if the ledger still lacks rows."""
+    """Return the finding with a sentence about the lost rows, or `None` if no row is lost."""
     if not rows.has_row:
         reason = describe_lost_ledger(rows)
         return replace(finding, detail=reason) if reason else None
@@ -275,7 +278,7 @@ def _judge_lost_rows(finding: Finding, rows: LedgerRows) -> Finding | None:
 
 
 def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
-    """Return the finding if rows prove that nobody needs the ledger, else the loss of the row that named it."""
+    """Return the finding if rows prove that the ledger is not needed, else a finding of lost data."""
     if not rows.has_row:
         return None
     doubt = doubt_unreferenced(rows)
@@ -283,7 +286,7 @@ def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
 
 
 def _judge_orphan(finding: Finding, rows: LedgerRows) -> Finding | None:
-    """Return the orphan, the damage that it really is, or `None` if a row names this very copy."""
+    """Return the orphan, or a finding of damage instead, or `None` if a row names this very copy."""
     statement = LedgerStatement.from_metadata(finding.statement)
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
         doubt = doubt_segment(statement, rows)
@@ -295,7 +298,7 @@ def _judge_orphan(finding: Finding, rows: LedgerRows) -> Finding | None:
 
 
 def _is_stated_orphan(finding: Finding) -> bool:
-    """Return whether the finding is an orphan with a statement in storage: parts of an upload have none."""
+    """Return whether the finding is an orphan with a statement in storage. Parts of an upload have no statement."""
     return is_copy(finding) or finding.kind is FindingKind.ORPHAN_SEGMENT
 
 

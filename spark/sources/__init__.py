@@ -1,1 +1,1 @@
-"""Inputs of bulk jobs: listings, inventories, tables and segments, cut into parts."""
+"""Inputs of bulk jobs, cut into parts: listings, inventories, tables and segments."""

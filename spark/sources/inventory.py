@@ -1,7 +1,7 @@
-"""Inventory files instead of a listing: a manifest and its parts in Parquet or CSV, checked before use.
+"""Inventory files, which replace a listing: a manifest and its parts in Parquet or CSV, checked before use.
 
-A manifest names bucket, format, columns, time, and size and MD5 of each part. Keys of CSV parts are URL-encoded. The
-inventory of a versioned bucket also holds versions that are not the latest.
+A manifest states bucket, format, columns and time, and for each part its size and MD5. Keys in CSV parts are
+URL-encoded. The inventory of a versioned bucket also has object versions that are not the latest.
 
 Source: Amazon S3 Inventory.
 """
@@ -37,17 +37,17 @@ _PARQUET_NAME_BY_CSV_NAME: Final = {
 _PARQUET_FIELD: Final = re.compile(r"(?:required|optional)\s+\w+\s+(\w+)")
 _ROWS_PER_TASK: Final = 1_000_000
 _BYTES_PER_READ: Final = 1 << 24
-_MAX_MANIFEST_BYTES: Final = 64 << 20  # a part takes 200 bytes of it and holds a million rows
-_MAX_CLOCK_LEAD_US: Final = 60_000_000  # clocks count whole seconds, and differ; the age floor is an hour
+_MAX_MANIFEST_BYTES: Final = 64 << 20  # the entry of a part takes 200 bytes, and a part has a million rows
+_MAX_CLOCK_LEAD_US: Final = 60_000_000  # clocks differ, and count whole seconds; the age floor is an hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryPart:
-    """A part, or some row groups of it, for one task."""
+    """Part of an inventory, or some row groups of a part, for one task."""
 
     path: str
     format: str
-    columns: tuple[str, ...]  # of the file, with the names of Parquet inventories
+    columns: tuple[str, ...]  # of the file, named as in Parquet inventories
     row_groups: tuple[int, ...] = ()  # of a Parquet part
 
 
@@ -63,15 +63,15 @@ class Inventory:
 
 
 def read_manifest(path: Path, *, now_us: int) -> Inventory:
-    """Read a manifest and find its parts in folders near it.
+    """Read a manifest and find its parts in nearby folders.
 
     Args:
         path: A regular file.
         now_us: Present time by the store's clock.
 
     Raises:
-        InvalidInput: The manifest is malformed, of an unknown format or from the future; it lacks a column or names no
-            part; or a part does not exist.
+        InvalidInput: The manifest is malformed, of an unknown format or from the future. It lacks a column or names no
+            part. Or a part does not exist.
     """
     try:
         manifest: Mapping[str, Any] = json.loads(read_regular_file(path, max_bytes=_MAX_MANIFEST_BYTES))
@@ -106,17 +106,17 @@ def read_manifest(path: Path, *, now_us: int) -> Inventory:
 
 
 def _parse_schema(file_format: str, schema: str) -> tuple[str, ...]:
-    """Return column names as Parquet inventories spell them. Their schema is Parquet's own text."""
+    """Return column names as Parquet inventories spell them. The schema of such an inventory is Parquet's own text."""
     if file_format == "CSV":
         return tuple(_PARQUET_NAME_BY_CSV_NAME.get(name.strip(), name.strip().lower()) for name in schema.split(","))
     return tuple(_PARQUET_FIELD.findall(schema))
 
 
 def _find_part(manifest: Path, key: str) -> str:
-    """Return the path of a part. A manifest names it by its key, and a copied inventory has some of the key's folders.
+    """Return the path of a part. The manifest has the part's key. A copied inventory may lack folders of the key.
 
-    The part is below the manifest's folder, or below one of the two folders above, because S3 puts the manifest into a
-    folder beside `data/`. There the copy must have at least one folder of the key.
+    The part is below the manifest's folder or one of the two folders above, because S3 puts the manifest into a folder
+    beside `data/`. Below the upper folders, the copy must have at least one folder of the key.
     """
     names = key.split("/")
     if any(name in {"", ".", ".."} for name in names):
@@ -137,7 +137,7 @@ def check_part(file: tuple[str, int, str]) -> int:
     """Compare length and MD5 of a part with the manifest. Return the length in bytes.
 
     Raises:
-        InvalidInput: They differ, or the part cannot be read.
+        InvalidInput: Length or MD5 differs, or the part cannot be read.
     """
     path, size_bytes, expected_md5 = file
     digest, length = hashlib.md5(usedforsecurity=False), 0
@@ -158,7 +158,7 @@ def check_part(file: tuple[str, int, str]) -> int:
 
 
 def list_parts(inventory: Inventory) -> list[InventoryPart]:
-    """Return one part per task: a whole CSV part, or about a million rows of a Parquet part.
+    """Return the parts for tasks: whole CSV parts, and Parquet parts of about a million rows.
 
     Raises:
         InvalidInput: A Parquet part lacks a column.
@@ -191,7 +191,7 @@ def list_parts(inventory: Inventory) -> list[InventoryPart]:
 
 
 def read_part(part: InventoryPart) -> Iterator[pa.RecordBatch]:
-    """Read the latest versions in a part, as record batches of `LISTING_SCHEMA`.
+    """Read the latest object versions in a part, as record batches of `LISTING_SCHEMA`.
 
     Raises:
         CorruptData: The part cannot be read.

@@ -1,8 +1,8 @@
-"""Keys of the primary bucket, parsed into numbers by the million.
+"""Fast parser for millions of keys of the primary bucket.
 
-Only the exact form that `segment_key` and `meta_key` of `logstore.log.ledgers` write is parsed. Every other key is
-foreign, so that an object of another writer is never taken for a ledger's. Eight characters are decoded at once, as
-one 64-bit word.
+A key is parsed only if it has exactly the form that `segment_key` and `meta_key` of `logstore.log.ledgers` write. Every
+other key is foreign, so an object of another writer is never taken for a ledger's. Eight characters are decoded at
+once, as one 64-bit word.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ import pyarrow as pa
 Words = npt.NDArray[np.uint64]
 
 META: Final = -1
-"""Number of a `meta.json`, which is no segment."""
+"""Number of a `meta.json`, which is not a segment."""
 
 _SEGMENT_LENGTH: Final = 44  # ledgers/xx/{16 hex}/{8 digits}.parquet
 _META_LENGTH: Final = 54  # ledgers/xx/{16 hex}/{16 hex}.meta.json
 _ID_OFFSET: Final = 11
-_NAME_OFFSET: Final = 28  # of the part behind the ledger id
+_NAME_OFFSET: Final = 28  # of the part after the ledger id
 _ONES: Final = np.uint64(0x0101010101010101)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedKeys:
-    """Arrays with one element per key. Other elements are undefined if `is_canonical` is False."""
+    """Arrays with one element per key. If `is_canonical` is False, the key's other elements are undefined."""
 
     is_canonical: npt.NDArray[np.bool_]
     ledger_id: npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ def parse_keys(keys: pa.Array) -> ParsedKeys:
 
 
 def _string_buffers(keys: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return offsets, one more than keys, and the bytes that they point into."""
+    """Return the offsets of keys, one more than there are keys, and the bytes of all keys."""
     strings = keys.cast(pa.large_string()) if pa.types.is_string(keys.type) else keys
     _, offsets, data = strings.buffers()
     ends = np.frombuffer(offsets, np.int64)[strings.offset : strings.offset + len(strings) + 1]
@@ -67,7 +67,7 @@ def _string_buffers(keys: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 
 def _parse_folders(words: Words, data: npt.NDArray[np.uint8], starts: Any) -> tuple[npt.NDArray[np.int64], Any]:  # noqa: ANN401
-    """Return ledger ids, and whether the folders are canonical: the shard is the id's last byte."""
+    """Return ledger ids, and whether the folders are canonical. The shard must be the id's last byte."""
     high, high_ok = _parse_hex(words[starts + _ID_OFFSET])
     low, low_ok = _parse_hex(words[starts + _ID_OFFSET + 8])
     slash = ord("/")
@@ -97,7 +97,7 @@ def _parse_meta_names(words: Words, starts: Any) -> tuple[Any, Any, Any]:  # noq
 
 
 def _parse_hex(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
-    """Return the value of eight lower-case hex digits, and whether they are such digits."""
+    """Return the value of eight lower-case hex digits, and whether all eight characters are such digits."""
     digit = (word & (np.uint64(15) * _ONES)) + np.uint64(9) * ((word >> np.uint64(6)) & _ONES)
     letter = ((digit + np.uint64(6) * _ONES) >> np.uint64(4)) & _ONES
     ok = (digit + np.uint64(0x30) * _ONES + letter * np.uint64(39) == word) & (digit & (np.uint64(0xF0) * _ONES) == 0)
@@ -108,7 +108,7 @@ def _parse_hex(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
 
 
 def _parse_decimal(word: Words) -> tuple[Words, npt.NDArray[np.bool_]]:
-    """Return the value of eight decimal digits, and whether they are such digits."""
+    """Return the value of eight decimal digits, and whether all eight characters are such digits."""
     digit = word & (np.uint64(15) * _ONES)
     ok = (digit | (np.uint64(0x30) * _ONES)) == word
     ok &= ((digit + np.uint64(6) * _ONES) & (np.uint64(0x10) * _ONES)) == 0

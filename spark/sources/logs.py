@@ -27,12 +27,12 @@ T = TypeVar("T")
 def order_topics_by_size(
     database_url: str, size_queries: Callable[[], Iterable[Select[Any]]], topics: Collection[int]
 ) -> list[int]:
-    """Return topics, the largest first. Runs in an executor.
+    """Return topics, largest first. Runs in an executor.
 
     Args:
         database_url: URL of the catalog's database.
-        size_queries: Returns queries of `topic_id` and `size`. Sizes of one topic from several queries add up.
-        topics: Topics to order; empty selects all that the queries return.
+        size_queries: Returns queries of `topic_id` and `size`. The sizes of a topic in several queries are added.
+        topics: Topics to order. If empty, all topics of the queries are ordered.
     """
     size_by_topic = Counter[int]()
     with open_arrow_reader(database_url) as connection:
@@ -43,7 +43,7 @@ def order_topics_by_size(
 
 
 def deal_in_turn(items: list[T], count: int) -> list[list[T]]:
-    """Deal the items in turn to `count` lists, or to fewer if there are fewer items."""
+    """Deal the items in turn to `count` lists, or to one list per item if there are fewer items."""
     return [items[first::count] for first in range(min(count, len(items)))]
 
 
@@ -62,7 +62,7 @@ def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, s
 
 
 def open_log_stores(addresses: NativeAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredSegments]:
-    """Return the primary bucket and the tiered copies. Each refuses a bucket that is not the catalog's."""
+    """Return the primary bucket and the tiered copies. Both refuse a bucket that is not the catalog's."""
     stores = OwnStores(catalog.identities)
 
     def open_bucket(address: StoreAddress) -> OwnedStore:

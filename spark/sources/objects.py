@@ -1,7 +1,7 @@
-"""Listings of buckets in key ranges, one range per task.
+"""Listings of buckets by key ranges.
 
-The primary bucket is cut by shard (`ledgers/00/` to `ledgers/ff/`), a tiered bucket by the first character of its
-keys. Keys between these ranges are listed too, because their objects are foreign and must be reported.
+The primary bucket is split by shard (`ledgers/00/` to `ledgers/ff/`). A tiered bucket is split by the first character
+of its keys. Keys between these ranges are listed too, because their objects are foreign and must be reported.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from logstore.log.ledgers import SHARDS, shard_prefix
 from logstore.ports.objects import ObjectInfo, ObjectStore
 
 LISTING_SCHEMA: Final = pa.schema([("key", pa.large_string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())])
-"""Schema of a listed object. `modified_us` is a time by the store's clock, null if the store gives none."""
+"""Schema of a listed object. `modified_us` is by the store's clock, and null if the store gives no time."""
 
 _ROWS_PER_BATCH: Final = 50_000
 _HEX: Final = "0123456789abcdef"
@@ -25,7 +25,7 @@ _HEX: Final = "0123456789abcdef"
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Address of a bucket for executors. It travels within tasks, because Spark shows its options and properties."""
+    """Address of a bucket. Executors get it within tasks, because Spark shows its options and properties."""
 
     role: str
     bucket: str
@@ -33,10 +33,10 @@ class StoreAddress:
     region: str = ""
     access_key: str = field(default="", repr=False)  # empty: the executor's own environment or role
     secret_key: str = field(default="", repr=False)
-    ca_file: str = ""  # at the same path for every executor; empty: what its environment says
+    ca_file: str = ""  # at the same path for every executor; empty: the setting of its environment
 
     def store(self) -> S3ObjectStore:
-        """Return the bucket. A process has one client for each address."""
+        """Return the bucket. A process has one client per address."""
         return _connect(self)
 
 
@@ -49,11 +49,11 @@ def _connect(address: StoreAddress) -> S3ObjectStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeAddresses:
-    """Addresses of the catalog and its buckets. They travel within tasks."""
+    """Addresses of the catalog and its buckets. Executors get them within tasks."""
 
     database_url: str = field(repr=False)
     primary: StoreAddress
-    tiered: tuple[StoreAddress, ...]  # every bucket that carries this catalog's marker, at the configured store
+    tiered: tuple[StoreAddress, ...]  # every bucket with this catalog's marker, at the configured store
     application: str
 
     @property
@@ -63,7 +63,7 @@ class NativeAddresses:
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """Keys that begin with `prefix` and lie between `after` and `before`, both exclusive. Empty means no bound."""
+    """Keys that begin with `prefix` and are between `after` and `before`, both exclusive. Empty means no bound."""
 
     prefix: str = ""
     after: str = ""
@@ -85,11 +85,11 @@ TIERED_RANGES: Final = (
     KeyRange(after="9\U0010ffff", before="a"),
     KeyRange(after="f\U0010ffff"),
 )
-"""Ranges of a whole tiered bucket: uploads by the first character of their uuid, and all other keys."""
+"""Ranges that cover a tiered bucket: uploads by the first character of their uuid, and all other keys."""
 
 
 def list_beside_shards(store: ObjectStore) -> tuple[list[KeyRange], list[ObjectInfo]]:
-    """Return folders of the primary bucket that are no shards, and objects beside the shards."""
+    """Return folders of the primary bucket that are not shards, and objects that are in no folder."""
     ranges: list[KeyRange] = []
     objects: list[ObjectInfo] = []
     shards = {shard_prefix(shard) for shard in range(SHARDS)}

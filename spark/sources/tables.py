@@ -6,7 +6,8 @@
 | `sexton_ledgers` | a row of `ledger` | `ledger_id` with `=`, `<`, `<=`, `>` and `>=` |
 | `sexton_entries` | an entry of the topic of option `topic_id`, ordered in a partition | columns, by option `columns` |
 
-Executors read rows as Arrow batches. Addresses and keys travel within the classes, because Spark's plans show options.
+Executors read rows as Arrow batches. Addresses and credentials are attributes of the classes, not options, because
+Spark's plans show options.
 
 Source: Spark's Python Data Source API.
 """
@@ -70,7 +71,7 @@ class _Partition(InputPartition):
 
 
 class ObjectTable(DataSource):
-    """Objects of the catalog's buckets. Of the primary bucket only shards are listed."""
+    """Objects of the catalog's buckets. In the primary bucket, only shards are listed."""
 
     addresses: ClassVar[NativeAddresses]
 
@@ -141,7 +142,7 @@ _ID_RANGE_BY_FILTER: Final[dict[type, Callable[[int], tuple[int, int]]]] = {
     GreaterThan: lambda value: (value + 1, _MAX_LEDGER_ID),
     GreaterThanOrEqual: lambda value: (value, _MAX_LEDGER_ID),
 }
-"""First id, and the id behind the last, that a filter on `ledger_id` lets through."""
+"""Range of ids that a filter on `ledger_id` selects: the first id, and the id after the last."""
 
 
 class _LedgerReader(DataSourceReader):
