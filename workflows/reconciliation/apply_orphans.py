@@ -2,7 +2,7 @@
 
 Destroys ledgers, tiered copies, segments and unfinished uploads that nothing refers to. Invariant: nothing is removed
 on the word of the plan alone. The apply asks storage and catalog again. Two-phase deletion, which removes ledgers and
-copies, asks once more. To stop the apply for a while, pause it. To stop the apply for good, terminate it. A batch that
+copies, asks once more. To stop it for a while, pause it. To stop it for good, terminate it. A batch that
 it started continues by itself. If you apply the same plan again, the new apply continues from there.
 
 1. Begin: check that the plan is finished, is of this catalog, and has no more orphans than allowed. If a guard refuses,

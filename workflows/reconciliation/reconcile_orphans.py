@@ -2,7 +2,7 @@
 
 Destroys nothing but output and rows of runs older than `finished_retention`. Invariant: a plan has a result only if all
 its steps are completed, and the buckets were the catalog's before and after. If a guard refuses, the workflow completes
-with the refusal as its result. To stop the plan and its bulk jobs, cancel it.
+with the refusal as its result. To stop it and its bulk jobs, cancel it.
 
 1. Begin: store the cut-offs of all steps.
 2. List storage, then read the catalog, because a row exists before its objects.

@@ -1,7 +1,7 @@
 """`scrub-ledgers`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
 Destroys nothing. Invariant: an object of a finding was read twice, and the catalog still names it. A scrub has a result
-only after every page was read. To stop a scrub, cancel it. If you start it again for the same topics, it continues. A
+only after every page was read. To stop it, cancel it. If you start it again for the same topics, it continues. A
 pause takes effect between pages.
 
 1. Begin: continue an unfinished scrub of the same topics, or open a run.
