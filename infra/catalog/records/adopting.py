@@ -186,10 +186,10 @@ def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, lim
                 keys=keys_of(row.keys),
             ),
             state=LedgerState(row.state),
-            listed=row.place is not None,
+            is_listed=row.place is not None,
             segments=tuple(numbers_by_ledger[row.ledger_id]),
-            primary=(row.ledger_id, CopyKind.LEDGER.value) in context_by_copy,
-            tiered=context_by_copy.get((row.ledger_id, CopyKind.OFFLOADED_LEDGER.value)),
+            has_primary=(row.ledger_id, CopyKind.LEDGER.value) in context_by_copy,
+            tiered_context=context_by_copy.get((row.ledger_id, CopyKind.OFFLOADED_LEDGER.value)),
         )
         for row in rows
     ]

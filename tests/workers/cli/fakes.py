@@ -90,7 +90,7 @@ class FakeLog:
             topics=SimpleNamespace(create=self._create, get=self._get, page=self._page, summary=self._summary),
             delayed=self.index,
             ledgers=SimpleNamespace(
-                listed=self._listed, totals=self._totals, backlogs=self._backlogs, last=lambda _: self.last
+                list_ledgers=self._listed, totals=self._totals, backlogs=self._backlogs, last_ledger=lambda _: self.last
             ),
             components=SimpleNamespace(iterate_pages=self._component_pages),
             phase_one=SimpleNamespace(
@@ -100,7 +100,7 @@ class FakeLog:
             ),
             tombstones=SimpleNamespace(of_topic=self._tombstones),
             upkeep=SimpleNamespace(count_backlog=self._due, count_redrivable=self._preview_redrive),
-            fences=SimpleNamespace(bundles=lambda: 64),
+            fences=SimpleNamespace(count_bundles=lambda: 64),
             reconciliation=FakeRuns(),
             deletions=SimpleNamespace(
                 inflight=lambda: Inflight(estimated_inflight=2, dead_lettered=1),

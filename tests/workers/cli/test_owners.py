@@ -297,7 +297,7 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
     node = OwnerNode(worker_id="a", session=7, version=0)
     fences = iter([3, 3, 3, 4, 4])
     catalog = SimpleNamespace(
-        bundles=lambda: _N,
+        count_bundles=lambda: _N,
         fence=lambda bundle: Fence(bundle=bundle, counter=next(fences), worker_id="a", raised_us=0),
     )
     directory = SimpleNamespace(owner_nodes=lambda _: {BundleId(1): node})
