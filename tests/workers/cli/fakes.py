@@ -98,7 +98,7 @@ class FakeLog:
                 preview=self._preview,
                 would_end=lambda _, operation: len(operation.remove) == len(CopyKind),
             ),
-            tombstones=SimpleNamespace(of_topic=self._tombstones),
+            tombstones=SimpleNamespace(topic_tombstones=self._tombstones),
             upkeep=SimpleNamespace(count_backlog=self._due, count_redrivable=self._preview_redrive),
             fences=SimpleNamespace(count_bundles=lambda: 64),
             reconciliation=FakeRuns(),

@@ -143,7 +143,7 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Staged ledgers of a topic are settled at once, or one after the other."""
     if request.param == "by ledger":
         monkeypatch.setattr(adoption_rows, "_MAX_LEDGERS_PER_PAGE", 1)
-        monkeypatch.setattr(adopting, "_OBJECTS", 1)
+        monkeypatch.setattr(adopting, "_MAX_OBJECTS_PER_PAGE", 1)
 
 
 @pytest.mark.parametrize(
