@@ -258,7 +258,8 @@ def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -
         next_entry += row.entries
     if next_entry < end:
         raise MissingData(
-            f"ledger {ledger.ledger_id}: expected segments for {ledger.entries} entries, found none at entry {next_entry}"
+            f"ledger {ledger.ledger_id}: expected segments for {ledger.entries} entries, "
+            f"found none at entry {next_entry}"
         )
 
 
