@@ -167,7 +167,7 @@ def test_ledgers_without_number_are_listed_in_little_memory(
     run: Run, services: FakeServices, orders: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the rows nor the document nor the table stand in memory as a whole."""
-    (ledger,) = services.log.catalog.ledgers.listed(7)
+    (ledger,) = services.log.catalog.ledgers.list_ledgers(7)
     monkeypatch.setattr("workers.cli.output._IN_MEMORY_BYTES", 65_536)
 
     def peak_bytes(count: int) -> int:
@@ -197,7 +197,7 @@ def test_ledgers_without_number_are_listed_in_little_memory(
 
 def test_listing_that_fails_halfway_is_one_document(run: Run, services: FakeServices, orders: str) -> None:
     """That of the error: what was read before is not printed."""
-    (ledger,) = services.log.catalog.ledgers.listed(7)
+    (ledger,) = services.log.catalog.ledgers.list_ledgers(7)
 
     def pages(topic_id: object, *, component: object) -> Iterator[list[Ledger]]:
         yield [ledger]

@@ -245,7 +245,7 @@ def test_topic_trim_dry_run_counts_the_last_ledger_that_the_trim_would_roll(
 ) -> None:
     """One that is full by the settings goes with the same trim."""
     services.environ["SEXTON_LEDGER_MAX_ENTRIES"] = max_entries
-    (ledger,) = services.log.catalog.ledgers.listed(1)
+    (ledger,) = services.log.catalog.ledgers.list_ledgers(1)
     services.log.last = replace(ledger, ledger_id=LedgerId(9), entries=7, created_us=2**60)  # full, and not old
     assert document(run("topic", "trim", orders, "--dry-run", "--json"))["rolled"] == rolled
     assert services.log.rolled == [rolled]

@@ -143,7 +143,7 @@ class Chain:
     def open_ledgers(self, topic: Topic) -> int:
         """Ledgers of the topic that take segments."""
         with self.process() as log:
-            listed = log.catalog.ledgers.listed(topic.topic_id)
+            listed = log.catalog.ledgers.list_ledgers(topic.topic_id)
             return sum(one.state is LedgerState.OPEN for one in listed)
 
     def rebuild(self, url: str, *, step: str = "", dies_at: str = "", take_over: bool = False) -> RebuildAdopted | None:
