@@ -92,7 +92,8 @@ class StoreStatus:
     def _read_totals(self) -> Section:
         state = self._catalog.records.state()
         totals: Section = {
-            **select_fields(state, "catalog_id epoch adopting"),
+            **select_fields(state, "catalog_id epoch"),
+            "adopting": state.is_adopting,
             "next_topic_id": state.next_ids.topic,  # an upper bound, because a rebuilt catalog skips ids
             "next_ledger_id": state.next_ids.ledger,
         }
@@ -169,7 +170,8 @@ class StoreStatus:
     def _read_records(self) -> Section:
         state, tombstones = self._catalog.records.state(), self._catalog.tombstones.count()
         return {
-            **select_fields(state, "manifest outbox"),
+            "manifest": state.manifest,
+            "outbox": state.outbox_changes,
             "outbox_oldest_s": _age_s(state.oldest_change_us),
             "deletions_waiting": self._catalog.records.count_unflushed_deletions(),
             "refused": [str(problem) for problem in find_unrecordable(self._catalog.records)][:MAX_ROWS_PER_LIST]

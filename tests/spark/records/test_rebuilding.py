@@ -77,13 +77,13 @@ def test_rebuilt_catalog_is_the_same_one_in_a_new_epoch_and_not_ready(
     load = lost.load_of(target, summary)
     state = _state(target)
     assert (state.catalog_id, state.epoch, state.bundles) == (load.manifest.catalog_id, 2, load.manifest.bundles)
-    assert (state.manifest, state.stamp, state.pending) == (1, load.manifest.stamp, {load.stamp})
-    assert state.adopting
+    assert (state.manifest, state.stamp, state.pending_stamps) == (1, load.manifest.stamp, {load.stamp})
+    assert state.is_adopting
     assert (state.next_ids, state.ceilings) == (load.manifest.ceilings, load.manifest.ceilings)
     assert _rows(target, "SELECT DISTINCT releases FROM cursor") == [(RELEASES_PER_EPOCH,)], (
         "above every count of the first epoch"
     )
-    assert state.outbox == 0
+    assert state.outbox_changes == 0
     assert SqlRebuild(target).read_target().rebuild == load.rebuild
     assert _rows(target, "SELECT role, bucket FROM bucket_marker") == [("records", "records")]
     assert _rows(target, "SELECT count(*), min(next_sequence) FROM transaction_coordinator") == [
