@@ -16,8 +16,8 @@ from activities.heartbeats import renewing_many
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
-from logstore.reconciliation.jobs import LEFT_OUT, BulkJob, BulkSummary
-from logstore.units import raise_if_stopped
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkJob, BulkSummary
+from logstore.stop_checks import raise_if_stopped
 
 _TOPICS: Final = "topic_ids"
 _COUNTS: Final = "counts"

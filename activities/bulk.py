@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Final
 
 from activities.heartbeats import raise_if_cancelled, renewing_many
+from logstore.atomic_files import create_or_read
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities
-from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
-from logstore.whole_files import create_or_read
+from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
 
 RUN_CLAIM_S: Final = 86_400.0
 """Duration of a run's claim. Each step renews it, so that a run is forgotten a day after its last step."""

@@ -19,7 +19,7 @@ from temporalio import activity
 from temporalio.exceptions import CancelledError
 
 from logstore.errors import SextonError, TerminalError
-from logstore.units import use_stop_check
+from logstore.stop_checks import use_stop_check
 
 P = ParamSpec("P")
 R = TypeVar("R")

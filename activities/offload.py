@@ -10,11 +10,11 @@ from activities.deletion.claims import detach_arguments
 from activities.dispatch import check_topic_name, is_topic_name
 from activities.heartbeats import beating, defined
 from logstore.errors import SextonError, UnknownObject
-from logstore.offload.services.writing import Evidence, UploadedCopy
-from logstore.offload.tiered import CopyLengths
+from logstore.offload.services.tiered_copy_upload import Evidence, UploadedCopy
+from logstore.offload.tiered_copy import CopyLengths
 from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, PublishedCopy, Topics
 from logstore.positions import LedgerId, TopicId
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _SAMPLE = 20  # doubts in a result
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from logstore.delayed.jobs import BuildIndexes
-from logstore.reconciliation.jobs import (
+from logstore.reconciliation.bulk_jobs import (
     BulkSummary,
     CompareSides,
     CutScrub,
@@ -15,7 +15,7 @@ from logstore.reconciliation.jobs import (
     VerifyFindings,
 )
 from logstore.records.rebuilding import RebuildRecords
-from logstore.transactions.snapshots import BuildBuffers
+from logstore.transactions.buffer_serialization import BuildBuffers
 from spark.delayed.building import build_indexes
 from spark.reconciliation.candidates import compare_sides
 from spark.reconciliation.listing import list_storage

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from logstore.atomic_files import create_or_read
 from logstore.errors import CorruptData, InvalidInput
 from logstore.failpoints import effect
-from logstore.reconciliation.jobs import BulkSummary
-from logstore.whole_files import create_or_read
+from logstore.reconciliation.bulk_jobs import BulkSummary
 
 _RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 from opentelemetry import trace
 
 from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, Unsupported
-from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
+from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
 from spark.failure_text import summarize_error
 from spark.job_spans import JobSpans
 from spark.publication import Publication

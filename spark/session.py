@@ -19,7 +19,7 @@ from opentelemetry import trace
 
 from infra.stack.java import find_java
 from logstore.errors import ServiceFailed
-from logstore.reconciliation.spark_master import check_master, standalone_addresses
+from logstore.reconciliation.spark_master_url import check_master, standalone_addresses
 from spark.failure_text import summarize_error
 
 if TYPE_CHECKING:

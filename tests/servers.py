@@ -15,7 +15,7 @@ from infra.catalog import Database
 from infra.objects import make_client
 from infra.stack import stack
 from infra.stack.ports import WantedPorts
-from logstore.offload.tiered import CopyLocation
+from logstore.offload.tiered_copy import CopyLocation
 from tests.migrated import migrate
 from tests.shared import worker_number
 from workers.assembly.adapters import open_log

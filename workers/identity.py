@@ -29,9 +29,9 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
-from logstore.identity.markers import MarkerState, Role
-from logstore.identity.services.own_stores import OwnStores
-from logstore.offload.tiered import CopyLocation
+from logstore.identity.bucket_markers import MarkerState, Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import Identities
 from logstore.ports.objects import Buckets, OwnedStore
 from logstore.records.services.publishing import require_current

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
-from logstore.names import TopicName, check_name, check_reason
 from logstore.ownership import check_worker_id
-from logstore.reconciliation.jobs import MIN_SCRUB_RATE
-from logstore.reconciliation.spark_master import MASTER_FORMS, is_master
+from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
+from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_master
 from logstore.records.tombstones import DeletePolicy
-from logstore.transactions.transactions import MAX_COORDINATORS, TransactionId
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, TransactionId
+from logstore.validated_names import TopicName, check_name, check_reason
 from workflows.delayed.values import BuildDelayedIndexInput, SealBucketsInput
 from workflows.deletion.values import (
     MAX_OBJECTS_PER_S,

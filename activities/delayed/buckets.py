@@ -35,7 +35,7 @@ from logstore.delayed.services.sealing import Sealer
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
 from logstore.ports.catalog import Claim, DelayedIndex, Topics, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _MAX_TROUBLES_PER_PAGE: Final = 5
 _MAX_TROUBLE_CHARACTERS: Final = 300

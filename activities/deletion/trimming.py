@@ -14,7 +14,7 @@ from activities.heartbeats import beating, defined
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import Deletions, DetachedBatch, Ledgers, PhaseOne, Topic, Topics, TopicState
 from logstore.positions import TopicId
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _LOG = logging.getLogger(__name__)
 

@@ -36,8 +36,9 @@ from logstore.ports.catalog import (
     Reconciliation,
     RunKind,
 )
-from logstore.reconciliation import rules
-from logstore.reconciliation.files import AppliedFinding, FindingFiles
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.bulk_jobs import VerifyFindings
+from logstore.reconciliation.finding_files import AppliedFinding, FindingFiles
 from logstore.reconciliation.findings import (
     RESULT,
     ApplyCounts,
@@ -47,10 +48,9 @@ from logstore.reconciliation.findings import (
     apply_counts,
     apply_run_id,
 )
-from logstore.reconciliation.jobs import VerifyFindings
-from logstore.reconciliation.services.orphans import StoredOrphans, is_single_object
-from logstore.reconciliation.services.runs import appliable_plan, find_apply, require_all_findings, require_epoch
-from logstore.units import raise_if_stopped
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans, is_single_object
+from logstore.reconciliation.services.run_checks import appliable_plan, find_apply, require_all_findings, require_epoch
+from logstore.stop_checks import raise_if_stopped
 
 _ROWS_PER_READ: Final = 1_000  # of a batch
 
@@ -82,7 +82,7 @@ class Applying:
         plan, epoch = appliable_plan(self._runs, self._identities, request.run_id)
         earlier = find_apply(self._runs, request.run_id)
         if earlier is None or earlier.finished_us is None:  # a finished apply removes nothing more
-            rules.check_orphan_share(plan.findings, plan.ledgers, request.max_orphan_share)
+            plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, request.max_orphan_share)
         self._stored.confirm()
         pages = require_all_findings(self._files(request.run_id), plan, request.run_id).pages
         summary = {

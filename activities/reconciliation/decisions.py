@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from logstore.atomic_files import create_or_read
 from logstore.errors import CorruptData
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.ports.catalog import OrphanCopy
-from logstore.whole_files import create_or_read
 
 CopyAnswers = Mapping[int, OrphanCopy | str]
 """Copy as storage states it, or the reason to keep it, by number of the finding."""

@@ -12,9 +12,9 @@ from typing import Final
 
 from logstore.deletion.intents import Outcome
 from logstore.ports.catalog import FiledCopy
-from logstore.reconciliation.files import AppliedFinding, FateFiles
+from logstore.reconciliation.finding_files import AppliedFinding, FateFiles
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, limit_samples
-from logstore.reconciliation.services.orphans import is_single_object
+from logstore.reconciliation.services.orphan_inspection import is_single_object
 
 NOT_FILED: Final = "nothing was filed for it"
 """Reason of a finding that the apply left alone because another step failed."""

@@ -10,14 +10,14 @@ from activities.reconciliation.decisions import KeptObjects, read_kept_objects, 
 from activities.reconciliation.page_look import ask_objects
 from logstore.deletion import intents
 from logstore.deletion.intents import StoredCopy
-from logstore.deletion.services.absence import judge_deletion
+from logstore.deletion.services.absence_proofs import judge_deletion
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Reconciliation
 from logstore.ports.objects import ObjectStore
-from logstore.reconciliation.files import AppliedFinding
+from logstore.reconciliation.finding_files import AppliedFinding
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
-from logstore.reconciliation.services.orphans import ENDED_UPLOAD, StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, StoredOrphans
 
 
 class ObjectDeletion:

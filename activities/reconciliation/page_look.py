@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 from logstore.ports.catalog import FindingsToFile, OrphanCopy
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.services.orphans import ABSENT, StoredOrphans, is_copy, is_single_object
-from logstore.units import raise_if_stopped
+from logstore.reconciliation.services.orphan_inspection import ABSENT, StoredOrphans, is_copy, is_single_object
+from logstore.stop_checks import raise_if_stopped
 
 _PARALLEL_COPIES: Final = 8
 _ROW_KINDS: Final = frozenset({FindingKind.UNREFERENCED_LEDGER, FindingKind.STALLED_DELETION})

@@ -24,10 +24,8 @@ from activities.reconciliation.values import (
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
-from logstore.reconciliation import rules
-from logstore.reconciliation.files import FindingFiles
-from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
-from logstore.reconciliation.jobs import (
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.bulk_jobs import (
     LEFT_OUT,
     ROWS_BEFORE,
     BulkJob,
@@ -36,8 +34,10 @@ from logstore.reconciliation.jobs import (
     ReadReferences,
     VerifyFindings,
 )
-from logstore.reconciliation.services.orphans import StoredOrphans
-from logstore.units import raise_if_stopped
+from logstore.reconciliation.finding_files import FindingFiles
+from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.stop_checks import raise_if_stopped
 
 _RUNS_PER_FORGET: Final = 100
 _STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
@@ -75,7 +75,7 @@ class Planning:
         Idempotency: keyed by `run_id`. The values that the first call stores in the run's row stay.
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        rules.check_age(request.older_than_s, unsafe=request.unsafe_age)
+        plausibility_guards.check_age(request.older_than_s, unsafe=request.unsafe_age)
         self._stored.confirm()
         self._output.require(request.run_id)
         run = self._runs.open_run(
@@ -142,8 +142,8 @@ class Planning:
             self._output.published_summary(request.run_id, name).counts
             for name in (ListStorage.name, ReadReferences.name, CompareSides.name)
         )
-        rules.check_sides(
-            rules.SideCounts(
+        plausibility_guards.check_sides(
+            plausibility_guards.SideCounts(
                 objects=listed["objects"],
                 ledgers=read["ledgers"],
                 ledgers_counted=self._runs.count_ledgers(below=int(summary["next_ledger_id"])),
@@ -218,8 +218,8 @@ def _make_job(request: BulkInput, summary: Mapping[str, Any]) -> BulkJob:
     raise InvalidInput("job", expected=f"one of {', '.join(_STEPS)}", found=request.job)
 
 
-def _to_overlap(compared: Mapping[str, int], kind: str) -> rules.Overlap:
-    return rules.Overlap(
+def _to_overlap(compared: Mapping[str, int], kind: str) -> plausibility_guards.Overlap:
+    return plausibility_guards.Overlap(
         stored=compared[f"{kind}stored"], named=compared[f"{kind}named"], matched=compared[f"{kind}matched"]
     )
 

@@ -16,10 +16,10 @@ from activities.reconciliation.page_look import (
 )
 from logstore.ports.catalog import Identities, OrphanCopy, Reconciliation
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import AppliedFinding
+from logstore.reconciliation.finding_files import AppliedFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_counts, apply_batch_id
-from logstore.reconciliation.services.orphans import StoredOrphans
-from logstore.reconciliation.services.runs import appliable_plan, find_apply, open_report, require_all_findings
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.reconciliation.services.run_checks import appliable_plan, find_apply, open_report, require_all_findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

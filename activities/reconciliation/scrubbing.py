@@ -23,16 +23,16 @@ from activities.reconciliation.values import (
     ScrubRead,
     ScrubRunInput,
 )
+from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
-from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
+from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
-from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
-from logstore.reconciliation.services.orphans import StoredOrphans
-from logstore.units import raise_if_stopped
-from logstore.whole_files import replace_atomically
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.stop_checks import raise_if_stopped
 
 _CLAIM_S: Final = 300.0  # renewed with heartbeats; after it, another scrub may continue the run of a lost worker
 _MAX_RUNS: Final = 100

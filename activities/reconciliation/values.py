@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from logstore.reconciliation.bulk_jobs import SCRUB_RATE
 from logstore.reconciliation.findings import ApplyCounts, PlanResult
-from logstore.reconciliation.jobs import SCRUB_RATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

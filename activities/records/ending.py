@@ -10,7 +10,6 @@ from activities.deletion.claims import detach_arguments
 from activities.dispatch import check_topic_name
 from activities.heartbeats import beating, defined, renewing_many
 from activities.records.values import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
-from logstore.clock import Clock
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Deletions, Ledger, Ledgers, PhaseOne, Records, Topic, Topics, TopicState
@@ -18,7 +17,8 @@ from logstore.positions import LedgerId, TopicId
 from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctions, should_end_record
 from logstore.records.jobs import SelectionPosition
 from logstore.records.tombstones import parse_delete_policy
-from logstore.units import raise_if_stopped
+from logstore.retrying_clock import Clock
+from logstore.stop_checks import raise_if_stopped
 
 _MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
 _MAX_NAMED_LEDGERS: Final = 10  # bound of ids and of reasons in the result of a page

@@ -19,7 +19,7 @@ from logstore.errors import SextonError
 from logstore.ports.catalog import Records
 from logstore.records.jobs import FlushedRecords
 from logstore.records.services.flushing import Flusher, raise_ceilings
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _MIN_INTERVAL_S: Final = 0.05
 

@@ -10,7 +10,7 @@ from temporalio import activity
 from activities.heartbeats import beating, defined, raise_if_cancelled
 from logstore.records.jobs import FollowedRecords
 from logstore.records.services.following import Follower
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

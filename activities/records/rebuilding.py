@@ -23,20 +23,20 @@ from activities.records.values import (
     RebuildStep,
     RebuiltRows,
 )
-from logstore.clock import Clock
 from logstore.errors import PreconditionFailed
-from logstore.identity.markers import Role
-from logstore.identity.services.own_stores import MAX_UNANSWERED_S
+from logstore.identity.bucket_markers import Role
+from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildDatabase
 from logstore.ports.catalog.records import Records
-from logstore.reconciliation.jobs import BulkSummary
+from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.records.jobs import RebuildAdopted
 from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecords, RowFilesFolder
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.flushing import Flusher
-from logstore.units import raise_if_stopped
+from logstore.retrying_clock import Clock
+from logstore.stop_checks import raise_if_stopped
 
 _MAX_NAMED_BLOCKS: Final = 20  # skipped blocks in a result
 _MAX_UPLOAD_S: Final = 5.0  # from the last check of an old catalog's process to the end of its upload

@@ -17,7 +17,7 @@ from logstore.records.services.defragmenting import Defragmenter, DefragmentResu
 from logstore.records.services.raiding import Raider, RaidResult
 from logstore.records.services.replicating import Replication
 from logstore.records.services.sweeping import Sweeper
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_ERROR_CHARACTERS: Final = 300  # of a replica's error

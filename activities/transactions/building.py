@@ -12,8 +12,8 @@ from activities.building import (
 from activities.heartbeats import beating, defined
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
-from logstore.transactions.services.snapshots import BufferSnapshots
-from logstore.transactions.snapshots import BufferFiles, BuildBuffers
+from logstore.transactions.buffer_serialization import BufferFiles, BuildBuffers
+from logstore.transactions.services.buffer_snapshots import BufferSnapshots
 
 
 class BufferBuilding(TopicBuilding):

@@ -23,15 +23,15 @@ from activities.transactions.values import (
 )
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim, CoordinatorWork, FinishedTransaction, StoredTransaction, Transactions
+from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
-from logstore.transactions.transactions import (
+from logstore.transactions.transaction_ids_and_states import (
     MAX_ERROR_CHARACTERS,
     MAX_REPORTED_PARTICIPANTS,
     Owed,
     TransactionId,
     summarize_failures,
 )
-from logstore.units import raise_if_stopped
 
 _MAX_TRANSACTIONS_PER_BATCH: Final = 500
 _MAX_EXPIRED_PER_STATEMENT: Final = 1_000

@@ -23,12 +23,12 @@ from infra.coordination.directory import WorkerDirectory, worker_id_taken_error
 from infra.coordination.holdings import BundleListener, Holdings, OwnershipEvents
 from infra.coordination.session import SessionState, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
-from logstore.clock import Backoff
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
-from logstore.names import TopicName
 from logstore.ownership import Lease, WorkerLoad, bundle_of
 from logstore.ports.catalog import Fences
 from logstore.ports.owners import OtherOwner
+from logstore.retrying_clock import Backoff
+from logstore.validated_names import TopicName
 
 _log = logging.getLogger(__name__)
 _VANISHING_NODE_POLL_S: Final = 0.1  # between checks while the node of an ended session still exists

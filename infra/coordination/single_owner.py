@@ -9,9 +9,9 @@ from typing import Final
 
 from infra.coordination.holdings import OwnershipEvents
 from logstore.errors import CatalogBusy, NotOwner, SextonError
-from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences
+from logstore.validated_names import TopicName
 
 _MAX_RAISES: Final = 40  # each waits for seconds; all wait longer than PostgreSQL lets a paused transaction live
 

@@ -21,7 +21,7 @@ from infra.objects.retries import DeleteRate, Retries
 from infra.objects.single_delete import DeleteOutcomes, SingleDelete
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -15,7 +15,7 @@ from infra.objects.responses import reject_foreign_responses, translate_s3_error
 from infra.objects.store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
 from logstore.errors import StoreUnavailable
-from logstore.offload.tiered import CopyLocation
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.objects import ObjectInfo
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from infra.objects.responses import translate_s3_errors
 from infra.objects.retries import Retries
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.ports.objects import ObjectInfo
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from infra.objects.responses import retry_after_s
-from logstore.clock import Backoff, Clock
 from logstore.errors import ServiceRefused, StoreUnavailable
+from logstore.retrying_clock import Backoff, Clock
 
 T = TypeVar("T")
 _UNLIMITED = math.inf

@@ -13,7 +13,7 @@ from infra.objects.responses import ABSENT_CODES, BAD_REQUEST_CODES, error_code,
 from infra.objects.retries import DeleteRate, Retries
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -8,7 +8,7 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import entries_after
+from logstore.cursors.cursor_state import entries_after
 from logstore.positions import LedgerId, Position
 
 Bitmaps = Mapping[LedgerId, BitMap]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.whole_files import replace_atomically
 
 MAX_PARTS_PER_JOB: Final = 256
 

@@ -18,7 +18,7 @@ from logstore.delayed.rows import COLUMNS, DelayedRows
 from logstore.delayed.snapshot_footer import SnapshotFooter, SnapshotSegment, compress_bitmaps, to_metadata
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.chunk_digests import digest_chunk
-from logstore.log.entries import parquet_errors
+from logstore.log.segment_format import parquet_errors
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:

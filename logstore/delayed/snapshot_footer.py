@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
+from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
 from logstore.delayed.bitmaps import Bitmaps, count_entries
 from logstore.errors import CorruptData
 from logstore.log.chunk_digests import digest_chunk
-from logstore.log.entries import parquet_errors
+from logstore.log.segment_format import parquet_errors
 from logstore.positions import LedgerId, Position, TopicId
 
 if TYPE_CHECKING:

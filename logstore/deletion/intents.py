@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_named_topic
-from logstore.offload.tiered import CopyLocation, find_location_problem
+from logstore.offload.tiered_copy import CopyLocation, find_location_problem
 from logstore.positions import LedgerId, TopicId
 
 STUCK_AFTER_ATTEMPTS: Final = 5

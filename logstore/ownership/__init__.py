@@ -1,6 +1,6 @@
 """Ownership of bundles of topics: hash ranges, assignment to workers, and leases."""
 
-from logstore.ownership.assignment import (
+from logstore.ownership.bundle_assignment import (
     Acquisition,
     OwnerNode,
     OwnershipView,
@@ -12,7 +12,7 @@ from logstore.ownership.assignment import (
     decide_reown,
     rank_workers,
 )
-from logstore.ownership.bundles import (
+from logstore.ownership.bundles_and_leases import (
     MAX_BUNDLES,
     BundleId,
     Lease,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from logstore.reconciliation.jobs import BulkJob, BulkProgress, BulkSummary
+from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
 
 
 class BulkJobs(Protocol):

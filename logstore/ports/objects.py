@@ -6,7 +6,7 @@ from typing import BinaryIO, Protocol
 
 from logstore.deletion.intents import DeletionIntent, StoredCopy
 from logstore.errors import SextonError
-from logstore.offload.tiered import CopyLocation
+from logstore.offload.tiered_copy import CopyLocation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease
+from logstore.validated_names import TopicName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from typing import Final
 
 from logstore.errors import PreconditionFailed
-from logstore.reconciliation.rules import MAX_ORPHAN_SHARE, check_fraction, round_up_share
+from logstore.reconciliation.plausibility_guards import MAX_ORPHAN_SHARE, check_fraction, round_up_share
 
 MAX_ABSENT_SHARE: Final = MAX_ORPHAN_SHARE
 """Default share of listed ledgers without objects above which a rebuild refuses."""

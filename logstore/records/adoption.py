@@ -36,10 +36,10 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from logstore.log.ledgers import RegisteredExtent, SegmentUploadId
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.segment_metadata import RegisteredExtent, SegmentUploadId
 from logstore.positions import LedgerId
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_CHOICES: Final = 256
 """Bound of examined choices. With more choices, the registered choice cannot be determined."""

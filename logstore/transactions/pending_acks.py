@@ -10,7 +10,7 @@ from operator import ge
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import (
+from logstore.cursors.cursor_state import (
     CursorState,
     LedgerSpan,
     acknowledge,
@@ -20,7 +20,7 @@ from logstore.cursors.state import (
 )
 from logstore.errors import AcknowledgementHeld
 from logstore.positions import LedgerId, Position
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 Positions = Mapping[LedgerId, BitMap]
 """Entry ids by ledger. The bitmaps are never changed in place."""

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.delayed.due import delayed_sizes
+from logstore.atomic_files import replace_atomically
 from logstore.delayed.jobs import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
 from logstore.delayed.sealing import merge_ranges
 from logstore.delayed.services.delayed_log import DelayedFilter, DelayedLog, last_position
@@ -22,8 +23,7 @@ from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, Position, TopicId
-from logstore.reconciliation.jobs import BulkSummary
-from logstore.whole_files import replace_atomically
+from logstore.reconciliation.bulk_jobs import BulkSummary
 from spark.runner import JobRun
 from spark.sources.logs import (
     TASKS_PER_CORE,

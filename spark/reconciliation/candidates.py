@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 
 from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
-from logstore.reconciliation.files import FINDING_SCHEMA, FINDINGS_PER_PAGE
-from logstore.reconciliation.jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareSides
-from logstore.reconciliation.rules import AGE_FLOOR_S
-from logstore.whole_files import replace_atomically
+from logstore.atomic_files import replace_atomically
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareSides
+from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE
+from logstore.reconciliation.plausibility_guards import AGE_FLOOR_S
 from spark.reconciliation.compare import compare_group, find_foreign
 from spark.reconciliation.fact_files import (
     COPIES,

@@ -13,10 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.rules import Overlap
+from logstore.reconciliation.plausibility_guards import Overlap
 from spark.reconciliation.compare_tiered import compare_tiered, count_elsewhere, count_overlap, count_unmeasured
 from spark.reconciliation.sides import (
     PRIMARY,

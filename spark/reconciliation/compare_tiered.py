@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.rules import Overlap
+from logstore.reconciliation.plausibility_guards import Overlap
 from spark.reconciliation.fact_files import YOUNG
 from spark.reconciliation.sides import TIERED, Intents, Limits, ShardGroup, make_findings
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logstore.log.ledgers import SHARDS
-from logstore.whole_files import replace_atomically, temporary_path
+from logstore.atomic_files import replace_atomically, temporary_path
+from logstore.log.ledger_object_keys import SHARDS
 
 YOUNG: Final = 2**62
 """Substitute for a time that the store does not give. The value is younger than any cut-off."""

@@ -15,9 +15,9 @@ import pyarrow.compute as pc
 
 from infra.objects import read_store_clock_s
 from logstore.errors import InvalidInput
-from logstore.identity.markers import MARKER_KEY, PROBE_PREFIX
-from logstore.log.ledgers import SHARDS
-from logstore.reconciliation.jobs import BulkSummary, ListStorage
+from logstore.identity.bucket_markers import MARKER_KEY, PROBE_PREFIX
+from logstore.log.ledger_object_keys import SHARDS
+from logstore.reconciliation.bulk_jobs import BulkSummary, ListStorage
 from spark.reconciliation.fact_files import (
     OBJECTS,
     STRANGE,

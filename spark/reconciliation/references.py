@@ -18,9 +18,9 @@ from infra.catalog.engine.dialects import parse_context_or_empty
 from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.reconciliation import bulk_queries
 from logstore.log.ledgers import Component, LedgerOwner
-from logstore.offload.tiered import parse_lengths
+from logstore.offload.tiered_copy import parse_lengths
 from logstore.positions import TopicId
-from logstore.reconciliation.jobs import BulkSummary, ReadReferences
+from logstore.reconciliation.bulk_jobs import BulkSummary, ReadReferences
 from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, GroupFiles, read_facts, write_facts
 from spark.reconciliation.sides import find_positions
 from spark.runner import JobRun

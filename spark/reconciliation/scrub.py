@@ -18,17 +18,18 @@ import pyarrow.parquet as pq
 from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
 from infra.catalog.engine.dialects import parse_context_or_empty
 from infra.catalog.reconciliation import bulk_queries
+from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
-from logstore.log.ledgers import CopyKind, segment_key
-from logstore.offload.tiered import data_key, parse_copy_location
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import CopyKind
+from logstore.offload.tiered_copy import data_key, parse_copy_location
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import FINDING_SCHEMA, FINDINGS_PER_PAGE, to_table
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
+from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, to_table
 from logstore.reconciliation.findings import Finding
-from logstore.reconciliation.jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
-from logstore.reconciliation.services.scrubbing import Damage, check_copy, check_segment, find_damage
-from logstore.whole_files import replace_atomically
+from logstore.reconciliation.services.scrub_checks import Damage, check_copy, check_segment, find_damage
 from spark.reconciliation.pace import Pace
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses

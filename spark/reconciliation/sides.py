@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from infra.catalog.reconciliation.bulk_queries import NUMBER_MODULUS, SIZE_MODULUS
 from logstore.log.ledgers import CopyKind
-from logstore.reconciliation.files import FINDING_SCHEMA
+from logstore.reconciliation.finding_files import FINDING_SCHEMA
 from logstore.reconciliation.findings import FindingKind
 from spark.reconciliation.fact_files import LEDGERS
 

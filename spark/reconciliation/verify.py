@@ -18,18 +18,16 @@ from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
 from infra.catalog.engine.dialects import parse_context_or_empty
 from infra.catalog.reconciliation import bulk_queries
 from infra.catalog.reconciliation.naming_rows import read_ledger_rows
-from logstore.log.ledgers import (
-    CopyKind,
-    LedgerStatement,
-    is_confirmation,
-    ledger_prefix,
-    owner_digest_from_key,
-    segment_key,
-    segment_number_from_key,
-)
+from logstore.atomic_files import replace_atomically
+from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key, segment_key, segment_number_from_key
+from logstore.log.ledgers import CopyKind, LedgerStatement
+from logstore.log.segment_metadata import is_confirmation
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.catalog_doubts import (
+from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindings
+from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, to_table
+from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.orphan_doubts_from_rows import (
     LedgerRows,
     describe_lost_ledger,
     describe_lost_segments,
@@ -37,10 +35,7 @@ from logstore.reconciliation.catalog_doubts import (
     doubt_segment,
     doubt_unreferenced,
 )
-from logstore.reconciliation.files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, to_table
-from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.services.orphans import (
+from logstore.reconciliation.services.orphan_inspection import (
     NOT_SHOWN,
     OTHER_APPLICATION,
     UNSTATED,
@@ -52,7 +47,6 @@ from logstore.reconciliation.services.orphans import (
     is_single_object,
     judge_orphan,
 )
-from logstore.whole_files import replace_atomically
 from spark.runner import JobRun
 from spark.sources.objects import NativeAddresses
 

@@ -35,17 +35,17 @@ from infra.catalog.records.version_rows import (
     tombstone_rows,
     transaction_rows,
 )
+from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData, MissingData
-from logstore.identity.markers import NamedBucket, Role
-from logstore.identity.services.lost_catalogs import LostCatalog
-from logstore.reconciliation.jobs import BulkSummary
+from logstore.identity.bucket_markers import NamedBucket, Role
+from logstore.identity.services.lost_catalog_identity import LostCatalog
+from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.records.kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 from logstore.records.manifest import Block
 from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RebuildRecords, RowFilesFolder
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.record_log import RecordLog
 from logstore.records.winners import overlapping_blocks, split_id_ranges, split_winners
-from logstore.whole_files import replace_atomically
 from spark.runner import JobRun
 from spark.sources.objects import StoreAddress
 

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from logstore.atomic_files import open_regular_file, read_regular_file
 from logstore.errors import CorruptData, InvalidInput
-from logstore.whole_files import open_regular_file, read_regular_file
 from spark.sources.objects import LISTING_SCHEMA
 
 _REQUIRED_COLUMNS: Final = ("key", "size", "last_modified_date")

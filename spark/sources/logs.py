@@ -9,14 +9,14 @@ from sqlalchemy import Select
 from infra.catalog import SqlCatalog
 from infra.catalog.engine.adbc import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
-from logstore.identity.markers import NamedBucket, Role
-from logstore.identity.services.own_stores import OwnStores
-from logstore.log.services.tiered_segments import TieredSegments
-from logstore.offload.tiered import CopyLocation
+from logstore.identity.bucket_markers import NamedBucket, Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.log.services.segment_sources import TieredSegments
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import TopicState
 from logstore.ports.objects import OwnedStore
 from logstore.positions import TopicId
-from logstore.reconciliation.jobs import LEFT_OUT
+from logstore.reconciliation.bulk_jobs import LEFT_OUT
 from spark.sources.objects import NativeAddresses, StoreAddress
 
 TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from infra.objects import S3ObjectStore, make_client
-from logstore.log.ledgers import SHARDS, shard_prefix
+from logstore.log.ledger_object_keys import SHARDS, shard_prefix
 from logstore.ports.objects import ObjectInfo, ObjectStore
 
 LISTING_SCHEMA: Final = pa.schema([("key", pa.large_string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())])

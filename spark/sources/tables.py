@@ -34,9 +34,9 @@ from pyspark.sql.types import StructType
 from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import InvalidInput
-from logstore.log.entries import entry_schema
-from logstore.log.ledgers import SHARDS
-from logstore.log.services.segment_file import read_columns
+from logstore.log.ledger_object_keys import SHARDS
+from logstore.log.segment_format import entry_schema
+from logstore.log.services.segment_reader import read_columns
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId
 from spark.session import freeze_loaded_objects

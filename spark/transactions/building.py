@@ -13,10 +13,10 @@ from infra.catalog.reconciliation.bulk_queries import topic_sizes
 from logstore.errors import CorruptData, MissingData, UnknownObject
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.positions import TopicId
-from logstore.reconciliation.jobs import BulkSummary
-from logstore.transactions.buffer import Buffer
-from logstore.transactions.services.snapshots import BufferRebuilder, BufferSnapshots
-from logstore.transactions.snapshots import MAX_PARTS_PER_JOB, BufferFiles, BuildBuffers
+from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.transactions.buffer_serialization import MAX_PARTS_PER_JOB, BufferFiles, BuildBuffers
+from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
+from logstore.transactions.transaction_buffer import Buffer
 from spark.runner import JobRun
 from spark.sources.logs import (
     TASKS_PER_CORE,

@@ -14,10 +14,10 @@ from activities.heartbeats import Heartbeats, beating, defined
 from activities.offload import UploadInput
 from logstore.deletion.intents import DeletionState
 from logstore.deletion.services import primary_copies
-from logstore.log.ledgers import ledger_prefix, owner_digest_from_key
-from logstore.offload.services import writing
+from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key
+from logstore.offload.services import tiered_copy_upload
 from logstore.ports.catalog import DetachedBatch
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 from tests.activities.deletion.test_delete_chunk import delete
 from tests.activities.deletion.test_trimming import BATCH, filled, request, trimming
 from tests.activities.test_offload import offloaded, removal_input, remove_primaries
@@ -112,7 +112,7 @@ def test_upload_cancelled_reads_no_further_and_gives_up(
 ) -> None:
     """While it reads the primary copy, and while it proves the tiered one; what it may have sent is an intent."""
     (ledger,) = world.fill_readable(1)
-    monkeypatch.setattr(writing, "_READ_BACK_PART_BYTES", 64)  # bytes: the object is read in many parts
+    monkeypatch.setattr(tiered_copy_upload, "_READ_BACK_PART_BYTES", 64)  # bytes: the object is read in many parts
     calls = Calls(env := environment())
     (world.objects if operation is Operation.GET else world.tiered).plan(cancelling(operation, calls))
     with pytest.raises(CancelledError):

@@ -6,9 +6,10 @@ from contextlib import closing
 import pytest
 
 from infra.catalog import SqlCatalog
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement, meta_key, segment_key
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry

@@ -7,7 +7,7 @@ import pytest
 from activities import heartbeats as module
 from activities.heartbeats import Heartbeats, beating, defined, renewing, renewing_many
 from logstore.errors import ClaimHeld, StoreUnavailable
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 from tests.activities.world import environment
 from tests.logstore.eventually import assert_eventually
 

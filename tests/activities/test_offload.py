@@ -10,10 +10,10 @@ from activities.deletion.phase_two import intent_key
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, RemovePrimariesResult, UploadInput
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput, UnknownObject, UploadUnproven
-from logstore.names import TopicName
-from logstore.offload.tiered import data_key, index_key
+from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.catalog import Cause, Claim, OffloadAnswer
 from logstore.positions import LedgerId
+from logstore.validated_names import TopicName
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, chunk_input, done, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 

@@ -21,9 +21,11 @@ from activities.offload import LedgerOffload
 from infra.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy
-from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
-from logstore.log.ledgers import SHARDS, LedgerStatement, ledger_prefix, meta_key, segment_key
-from logstore.offload.tiered import CopyLocation
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import LedgerStatement
+from logstore.log.segment_format import encode_segment
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
 from logstore.ports.objects import ObjectInfo
 from logstore.ports.owners import Owners

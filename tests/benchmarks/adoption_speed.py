@@ -16,21 +16,12 @@ from typing import Any, Final
 from uuid import uuid4
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
-from logstore.log.ledgers import (
-    EXTENT_FIELD,
-    SHARDS,
-    UPLOAD_ID_FIELD,
-    Component,
-    LedgerOwner,
-    LedgerStatement,
-    RegisteredExtent,
-    SegmentUploadId,
-    meta_key,
-    segment_key,
-    sha256_hex,
-)
-from logstore.log.services.segment_file import digest_metadata
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledger_object_keys import SHARDS, meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
+from logstore.log.segment_format import encode_segment
+from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredExtent, SegmentUploadId, sha256_hex
+from logstore.log.services.segment_reader import digest_metadata
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.faults.world import World

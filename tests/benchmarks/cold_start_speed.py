@@ -29,7 +29,7 @@ from pyroaring import BitMap64
 from pyspark.sql import functions as sql
 
 from infra.catalog.records.loading import SqlRebuild
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.ports.catalog.rebuilding import CatalogLoad
 from logstore.records.kinds import RecordKind, block_schema
 from logstore.records.manifest import Block, Ceilings, Manifest

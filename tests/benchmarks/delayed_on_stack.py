@@ -18,7 +18,7 @@ from logstore.delayed.buckets import pair_to_merge
 from logstore.delayed.jobs import BuildIndexes
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Topic
 from spark.jobs import native_mains
 from spark.publication import Publication

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow.parquet as pq
 
-from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
+from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
 from logstore.delayed.bitmaps import add_entries
 from logstore.delayed.compact_segment import CompactSegment
 from logstore.delayed.rows import DelayedRows

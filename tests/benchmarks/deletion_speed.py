@@ -24,7 +24,8 @@ from activities.deletion.phase_two import delete_ledger_id
 from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore.deletion.intents import IntentKey
-from logstore.log.ledgers import CopyKind, ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.bare import Bare, bare_activity

@@ -31,7 +31,7 @@ from infra.catalog.engine.database import Database
 from infra.catalog.engine.versions import upgrade
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
-from logstore.reconciliation.jobs import BulkJob, BulkSummary, CompareSides, ListStorage, ReadReferences
+from logstore.reconciliation.bulk_jobs import BulkJob, BulkSummary, CompareSides, ListStorage, ReadReferences
 from spark.publication import Publication
 from spark.reconciliation.candidates import compare_sides
 from spark.reconciliation.listing import list_storage

@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from logstore.clock import Clock
 from logstore.records.blocks import encode_block
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings
@@ -26,6 +25,7 @@ from logstore.records.services.raiding import Raider, RaidResult
 from logstore.records.services.record_log import RecordLog
 from logstore.records.tombstones import estimate_tombstone_sizes
 from logstore.records.winners import KEY_COLUMNS, select_winners
+from logstore.retrying_clock import Clock
 from tests.benchmarks.graves import START_US, Numbers, versions
 from tests.benchmarks.raid_foreground import beside_writers
 from tests.logstore.records.world import RecordsWorld

@@ -16,7 +16,8 @@ from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.stack import stack
 from logstore.deletion.retention import RetentionPolicy
-from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement, meta_key, segment_key
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.puts import Put, put_all

@@ -21,7 +21,7 @@ from temporalio.worker import Worker
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, stage, write_rows
 from workers.client import Sexton

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from infra.coordination.faults import PemFiles
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from tests.architecture.source import ROOT
 from tests.tls import Authority
 from workers.assembly.adapters import store_address

@@ -8,9 +8,7 @@ import pyarrow.parquet as pq
 
 from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
 from logstore.positions import TopicId
-from logstore.reconciliation.files import FINDINGS_PER_PAGE, to_table
-from logstore.reconciliation.findings import Finding
-from logstore.reconciliation.jobs import (
+from logstore.reconciliation.bulk_jobs import (
     BulkJob,
     BulkProgress,
     BulkSummary,
@@ -21,8 +19,10 @@ from logstore.reconciliation.jobs import (
     ScrubPage,
     VerifyFindings,
 )
-from logstore.transactions.buffer import Buffer
-from logstore.transactions.snapshots import BufferFiles, BuildBuffers
+from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, to_table
+from logstore.reconciliation.findings import Finding
+from logstore.transactions.buffer_serialization import BufferFiles, BuildBuffers
+from logstore.transactions.transaction_buffer import Buffer
 from spark.publication import Publication
 
 COMPARED = {

@@ -11,7 +11,7 @@ from typing import BinaryIO, TypeVar
 from infra.objects.keys import check_key, check_metadata, check_written_key, find_key_problem
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 V = TypeVar("V")
 

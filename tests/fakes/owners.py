@@ -1,10 +1,10 @@
 """Ownership of topics without ZooKeeper: what all workers of a test would be told."""
 
 from logstore.errors import NotOwner, SextonError
-from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences
 from logstore.ports.owners import OtherOwner
+from logstore.validated_names import TopicName
 
 
 class FakeOwnership:

@@ -15,7 +15,8 @@ from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import Component, LedgerStatement, segment_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import Component, LedgerStatement
 from logstore.positions import Position, TopicId
 from tests.faults.auditor import Expected
 from tests.faults.operators import CAUSE, Operators

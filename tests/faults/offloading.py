@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, Self
 
-from logstore.offload.tiered import data_key
+from logstore.offload.tiered_copy import data_key
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -1,9 +1,9 @@
 """A process that acquires each bundle that it meets, as an owner that was started a moment ago."""
 
 from logstore.errors import NotOwner
-from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences
+from logstore.validated_names import TopicName
 
 WORKER: str = "faults"
 

@@ -15,11 +15,11 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import SHARDS
-from logstore.names import TopicName
+from logstore.log.ledger_object_keys import SHARDS
 from logstore.ownership import bundle_of
 from logstore.ports.catalog import Cause, Topic
 from logstore.positions import Position
+from logstore.validated_names import TopicName
 from tests.faults.auditor import Seen, payload_of, wrong_at_any_moment
 from tests.faults.scene import HOLE, HOLED, PER_LEDGER, PER_SEGMENT, SCHEMAS, SEGMENTS, TopicPlan, Trouble
 from workers.assembly.log import LogStore

@@ -23,7 +23,7 @@ from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.deletion.intents import DeletionState, IntentKey
-from logstore.identity.markers import MARKER_KEY, marker_content
+from logstore.identity.bucket_markers import MARKER_KEY, marker_content
 from logstore.ports.catalog import Cause, Claim
 from tests.every_topic import every_topic
 from tests.faults.auditor import Seen, look, payload_of

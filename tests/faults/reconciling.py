@@ -8,8 +8,9 @@ from typing import Final, Self
 
 from activities.bulk import owner_file
 from activities.reconciliation.finding_fates import NOT_FILED, fate_files
-from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
-from logstore.offload.tiered import data_key
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import CopyKind, LedgerStatement
+from logstore.offload.tiered_copy import data_key
 from logstore.ports.catalog import RunKind
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind, plan_result

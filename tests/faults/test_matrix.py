@@ -12,7 +12,7 @@ import pytest
 from temporalio import activity, workflow
 
 from logstore import failpoints
-from logstore.log.ledgers import shard_prefix
+from logstore.log.ledger_object_keys import shard_prefix
 from tests.driver.driver import Ending
 from tests.fakes.objects import Fault, Operation
 from tests.fakes.owners import NobodyOwns

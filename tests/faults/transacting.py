@@ -18,7 +18,7 @@ from logstore.errors import TransactionEnded, UnknownObject
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import BeginTransaction, Cause, EndTransaction, Topic
 from logstore.positions import Position
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Expected
 from tests.faults.operators import CAUSE, POLICY, Operators

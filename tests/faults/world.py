@@ -12,14 +12,14 @@ from pathlib import Path
 from sqlalchemy import Connection, event
 
 from infra.catalog import Database, SqlCatalog
-from logstore.clock import Clock
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.failpoints import SimulatedCrash
-from logstore.identity.markers import MARKER_KEY, NamedBucket, Role, marker_content
-from logstore.identity.services.own_stores import OwnStores
+from logstore.identity.bucket_markers import MARKER_KEY, NamedBucket, Role, marker_content
+from logstore.identity.services.marker_checked_buckets import OwnStores
 from logstore.log.ledgers import CopyKind
-from logstore.offload.tiered import CopyLocation
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.objects import ObjectInfo
+from logstore.retrying_clock import Clock
 from tests.ending_functions import REFERENCES
 from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore as Store

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component

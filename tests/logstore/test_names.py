@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
-from logstore.names import (
+from logstore.validated_names import (
     MAX_ENCODED_CHARACTERS,
     TopicName,
     check_name,

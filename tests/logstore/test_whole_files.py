@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from logstore.atomic_files import create_or_read, replace_atomically
 from logstore.failpoints import SimulatedCrash
-from logstore.whole_files import create_or_read, replace_atomically
 
 
 def test_file_is_replaced_once_all_of_it_is_written(tmp_path: Path) -> None:

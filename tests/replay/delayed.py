@@ -3,9 +3,9 @@
 from logstore.delayed.buckets import BucketLimits
 from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.errors import CorruptData
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Claim
-from logstore.reconciliation.jobs import BulkJob
+from logstore.reconciliation.bulk_jobs import BulkJob
 from tests.fakes.objects import Operation
 from tests.logstore.delayed.stored import Stored, stored_in
 from tests.replay.courses import Handle, ended, first_run

@@ -10,8 +10,8 @@ from temporalio.client import WorkflowFailureError
 
 from activities.transactions.values import BusyCoordinatorsInput
 from logstore.errors import CorruptData
-from logstore.reconciliation.jobs import BulkJob
-from logstore.transactions.transactions import TransactionId
+from logstore.reconciliation.bulk_jobs import BulkJob
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.replay.courses import Handle, completed, ended, first_run
 from tests.workflows.builds import buffer_of_topic, build
 from tests.workflows.house import Gate, House

@@ -1,6 +1,6 @@
 """Runs a module in a process whose clock port reads a step, in seconds, from a file: `clocked FILE MODULE ARGUMENT…`.
 
-The machine's own clock stays as it is, so a step reaches exactly what asks the port, `logstore.clock.Clock`.
+The machine's own clock stays as it is, so a step reaches exactly what asks the port, `logstore.retrying_clock.Clock`.
 """
 
 import os
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from logstore.clock import Clock
+from logstore.retrying_clock import Clock
 
 
 def stepped(path: Path) -> Callable[[], int]:

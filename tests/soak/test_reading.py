@@ -6,7 +6,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import pack_acknowledged
+from logstore.cursors.cursor_state import pack_acknowledged
 from logstore.positions import LedgerId
 from tests.soak.audit.evidence import PRIMARY, RECORDS, TIERED, digest
 from tests.soak.audit.reading import Reading, Store, read_recorded

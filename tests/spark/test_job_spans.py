@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from logstore.errors import StoreUnavailable
-from logstore.reconciliation.jobs import BulkProgress, BulkSummary, ReadReferences
+from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadReferences
 from spark import job_spans, runner
 from spark import session as sessions
 from spark.publication import Publication

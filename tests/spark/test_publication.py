@@ -7,7 +7,7 @@ import pytest
 from logstore import failpoints
 from logstore.errors import CorruptData, InvalidInput
 from logstore.failpoints import SimulatedCrash
-from logstore.reconciliation.jobs import BulkSummary
+from logstore.reconciliation.bulk_jobs import BulkSummary
 from spark.publication import Publication
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable
-from logstore.reconciliation.jobs import BulkProgress, BulkSummary, ReadReferences
+from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadReferences
 from spark.publication import Publication
 from spark.runner import JobRun, Main, SparkJobs
 from spark.session import WarmSession

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import InvalidInput, ServiceFailed
-from logstore.reconciliation.spark_master import check_master
+from logstore.reconciliation.spark_master_url import check_master
 from spark.session import SparkSettings, WarmSession, _properties
 
 

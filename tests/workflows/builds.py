@@ -11,7 +11,7 @@ from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.buffer import Buffer
+from logstore.transactions.transaction_buffer import Buffer
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.house import House
 from workflows.jobs import BuildResult, BuildTopicsInput, Job

@@ -13,7 +13,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from logstore.deletion.intents import DeletionState
-from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from tests.activities.world import World
 from tests.driver.driver import Driver
 from tests.driver.executions import Execution

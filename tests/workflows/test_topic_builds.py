@@ -10,7 +10,7 @@ from temporalio.exceptions import CancelledError
 
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import Claim, RunKind
-from logstore.reconciliation.jobs import BulkJob
+from logstore.reconciliation.bulk_jobs import BulkJob
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.builds import buffer_of_topic, build, run_id, topic_to_build
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure

@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
 from infra.telemetry.tracing import ExpectedErrorFilter
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from tests.activities.world import NAME
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.deletion.test_delete_ledger import handed_over

@@ -24,7 +24,7 @@ from activities.records.upkeep import RecordDefragmentation, RecordReplication, 
 from activities.transactions.building import BufferBuilding
 from activities.transactions.coordination import Coordination
 from logstore.ports.owners import Owners
-from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
 from logstore.records.services.flush_requests import SharedFlushes
 from workers.assembly.log import LogStore
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.delayed.buckets import BucketLimits
-from logstore.identity.markers import Role
-from logstore.identity.services.own_stores import OwnStores
+from logstore.identity.bucket_markers import Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
 from logstore.log.services import RollPolicy
-from logstore.offload.tiered import DRIVER, CopyLocation
+from logstore.offload.tiered_copy import DRIVER, CopyLocation
 from logstore.ports.bulk import BulkJobs
 from logstore.records.services.publishing import require_current
 from workers.assembly.buckets import is_own_stack, own_buckets, primary_bucket

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from logstore.clock import Backoff
-from logstore.identity.markers import NamedBucket, Role
-from logstore.identity.services.lost_catalogs import LostCatalog
-from logstore.identity.services.own_stores import OwnStore, OwnStores
-from logstore.offload.tiered import CopyLocation
+from logstore.identity.bucket_markers import NamedBucket, Role
+from logstore.identity.services.lost_catalog_identity import LostCatalog
+from logstore.identity.services.marker_checked_buckets import OwnStore, OwnStores
+from logstore.offload.tiered_copy import CopyLocation
+from logstore.retrying_clock import Backoff
 from workers.settings import Settings, read_stack_record
 from workers.settings.tls_files import TlsFiles
 

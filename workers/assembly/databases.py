@@ -17,9 +17,9 @@ from infra.catalog.engine.connections import mask_passwords
 from infra.catalog.records.following import open_replica
 from infra.catalog.records.loading import SqlRebuild
 from logstore.errors import ServiceRefused
-from logstore.identity.markers import Role
-from logstore.identity.services.own_stores import OwnStores
-from logstore.offload.tiered import CopyLocation
+from logstore.identity.bucket_markers import Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog.rebuilding import RebuildDatabase
 from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from logstore.clock import Clock
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.buckets import BucketLimits
 from logstore.delayed.services.building import IndexPublisher
@@ -24,13 +23,14 @@ from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
-from logstore.log.services.tiered_segments import TieredSegments
-from logstore.offload.services.writing import Offloader
+from logstore.log.services.segment_sources import TieredSegments
+from logstore.offload.services.tiered_copy_upload import Offloader
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Catalog
 from logstore.ports.objects import Buckets, OwnedStore, Storages
+from logstore.retrying_clock import Clock
 from logstore.transactions.services.broadcast import Broadcaster
-from logstore.transactions.services.snapshots import BufferRebuilder, BufferSnapshots
+from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
 from workers.assembly.records import RecordPolicies, RecordServices, create_record_services
 
 _DAY_S: Final = 86_400.0

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 
-from logstore.clock import Clock
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import Catalog
 from logstore.ports.objects import OwnedStore
@@ -16,6 +15,7 @@ from logstore.records.services.raiding import Raider
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replicating import Replication
 from logstore.records.services.sweeping import Sweeper
+from logstore.retrying_clock import Clock
 
 
 class NamedFunctions:

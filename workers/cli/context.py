@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from logstore.errors import SextonError
-from logstore.names import TopicName, check_name
+from logstore.validated_names import TopicName, check_name
 from workers.hosting.request_subject import ERROR_TYPE, EXIT_CODE, AttributeValue, command_attributes, format_span_error
 
 if TYPE_CHECKING:

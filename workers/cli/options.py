@@ -6,8 +6,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from logstore.errors import InvalidInput, UnknownObject
-from logstore.names import TopicName, check_name, check_reason
 from logstore.positions import LedgerId
+from logstore.validated_names import TopicName, check_name, check_reason
 from workers.cli.context import CommandContext
 from workers.cli.output import note
 from workers.cli.usage import describe_whole_numbers, get_field_name
@@ -56,7 +56,7 @@ def check_worker(param: typer.CallbackParam, worker_id: str | None) -> str | Non
 
 def check_transaction(txn: str | None) -> str | None:
     """Return the id if it is a valid transaction id."""
-    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
 
     return None if txn is None else str(TransactionId.parse(txn))
 

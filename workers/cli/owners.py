@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from logstore.errors import InvalidInput, PreconditionFailed
-from logstore.names import TopicName
 from logstore.ownership import BundleId, bundle_name, bundle_of, parse_bundle
 from logstore.ports.catalog import Cause
+from logstore.validated_names import TopicName
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.errors import InvalidInput
-from logstore.log.ledgers import SHARDS
+from logstore.log.ledger_object_keys import SHARDS
 from logstore.records.absent_share import MAX_ABSENT_SHARE
 from logstore.records.jobs import FollowedRecords, integer_fields
 from workers.cli.command import command

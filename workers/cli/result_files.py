@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from logstore.atomic_files import replace_atomically
 from logstore.errors import InvalidInput
-from logstore.whole_files import replace_atomically
 
 _EXPECTED: Final = "a file in a folder that exists, a FIFO or a character device"
 

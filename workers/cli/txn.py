@@ -17,7 +17,7 @@ from workers.settings import parse_duration
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import StoredTransaction, Transactions
-    from logstore.transactions.transactions import TransactionId
+    from logstore.transactions.transaction_ids_and_states import TransactionId
     from workers.client import Sexton
 
 txn = group("txn", "Transactions: begin, commit, abort, and see what they still owe.")
@@ -27,7 +27,7 @@ _REPORT_INTERVAL_S = 10.0
 
 
 def _check_participant(text: str) -> str:
-    from logstore.transactions.transactions import Participant  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import Participant  # noqa: PLC0415 - start-up time
 
     return str(Participant.parse(text))
 
@@ -52,7 +52,7 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, h
 
 
 def _parse_id(text: str) -> "TransactionId":
-    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
 
     return TransactionId.parse(text)
 
@@ -60,7 +60,7 @@ def _parse_id(text: str) -> "TransactionId":
 @command(txn, "begin", "", "--timeout 10m --json")
 def begin(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
     """Open a transaction; use its id with `topic append --txn` and `topic ack --txn`."""
-    from logstore.transactions.transactions import check_timeout  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import check_timeout  # noqa: PLC0415 - start-up time
 
     timeout_s = parse_duration(timeout, "timeout")
     check_timeout(timeout_s)
@@ -143,7 +143,7 @@ def resolve(
 ) -> Answer:
     """Count a participant of a decided transaction as told, by hand: its log will not tell how it ended."""
     from logstore.ports.catalog import Cause  # noqa: PLC0415 - start-up time
-    from logstore.transactions.transactions import Participant  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import Participant  # noqa: PLC0415 - start-up time
 
     context.require_store()
     cause = Cause(actor=context.actor, reason=reason, workflow_id="")
@@ -156,7 +156,7 @@ def resolve(
 @command(txn, "list", "", "--state COMMITTING --json")
 def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100) -> Answer:
     """List transactions that are not over, or those of one state."""
-    from logstore.transactions.transactions import TransactionState  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import TransactionState  # noqa: PLC0415 - start-up time
 
     states = [] if state is None else [TransactionState(state)]
     transactions = cut_rows(context.catalog.transactions.list_page(states=states, limit=limit + 1), limit, "first")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from logstore.atomic_files import read_regular_file
 from logstore.errors import InvalidInput
-from logstore.whole_files import read_regular_file
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode

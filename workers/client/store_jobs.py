@@ -8,8 +8,8 @@ from temporalio.common import SearchAttributePair
 
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from logstore.reconciliation import rules
-from logstore.reconciliation.jobs import SCRUB_RATE
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.bulk_jobs import SCRUB_RATE
 from logstore.records.tombstones import DeletePolicy
 from workers.client.jobs import Handle, JobClient, run_attribute, topic_attribute
 from workflows import limits, search_attributes
@@ -122,7 +122,7 @@ class StoreJobs(JobClient):
         Raises:
             PreconditionFailed: The age is below the safe minimum.
         """
-        rules.check_age(older_than_s, unsafe=unsafe_age)
+        plausibility_guards.check_age(older_than_s, unsafe=unsafe_age)
         run_id = f"plan-{uuid.uuid4().hex[:12]}"
         request = ReconcileOrphansInput(
             run_id=run_id,
@@ -138,7 +138,12 @@ class StoreJobs(JobClient):
         return await self.start(RECONCILE_ORPHANS, request, run_id, summary=summary, attributes=[run_attribute(run_id)])
 
     async def apply_orphans(
-        self, run_id: str, *, max_orphan_share: float = rules.MAX_ORPHAN_SHARE, reason: str = "", actor: str = ""
+        self,
+        run_id: str,
+        *,
+        max_orphan_share: float = plausibility_guards.MAX_ORPHAN_SHARE,
+        reason: str = "",
+        actor: str = "",
     ) -> Handle[ApplyOrphansResult]:
         """Remove the findings of a finished plan. Check each finding again first. Joins a running apply of the plan."""
         request = ApplyOrphansInput(

@@ -23,7 +23,7 @@ from temporalio.common import SearchAttributePair
 from logstore.errors import OutcomeUnknown, UnknownObject
 from logstore.ports.catalog import AcknowledgeResult, BeginTransaction, EndTransaction, Topic
 from logstore.positions import Position
-from logstore.transactions.transactions import TransactionId, TransactionState, check_timeout
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, check_timeout
 from workers.client.jobs import Handle, JobClient
 from workflows import limits, search_attributes
 from workflows.jobs import BuildResult

@@ -13,9 +13,9 @@ from typing import Final, Self
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.names import TopicName
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
+from logstore.validated_names import TopicName
 from workers.assembly.adapters import open_log
 from workers.client import Sexton
 from workers.demo.auditor import Auditor

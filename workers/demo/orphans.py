@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import uuid4
 
-from logstore.log.ledgers import ledger_prefix, segment_key
-from logstore.offload.tiered import data_key, index_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
+from logstore.offload.tiered_copy import data_key, index_key
 from logstore.reconciliation.findings import FindingKind
 from workers.client import Sexton
 from workers.demo.auditor import Auditor, BucketContents

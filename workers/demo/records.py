@@ -19,9 +19,9 @@ from urllib.parse import unquote
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.names import TopicName
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
+from logstore.validated_names import TopicName
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import Sexton

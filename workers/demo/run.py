@@ -13,7 +13,7 @@ from infra.stack.home import StackHome
 from infra.stack.process import ServiceProcess
 from logstore import failpoints
 from logstore.errors import ServiceFailed
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from workers.assembly.adapters import open_log
 from workers.client import Sexton
 from workers.demo.auditor import Auditor, BucketContents

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.names import TopicName
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
+from logstore.validated_names import TopicName
 from workers.assembly.log import LogStore
 
 _ENTRIES_PER_SEGMENT = 4

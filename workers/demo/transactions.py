@@ -8,10 +8,10 @@ from typing import Final
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import ServiceFailed
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.names import TopicName
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
+from logstore.validated_names import TopicName
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.client import Sexton

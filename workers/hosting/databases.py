@@ -24,7 +24,7 @@ from temporalio.worker import Worker
 from infra.catalog.engine.connections import mask_passwords
 from logstore import failpoints
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.records.absent_share import MAX_ABSENT_SHARE
 from logstore.records.jobs import FollowedRecords
 from logstore.records.rebuilding import RebuildId

@@ -29,7 +29,7 @@ from logstore.ports.catalog import (
 from logstore.reconciliation.findings import FindingKind, plan_result
 from logstore.records.services.replicating import Replication
 from logstore.records.tombstones import ReplicaState
-from logstore.transactions.transactions import TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.assembly.log import LogStore
 from workers.hosting.certificates import find_certificate_files, read_certificate
 from workers.hosting.readiness import Readiness

@@ -11,10 +11,10 @@ from infra.coordination.owner import BundleOwner, BundleOwnerOptions, ExpiredPol
 from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from infra.coordination.single_owner import SingleOwner
 from logstore.errors import InvalidInput, SextonError
-from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences
 from logstore.ports.owners import Owners
+from logstore.validated_names import TopicName
 from workers.assembly.log import LogStore
 from workers.settings import Settings
 from workers.settings.tls_files import TlsFiles

@@ -23,7 +23,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Worker
 
 from logstore.errors import ServiceFailed, SextonError
-from logstore.identity.markers import MARKER_KEY
+from logstore.identity.bucket_markers import MARKER_KEY
 from logstore.ports.catalog import Catalog
 from workers.assembly.buckets import primary_bucket
 from workers.client.scheduled_runs import StuckRun

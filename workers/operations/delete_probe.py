@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from infra.catalog import open_catalog
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
-from logstore.identity.markers import PROBE_PREFIX, Role
-from logstore.identity.services.own_stores import OwnStores
+from logstore.identity.bucket_markers import PROBE_PREFIX, Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
 from workers.assembly.buckets import own_buckets_by_name, primary_bucket
 from workers.identity import list_buckets
 from workers.settings import Settings

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from logstore.deletion.services.absence import SAMPLE_KEYS
+from logstore.deletion.services.absence_proofs import SAMPLE_KEYS
 from logstore.errors import InvalidInput
-from logstore.log.ledgers import SHARDS
+from logstore.log.ledger_object_keys import SHARDS
 from logstore.records.blocks import MAX_VERSIONS_PER_BLOCK
 from workflows.deletion.values import DeletionPolicy, TrimTopicsInput
 

@@ -21,8 +21,8 @@ from infra.stack.home import StackHome
 from infra.stack.java import find_java
 from infra.stack.workers import crashed_worker_ids, live_workers
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
-from logstore.identity.markers import MARKER_KEY, MarkerState
-from logstore.identity.services.own_stores import OwnStores
+from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
+from logstore.identity.services.marker_checked_buckets import OwnStores
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Identities
 from workers.assembly.buckets import own_buckets_by_name, primary_bucket

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
+from logstore.atomic_files import read_regular_file
 from logstore.errors import InvalidInput
-from logstore.whole_files import read_regular_file
 from workers.settings.model import Settings
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024

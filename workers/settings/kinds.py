@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from logstore.errors import InvalidInput
-from logstore.reconciliation.spark_master import MASTER_FORMS, is_master
+from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_master
 
 _MAX_PATH_CHARS: Final = 4_096
 _ADDRESS_PATTERN = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")

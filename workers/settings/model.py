@@ -9,8 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 
 from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
-from logstore.reconciliation.jobs import MIN_SCRUB_RATE, SCRUB_RATE
-from logstore.transactions.transactions import MAX_COORDINATORS
+from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, SCRUB_RATE
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from workers.settings.kinds import (
     Address,
     Bucket,

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import PlainSerializer, ValidationError
 
+from logstore.atomic_files import read_regular_file
 from logstore.errors import InvalidInput, ServiceFailed
-from logstore.whole_files import read_regular_file
 from workers.settings.files import MAX_FILE_BYTES, read_secret
 from workers.settings.kinds import format_duration
 from workers.settings.model import SERVICE_SETTINGS, Settings

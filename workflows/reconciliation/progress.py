@@ -8,8 +8,8 @@ from temporalio.exceptions import ActivityError
 
 from logstore import errors
 from logstore.deletion.intents import GuardRefusal
+from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences
 from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, add_counts
-from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences
 from workflows.reconciliation.values import ApplyOrphansProgress, ReconcileOrphansProgress, ScrubLedgersProgress
 from workflows.refusals import find_refusal
 

@@ -29,8 +29,8 @@ with workflow.unsafe.imports_passed_through():
         PlanBegun,
         PlanInput,
     )
+    from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
     from logstore.reconciliation.findings import PlanResult
-    from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
     from workflows import options, refusals, search_attributes
     from workflows.reconciliation.progress import format_findings, format_plan, refusal_by_guard
     from workflows.reconciliation.values import (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from logstore.deletion.intents import GuardRefusal
+from logstore.reconciliation.bulk_jobs import SCRUB_RATE
 from logstore.reconciliation.findings import ApplyCounts, PlanResult
-from logstore.reconciliation.jobs import SCRUB_RATE
 from workflows.deletion.values import DeletionPolicy
 from workflows.jobs import Job
 

@@ -27,7 +27,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.records.rebuilding import Rebuilding
     from activities.records.values import AdoptShardsInput, RebuildBegun, RebuildStep, RebuiltRows
-    from logstore.log.ledgers import SHARDS
+    from logstore.log.ledger_object_keys import SHARDS
     from workflows import options, refusals
     from workflows.records.values import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from logstore.transactions.transactions import Owed
+from logstore.transactions.transaction_ids_and_states import Owed
 from workflows.jobs import BuildResult, BuildTopicsInput, Job
 
 

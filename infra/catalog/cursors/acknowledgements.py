@@ -16,7 +16,7 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, read_spans_by_topic, store_cursors
 from infra.catalog.engine.dialects import among
 from infra.catalog.transactions.participant_rows import insert_participants, read_held, replace_held
-from logstore.cursors.state import (
+from logstore.cursors.cursor_state import (
     CursorState,
     DelayedRange,
     LedgerSpan,
@@ -32,7 +32,7 @@ from logstore.log.ledgers import Component
 from logstore.ports.catalog import Acknowledge, AcknowledgeResult, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.pending_acks import hold_entries, require_not_held
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 _Key = tuple[TopicId, str]
 

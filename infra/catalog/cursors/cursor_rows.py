@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import among, dataclass_from_row
 from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
-from logstore.cursors.state import (
+from logstore.cursors.cursor_state import (
     CursorState,
     LedgerSpan,
     advance,

@@ -25,7 +25,7 @@ from infra.catalog.log.components import read_newborn, retire_ledger, share_lock
 from infra.catalog.log.ledger_rows import data_list_id, lock_component_list, publish_newborn, raise_version
 from infra.catalog.log.ledgers import read_epoch
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
-from logstore.cursors.state import (
+from logstore.cursors.cursor_state import (
     CursorSnapshot,
     advance,
     complete_state,

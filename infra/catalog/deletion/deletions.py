@@ -24,8 +24,8 @@ from infra.catalog.engine.database import reads, writes
 from infra.catalog.engine.dialects import BIG, Statement, among, as_text, bulk_parameter, parse_context
 from infra.catalog.log.ledgers import require_epoch
 from infra.catalog.ownership.fences import LeasedPort, hold_lease
+from logstore.deletion.intent_queue_rules import require_unclaimed
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
-from logstore.deletion.rules import require_unclaimed
 from logstore.errors import ClaimHeld, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind

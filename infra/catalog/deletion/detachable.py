@@ -11,6 +11,7 @@ from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledgers import filter_listed
 from infra.catalog.offload.uploads import is_abandoned_upload
 from infra.catalog.transactions.buffer_rows import has_unsettled_range
+from logstore.deletion.intent_queue_rules import MAX_IDS_PER_CALL, normalize_ids
 from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import (
     LedgerFacts,
@@ -20,7 +21,6 @@ from logstore.deletion.retention import (
     require_unneeded,
     simulate_roll,
 )
-from logstore.deletion.rules import MAX_IDS_PER_CALL, normalize_ids
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
 from logstore.ports.catalog import Ledger

@@ -18,9 +18,10 @@ from infra.catalog.engine.dialects import (
     parse_context_or_empty,
     parse_json_object,
 )
+from logstore.deletion.intent_queue_rules import split_into_ranges
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.deletion.rules import split_into_ranges
-from logstore.log.ledgers import SHARDS, CopyKind
+from logstore.log.ledger_object_keys import SHARDS
+from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, FiledCount, RowRange, Tally
 from logstore.positions import TopicId
 

@@ -28,8 +28,8 @@ from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import is_abandoned_newborn, lock_lists
 from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.offload.uploads import TIERED, is_abandoned_upload
+from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_letters
 from logstore.deletion.intents import DeletionState
-from logstore.deletion.rules import normalize_ids, require_dead_letters
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, DetachedBatch, ForgottenCounts, SweepBacklog

@@ -12,7 +12,7 @@ from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.inspection import read_live_copies, read_live_ledger
 from logstore.deletion.intents import DeletionState, find_missing_property
 from logstore.errors import CatalogVersionMismatch
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import InspectedCopy
 from logstore.positions import LedgerId

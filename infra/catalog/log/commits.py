@@ -34,7 +34,7 @@ from logstore.errors import (
     TransactionNotOpen,
 )
 from logstore.log.ledgers import LedgerState
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import (
     Acknowledge,
     BeginTransaction,
@@ -47,7 +47,7 @@ from logstore.ports.catalog import (
     WriteResult,
 )
 from logstore.positions import LedgerId
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 W = TypeVar("W", bound=Write)
 

@@ -17,10 +17,10 @@ from infra.catalog.log.producer_rows import read_sequences
 from infra.catalog.log.sums import count_backlogs, read_totals
 from infra.catalog.log.topic_rows import lock_active_topic
 from infra.catalog.transactions.buffer_rows import read_buffers
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import Ledger, Segment, TopicTotals
 from logstore.positions import LedgerId, TopicId
 

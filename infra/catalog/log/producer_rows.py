@@ -17,9 +17,9 @@ from sqlalchemy.types import TypeEngine
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dialect_insert
 from infra.catalog.transactions.transaction_rows import read_states
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.positions import TopicId
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
 ProducerKey = tuple[int, str]
 """Id of a topic, and name of a producer."""

@@ -15,7 +15,7 @@ from infra.catalog.cursors.cursor_rows import read_spans_by_topic
 from infra.catalog.engine.dialects import among
 from infra.catalog.log.ledger_rows import list_query
 from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
-from logstore.cursors.state import CursorState, count_backlog
+from logstore.cursors.cursor_state import CursorState, count_backlog
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Frontier, TopicTotals
 from logstore.positions import LedgerId, Position, TopicId

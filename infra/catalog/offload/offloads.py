@@ -18,7 +18,7 @@ from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from infra.catalog.offload.uploads import TIERED, build_statement, end_upload, read_tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
-from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start
+from logstore.offload.tiered_copy import CopyLengths, UploadStart, context_after_upload, decide_upload_start
 from logstore.ports.catalog import (
     Cause,
     Claim,

@@ -11,7 +11,7 @@ from infra.catalog.engine.dialects import ReadableJson, as_text, parse_context_o
 from infra.catalog.log.ledger_rows import set_copy_context
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
-from logstore.offload.tiered import UPLOAD_GRACE_S, context_after_upload, upload_ends_us
+from logstore.offload.tiered_copy import UPLOAD_GRACE_S, context_after_upload, upload_ends_us
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 

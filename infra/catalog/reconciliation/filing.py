@@ -37,7 +37,7 @@ from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import DetachedBatch
 from logstore.ports.catalog.reconciliation import FilingResult, FindingsToFile, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
-from logstore.reconciliation.catalog_doubts import LedgerRows, doubt_orphan, doubt_unreferenced
+from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, doubt_orphan, doubt_unreferenced
 
 _P, _L = t.pending_deletion.c, t.ledger.c
 

@@ -13,7 +13,7 @@ from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner
 from logstore.positions import LedgerId, TopicId
-from logstore.reconciliation.catalog_doubts import CopyRow, LedgerRows, SegmentSums, StatedOwner
+from logstore.reconciliation.orphan_doubts_from_rows import CopyRow, LedgerRows, SegmentSums, StatedOwner
 
 _MAX_LEDGERS_PER_QUERY: Final = 5_000
 _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c

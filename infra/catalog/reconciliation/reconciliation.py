@@ -26,7 +26,8 @@ from infra.catalog.reconciliation.filing import file_page, preview_filing
 from infra.catalog.reconciliation.naming_rows import segment_sums
 from infra.catalog.records.outbox_rows import enqueue_records
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.log.ledgers import CopyKind, LedgerState, segment_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Cause, Claim
 from logstore.ports.catalog.reconciliation import (
     CatalogState,
@@ -38,9 +39,9 @@ from logstore.ports.catalog.reconciliation import (
     RunKind,
 )
 from logstore.positions import LedgerId
-from logstore.reconciliation.catalog_doubts import SegmentSums, describe_lost_segments
 from logstore.reconciliation.findings import plan_run_id
-from logstore.reconciliation.rules import reason_to_keep_segment, takes_segments
+from logstore.reconciliation.orphan_doubts_from_rows import SegmentSums, describe_lost_segments
+from logstore.reconciliation.plausibility_guards import reason_to_keep_segment, takes_segments
 
 _P, _R, _L, _S, _C = t.pending_deletion.c, t.run.c, t.ledger.c, t.segment.c, t.ledger_copy.c
 _MAX_AUDITED_KEYS: Final = 10  # in a row of the audit log: a sample

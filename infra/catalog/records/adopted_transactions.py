@@ -12,11 +12,11 @@ from infra.catalog.transactions.buffer_rows import forget_entries_from, hide_ent
 from infra.catalog.transactions.deciding import settle_cursors, store_decisions
 from infra.catalog.transactions.participant_rows import insert_participants, replace_held
 from infra.catalog.transactions.transaction_rows import insert_open, lock_transactions, read_states
-from logstore.cursors.state import unpack_acknowledged
+from logstore.cursors.cursor_state import unpack_acknowledged
 from logstore.ports.catalog import StoredParticipant
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption import AdoptedSegment, UploadedMarker
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 
 def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:

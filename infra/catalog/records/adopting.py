@@ -33,7 +33,8 @@ from infra.catalog.records.settling import settle_topic
 from infra.catalog.transactions.snapshots import drop_snapshots
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
-from logstore.log.ledgers import SHARDS, Component, CopyKind, CopyState, LedgerOwner, LedgerState
+from logstore.log.ledger_object_keys import SHARDS
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
 from logstore.ports.catalog.rebuilding import (
     AbsenceCounts,
     AdoptionOutcome,

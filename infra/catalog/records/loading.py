@@ -29,7 +29,7 @@ from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildTarget
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import LOAD_ORDER, RowFilesFolder
-from logstore.transactions.transactions import MAX_COORDINATORS
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 
 # Every writer uses these tables. Their locks stop all work that begins during the load.
 _LOCKED_TABLES: Final = ("topic", "ledger", "pending_deletion", "record_log", "catalog")

@@ -37,7 +37,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
 from logstore.records.kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.records.manifest import Block, Ceilings
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa

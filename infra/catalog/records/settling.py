@@ -24,13 +24,13 @@ from infra.catalog.log.topic_rows import recreate_topic
 from infra.catalog.records.adopted_transactions import adopt_transactions, lock_decided_before_flush
 from infra.catalog.records.adoption_rows import iterate_staged, settle_ledgers, settle_unstaged
 from logstore.log.ledgers import Component, LedgerState
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import TopicState
 from logstore.ports.catalog.rebuilding import AdoptionOutcome, StagedLedger, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption import AdoptedSegment, LedgerTail, TopicAtFlush, adopt_uploads, find_last_attempts
 from logstore.records.kinds import RecordKind
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _L, _T = t.ledger.c, t.tombstone.c
 _INCOMPLETE = {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED, StorageDiscrepancy.SHORT}

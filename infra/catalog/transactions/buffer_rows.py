@@ -19,9 +19,9 @@ from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, inse
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, BulkParameter, Statement, among, bulk_parameter, dialect_insert
-from logstore.cursors.state import unite_entries
+from logstore.cursors.cursor_state import unite_entries
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
 _B = t.buffer_range.c
 _H = t.buffer_hidden.c

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row
 from infra.catalog.cursors.cursor_rows import LockedCursor, count_releases, lock_cursors, store_cursors
 from infra.catalog.transactions.participant_rows import read_holders
 from infra.catalog.transactions.transaction_rows import insert_open, next_sequences, store_states
-from logstore.cursors.state import add_acknowledged
+from logstore.cursors.cursor_state import add_acknowledged
 from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import (
     BeginTransaction,
@@ -28,7 +28,7 @@ from logstore.ports.catalog import (
     WriteResult,
 )
 from logstore.positions import TopicId
-from logstore.transactions.transactions import TransactionId, TransactionState, decide_state
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, decide_state
 
 LockedTransactions = Mapping[TransactionId, Row[Any]]
 """Rows of `transaction` that the current SQL transaction has locked."""

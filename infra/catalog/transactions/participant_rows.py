@@ -24,10 +24,10 @@ from sqlalchemy.types import TypeEngine
 from infra.catalog import tables as t
 from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dialect_insert
 from infra.catalog.transactions.buffer_rows import match_transactions, txn_pairs
-from logstore.cursors.state import pack_acknowledged, unpack_acknowledged
+from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import Settlement, StoredParticipant
 from logstore.positions import LedgerId, TopicId
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 _T = t.transaction.c
 _P = t.transaction_participant.c

@@ -28,7 +28,7 @@ from infra.catalog.transactions.buffer_rows import open_entries, read_buffers
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import SNAPSHOT_AFTER_S, SNAPSHOT_CHANGES, SnapshotSwitch, StoredSnapshot, TopicState
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
-from logstore.transactions.buffer import Buffer
+from logstore.transactions.transaction_buffer import Buffer
 
 
 class SqlTransactionSnapshots(CatalogAdapter):

@@ -31,7 +31,7 @@ from infra.catalog.transactions.participant_rows import has_owed_participant, re
 from infra.telemetry import current_trace_id
 from logstore.errors import IdsExhausted
 from logstore.ports.catalog import FinishedTransaction, StoredTransaction
-from logstore.transactions.transactions import BROADCASTING_STATES, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import BROADCASTING_STATES, TransactionId, TransactionState
 
 _T = t.transaction.c
 _C = t.transaction_coordinator.c

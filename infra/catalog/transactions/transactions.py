@@ -31,7 +31,7 @@ from logstore.ports.catalog import (
     TransactionCounts,
 )
 from logstore.positions import LedgerId, TopicId
-from logstore.transactions.transactions import (
+from logstore.transactions.transaction_ids_and_states import (
     BROADCASTING_STATES,
     Participant,
     TransactionId,

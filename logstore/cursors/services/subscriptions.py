@@ -8,15 +8,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
-from logstore.cursors.state import CursorSnapshot, CursorState, complete_state
+from logstore.cursors.cursor_state import CursorSnapshot, CursorState, complete_state
+from logstore.cursors.services.cursor_snapshots import CursorLedgers
 from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeeded
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Acknowledge, AcknowledgeResult, Cursors, StoredCursor, Transactions
 from logstore.positions import LedgerId, Position, TopicId
+from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.pending_acks import hide_held
-from logstore.transactions.transactions import TransactionId
-from logstore.units import raise_if_stopped
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _MAX_SNAPSHOT_CHANGES: Final = 16
 """Consecutive replacements of the snapshot by other processes after which a call gives up."""

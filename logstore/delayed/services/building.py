@@ -14,10 +14,10 @@ from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.delayed.services.snapshots import BucketSnapshots
 from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.log.entries import parquet_errors
+from logstore.log.segment_format import parquet_errors
 from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
 from logstore.positions import TopicId
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _AUDIT_REASON: Final = "built anew from the log"
 

@@ -8,13 +8,13 @@ from pyroaring import BitMap
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.sealing import select_delayed_rows
 from logstore.errors import MissingData
-from logstore.log.services.read_ahead import Prefetcher
-from logstore.log.services.segment_file import SegmentGone
-from logstore.log.services.tiered_segments import SegmentSource, TieredSegments
+from logstore.log.services.prefetcher import Prefetcher
+from logstore.log.services.segment_reader import SegmentGone
+from logstore.log.services.segment_sources import SegmentSource, TieredSegments
 from logstore.ports.catalog import Ledger, Ledgers, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from logstore.clock import Clock
+from logstore.cursors.cursor_state import CursorState
 from logstore.cursors.services.subscriptions import Subscription, Subscriptions
-from logstore.cursors.state import CursorState
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.services.dispatch import Dispatcher, HeldByConsumer
 from logstore.delayed.services.shared_tracker import Alarm, MeasuredSnapshots, SharedTracker
@@ -24,10 +23,11 @@ from logstore.delayed.tracker import SnapshotReader
 from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
 from logstore.log.entries import Entry
 from logstore.log.services import READABLE_COLUMNS, ManagedLedger
-from logstore.log.services.arrivals import Watch
+from logstore.log.services.log_end_watch import Watch
 from logstore.ports.catalog import AcknowledgeResult, DelayedIndex, Topic, Transactions
 from logstore.positions import EARLIEST, Position, TopicId
-from logstore.transactions.transactions import TransactionId
+from logstore.retrying_clock import Clock
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 
 def _ignore_alarm(topic: Topic, bucket: Bucket) -> None:

@@ -25,8 +25,8 @@ from typing import Final
 
 from pyroaring import BitMap
 
+from logstore.cursors.cursor_state import CursorState, unite_entries
 from logstore.cursors.services.subscriptions import Subscription
-from logstore.cursors.state import CursorState, unite_entries
 from logstore.delayed import bitmaps
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.services.log_reader import DueMessage, LogReader, ReplaySet, position_after

@@ -13,10 +13,10 @@ from typing import Any, Final, Protocol, cast
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.log.entries import Entry
 from logstore.log.services import ManagedLedger
-from logstore.log.services.view import ExcludedEntries, Postponer
+from logstore.log.services.read_filter import ExcludedEntries, Postponer
 from logstore.ports.catalog import Topic, Transactions
 from logstore.positions import EARLIEST, LedgerId, Position
 

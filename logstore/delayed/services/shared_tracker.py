@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from logstore.clock import Clock
 from logstore.delayed.buckets import Bucket
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_footer import SnapshotFooter
 from logstore.delayed.tracker import SnapshotReader, Tracker, open_buckets
 from logstore.ports.catalog import DelayedIndex, Topic
 from logstore.positions import LedgerId, Position
+from logstore.retrying_clock import Clock
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -18,15 +18,16 @@ from logstore.delayed.snapshot_file import read_segment
 from logstore.delayed.snapshot_footer import SnapshotFooter, check_segment_digest, parse_footer
 from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData
-from logstore.log.ledgers import Component, segment_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
-from logstore.log.services.read_ahead import ReadCache
-from logstore.log.services.read_back import read_twice
-from logstore.log.services.segment_file import SegmentGone, open_ranges, read_footer, row_group_range
+from logstore.log.services.read_cache import ReadCache
+from logstore.log.services.segment_reader import SegmentGone, open_ranges, read_footer, row_group_range
+from logstore.log.services.upload_read_back import read_twice
 from logstore.ports.catalog import Ledgers, NewBucket, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

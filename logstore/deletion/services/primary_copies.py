@@ -12,8 +12,8 @@ from itertools import chain, islice
 from threading import Event
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
-from logstore.deletion.services.absence import MAX_ASKED_SEGMENTS, doubt_absence, judge_deletion
-from logstore.deletion.services.shared_requests import (
+from logstore.deletion.services.absence_proofs import MAX_ASKED_SEGMENTS, doubt_absence, judge_deletion
+from logstore.deletion.services.shared_store_requests import (
     SharedListings,
     UnconfirmedKeys,
     confirm_bucket,
@@ -22,17 +22,16 @@ from logstore.deletion.services.shared_requests import (
 )
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import effect
-from logstore.log.ledgers import (
-    Component,
+from logstore.log.ledger_object_keys import (
     ledger_prefix,
     meta_key,
     owner_digest_from_key,
-    parse_meta_fields,
     segment_key,
     segment_number_from_key,
 )
+from logstore.log.ledgers import Component, parse_meta_fields
 from logstore.ports.objects import ObjectInfo, ObjectStore, OwnedStore, RemovalResult
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _MAX_META_BYTES = 65_536  # read of a `meta.json`; Sexton writes less than 4 KiB
 _PARALLEL_HEADS = 8

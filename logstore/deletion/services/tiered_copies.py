@@ -8,14 +8,14 @@ as deleted.
 from collections.abc import Callable, Mapping, Sequence
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
-from logstore.deletion.services.absence import judge_deletion
-from logstore.deletion.services.shared_requests import confirm_bucket, delete, to_removal
+from logstore.deletion.services.absence_proofs import judge_deletion
+from logstore.deletion.services.shared_store_requests import confirm_bucket, delete, to_removal
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import parse_meta_fields
-from logstore.offload.tiered import CopyLocation, data_key, index_key, parse_copy_location, upload_ends_us
+from logstore.offload.tiered_copy import CopyLocation, data_key, index_key, parse_copy_location, upload_ends_us
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, RemovalResult
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 
 class TieredCopies:

@@ -14,18 +14,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import BinaryIO, Final, TypeVar, cast
 
-from logstore.clock import Clock
 from logstore.errors import AlreadyExists, CatalogBusy, CorruptData, UploadTimedOut
 from logstore.failpoints import effect
-from logstore.log.entries import FOOTER_FIELD, NewEntry, ProducedEntries, decode_segment, digest_footer, encode_segment
-from logstore.log.ledgers import DIGEST_FIELD, Component, LedgerStatement, meta_key, segment_key, sha256_hex
-from logstore.log.services.read_back import put_and_require, read_twice, require_stored
-from logstore.log.services.registration import report_abandoned_upload
-from logstore.log.services.segment_file import digest_metadata, verify_segment_body
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerStatement
+from logstore.log.segment_format import FOOTER_FIELD, decode_segment, digest_footer, encode_segment
+from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.services.segment_reader import digest_metadata, verify_segment_body
+from logstore.log.services.segment_registration import report_abandoned_upload
+from logstore.log.services.upload_read_back import put_and_require, read_twice, require_stored
 from logstore.ports.catalog import Components, Ledgers, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
-from logstore.units import raise_if_stopped
+from logstore.retrying_clock import Clock
+from logstore.stop_checks import raise_if_stopped
 
 _Published = TypeVar("_Published")
 

@@ -6,23 +6,23 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
-from logstore.clock import Clock
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput
 from logstore.log.entries import Entry, ProducedEntries
-from logstore.log.services import duplicates
-from logstore.log.services.append import Appender, AppendQueue, AppendResult
-from logstore.log.services.arrivals import LogEndPoller, Watch
+from logstore.log.services import deduplication
+from logstore.log.services.batched_appends import Appender, AppendQueue, AppendResult
+from logstore.log.services.entry_reader import Reader
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.placement import Placer, TopicHints
-from logstore.log.services.read import Reader
-from logstore.log.services.registration import Registrar
-from logstore.log.services.roll import Roller, RollPolicy, RollResult
-from logstore.log.services.tiered_segments import TieredSegments
-from logstore.log.services.view import READABLE_COLUMNS, ExcludedEntries, Postponer
+from logstore.log.services.ledger_roll import Roller, RollPolicy, RollResult
+from logstore.log.services.log_end_watch import LogEndPoller, Watch
+from logstore.log.services.read_filter import READABLE_COLUMNS, ExcludedEntries, Postponer
+from logstore.log.services.segment_placement import Placer, TopicHints
+from logstore.log.services.segment_registration import Registrar
+from logstore.log.services.segment_sources import TieredSegments
 from logstore.ports.catalog import Frontier, Ledgers, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import Position, TopicId
+from logstore.retrying_clock import Clock
 
 _MAX_REMEMBERED_TOPICS: Final = 10_000
 """Number of topics with an append queue. If a topic in use is dropped, its appends share fewer segments for a moment.
@@ -112,7 +112,7 @@ class ManagedLedger:
             StoreUnavailable, CatalogBusy: The entries were not stored, after several attempts.
             OutcomeUnknown: The entries may be stored.
         """
-        duplicates.check(produced)
+        deduplication.check(produced)
         return self._append_queue(topic).append(produced)
 
     def roll(self, topic: Topic) -> RollResult:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from logstore.cursors.state import CursorSnapshot
+from logstore.cursors.cursor_state import CursorSnapshot
 from logstore.errors import (
     AlreadyExists,
     LedgerFenced,
@@ -15,10 +15,10 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.log.ledgers import LedgerState
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog.topics import TopicState
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

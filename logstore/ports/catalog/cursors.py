@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from logstore.cursors.state import CursorSnapshot, CursorState
+from logstore.cursors.cursor_state import CursorSnapshot, CursorState
 from logstore.positions import LedgerId, Position, TopicId
 
 

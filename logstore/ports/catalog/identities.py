@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.ports.catalog.inspection import InspectedCopy
 
 

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from logstore.cursors.state import CursorState, LedgerSpan
+from logstore.cursors.cursor_state import CursorState, LedgerSpan
 from logstore.log.ledgers import Component, CopyKind, LedgerState, LedgerStatement
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.positions import LedgerId, Position, TopicId
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from logstore.log.ledgers import LedgerStatement
-from logstore.offload.tiered import CopyLengths
+from logstore.offload.tiered_copy import CopyLengths
 from logstore.ports.catalog.claims import Cause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.log.ledgers import Component, LedgerOwner, LedgerState, LedgerStatement
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption import Upload

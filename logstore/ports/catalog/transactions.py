@@ -12,8 +12,8 @@ from pyroaring import BitMap
 
 from logstore.ports.catalog.claims import Cause, Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
-from logstore.transactions.buffer import Buffer
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

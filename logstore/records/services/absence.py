@@ -20,20 +20,20 @@ Source: the proof of a deletion (`logstore.deletion.services.primary_copies`; ap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
-from logstore.log.ledgers import (
+from logstore.log.ledger_object_keys import (
     SHARDS,
-    LedgerOwner,
     ledger_prefix,
     meta_key,
     owner_digest_from_key,
     segment_key,
     segment_number_from_key,
 )
-from logstore.log.services.placement import STRIDE
+from logstore.log.ledgers import LedgerOwner
+from logstore.log.services.segment_placement import STRIDE
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 from logstore.records.adoption import Upload
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 PROBED_NUMBERS: Final = STRIDE
 """Number of probed segment numbers after the last upload of a ledger: all that a writer may use after one lost race."""

@@ -18,16 +18,15 @@ from typing import Final, NamedTuple
 
 from logstore.errors import CorruptData, InvalidInput, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.log.ledgers import (
+from logstore.log.ledger_object_keys import (
     SHARDS,
-    Component,
-    LedgerStatement,
     ledger_id_from_key,
     owner_digest_from_key,
     segment_number_from_key,
     shard_prefix,
 )
-from logstore.offload.tiered import index_key, parse_copy_location
+from logstore.log.ledgers import Component, LedgerStatement
+from logstore.offload.tiered_copy import index_key, parse_copy_location
 from logstore.ports.catalog.rebuilding import (
     Adoption,
     AdoptionReport,
@@ -49,7 +48,7 @@ from logstore.records.services.absence import (
     unlisted_uploads,
 )
 from logstore.records.services.tail_objects import denied_object_error, read_upload
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _LEDGERS_PER_PAGE: Final = 200
 _MAX_OBJECTS_PER_PAGE: Final = 20_000  # about 20 MB of memory; a page of a single ledger may have more

@@ -33,7 +33,7 @@ from logstore.records.winners import (
     select_winners,
     split_id_ranges,
 )
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import numpy as np

@@ -36,7 +36,7 @@ from logstore.records.services.publishing import (
     require_adopted,
 )
 from logstore.records.services.record_log import RecordLog
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -37,7 +37,7 @@ from logstore.records.manifest import Block, Manifest
 from logstore.records.services.record_log import RecordLog
 from logstore.records.tombstones import ReplicaAcknowledgement, ReplicaState, eligible_before_us, replica_state
 from logstore.records.winners import read_by_range
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,12 +22,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from logstore.clock import Clock
 from logstore.deletion.intents import DeletionIntent, find_missing_property
-from logstore.deletion.services.absence import find_existing, registered_keys
+from logstore.deletion.services.absence_proofs import find_existing, registered_keys
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
+from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.catalog import RecordId, Records, Tombstones
 from logstore.ports.objects import OwnedStore
 from logstore.positions import LedgerId
@@ -43,7 +42,8 @@ from logstore.records.tombstones import (
     replica_state,
 )
 from logstore.records.winners import live_version_mask
-from logstore.units import raise_if_stopped
+from logstore.retrying_clock import Clock
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import numpy as np

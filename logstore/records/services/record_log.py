@@ -26,14 +26,14 @@ from uuid import uuid4
 
 from logstore.errors import AlreadyExists, InvalidInput, MissingData, StoreUnavailable
 from logstore.failpoints import effect
-from logstore.log.services.read_back import read_twice
+from logstore.log.services.upload_read_back import read_twice
 from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import decode_block, describe_block, encode_blocks
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import BEGUN_KEY, MANIFEST_PREFIX, Block, Manifest, manifest_key, parse_manifest_number
 from logstore.records.services.registry import NO_CONTENT, Registry, put_record_object
 from logstore.records.tombstones import ReplicaAcknowledgement
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,10 +13,10 @@ from typing import Final
 
 from logstore.errors import AlreadyExists, CorruptData
 from logstore.failpoints import effect
-from logstore.log.ledgers import DIGEST_FIELD, sha256_hex
-from logstore.log.services.read_back import put_and_require, read_twice
+from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.services.upload_read_back import put_and_require, read_twice
 from logstore.ports.objects import ObjectStore
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 NO_CONTENT: Final = b"{}"
 """Content of an object whose key has all information, such as a pin."""

@@ -26,7 +26,7 @@ from logstore.records.manifest import Block, Manifest
 from logstore.records.services.record_log import NEVER_STALE_US, RecordLog
 from logstore.records.services.sweeping import Sweeper
 from logstore.records.tombstones import ReplicaAcknowledgement, ReplicaState, replica_state
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 _PIN_DURATION_S: Final = 24 * 3_600
 

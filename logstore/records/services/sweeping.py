@@ -21,7 +21,7 @@ from logstore.failpoints import effect
 from logstore.ports.objects import ObjectInfo, OwnedStore
 from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX, Block, parse_manifest_number
 from logstore.records.services.record_log import MIN_KEPT_MANIFESTS, RecordLog
-from logstore.units import raise_if_stopped
+from logstore.stop_checks import raise_if_stopped
 
 MIN_MANIFEST_AGE_US: Final = 3_600 * 1_000_000
 MIN_UNNAMED_BLOCK_AGE_US: Final = 86_400 * 1_000_000

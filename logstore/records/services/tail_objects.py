@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.compute as pc
 
-from logstore.cursors.state import pack_acknowledged
+from logstore.cursors.cursor_state import pack_acknowledged
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.log.entries import FOOTER_FIELD, decode_segment
-from logstore.log.ledgers import (
+from logstore.log.ledgers import LedgerStatement
+from logstore.log.segment_format import FOOTER_FIELD, decode_segment
+from logstore.log.segment_metadata import (
     DIGEST_FIELD,
     EXTENT_FIELD,
     UPLOAD_ID_FIELD,
-    LedgerStatement,
     RegisteredExtent,
     SegmentUploadId,
     sha256_hex,
 )
-from logstore.log.services.read_back import read_twice
-from logstore.log.services.segment_file import (
+from logstore.log.services.segment_reader import (
     MAX_WHOLE_READ_BYTES,
     SegmentGone,
     read_by_ranges,
     read_footer_with_metadata,
 )
+from logstore.log.services.upload_read_back import read_twice
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.records.adoption import TransactionSpan, Upload, UploadedMarker, UploadedSequences
-from logstore.transactions.buffer import MarkerVerb, parse_marker
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_buffer import MarkerVerb, parse_marker
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa

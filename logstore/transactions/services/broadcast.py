@@ -33,8 +33,8 @@ from logstore.ports.catalog import (
     Transactions,
 )
 from logstore.positions import TopicId
-from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
-from logstore.transactions.transactions import Participant, TransactionId
+from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_CONCURRENT_TOPICS: Final = 32

@@ -23,7 +23,7 @@ from activities.delayed.values import (
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Claim, Topic
 from logstore.positions import TopicId
 from tests.activities.world import World, environment

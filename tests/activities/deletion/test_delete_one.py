@@ -11,9 +11,9 @@ from activities.deletion.values import DeadLetterInput, DeleteIntentResult
 from logstore import failpoints
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, StoreUnavailable, UnknownObject
-from logstore.log.ledgers import ledger_prefix
-from logstore.names import TopicName
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
+from logstore.validated_names import TopicName
 from tests.activities.world import World, chunk_input, done, environment, one_input
 from tests.fakes.objects import Fault, FaultKind, Operation
 

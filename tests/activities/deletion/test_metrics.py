@@ -10,7 +10,7 @@ from activities.dispatch import WorkDone
 from logstore import failpoints
 from logstore.deletion.intents import IntentKey
 from logstore.errors import CorruptData
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from tests.activities.world import BATCH_WORKFLOW, World, certify_input, chunk_input, environment, one_input
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.objects import Fault, FaultKind, Operation

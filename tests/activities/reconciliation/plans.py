@@ -18,22 +18,15 @@ from activities.reconciliation.values import (
     PlanBegun,
     PlanInput,
 )
-from logstore.log.ledgers import (
-    Component,
-    CopyKind,
-    LedgerOwner,
-    LedgerStatement,
-    ledger_prefix,
-    meta_key,
-    segment_key,
-)
-from logstore.offload.tiered import data_key, index_key
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.catalog import Identities
 from logstore.positions import LedgerId, TopicId
-from logstore.reconciliation.files import FINDINGS_PER_PAGE
+from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
-from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
-from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
 from tests.activities.world import run
 from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore

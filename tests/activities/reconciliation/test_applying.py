@@ -21,15 +21,16 @@ from logstore.errors import (
     UnknownObject,
 )
 from logstore.failpoints import SimulatedCrash
-from logstore.log.ledgers import LedgerState, segment_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import RunKind
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import FateFiles
+from logstore.reconciliation.bulk_jobs import VerifyFindings
+from logstore.reconciliation.finding_files import FateFiles
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
-from logstore.reconciliation.jobs import VerifyFindings
-from logstore.reconciliation.rules import reason_to_keep_segment
-from logstore.reconciliation.services import orphans
+from logstore.reconciliation.plausibility_guards import reason_to_keep_segment
+from logstore.reconciliation.services import orphan_inspection
 from tests.activities.reconciliation.plans import BATCH, RUN, Plans
 from tests.activities.reconciliation.test_planning import REFUSAL
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
@@ -217,9 +218,9 @@ def test_finding_that_is_not_true_any_more_is_kept_with_its_reason(plans: Plans)
     plans.runs.keeps = {1: "a row names it", 3: "a row names the segment"}
     done = plans.apply()
     assert done.applied == {"orphan_segment": 1}
-    assert done.skipped == {orphans.YOUNG: 1, "a row names it": 1, "a row names the segment": 1}
+    assert done.skipped == {orphan_inspection.YOUNG: 1, "a row names it": 1, "a row names the segment": 1}
     assert segment_key(LedgerId(3), 10) in plans.warm.keys
-    assert fates(plans)[0] == (FindingFate.KEPT, orphans.YOUNG)
+    assert fates(plans)[0] == (FindingFate.KEPT, orphan_inspection.YOUNG)
 
 
 def test_reasons_count_together_whatever_they_name(plans: Plans) -> None:
@@ -392,14 +393,14 @@ def test_orphan_is_not_said_to_be_gone_by_a_bucket_whose_marker_is_gone_too(
     segment = plans.orphan_segment(3, 9)
     plans.plan()
     plans.begin_apply(max_orphan_share=1.0)
-    real = orphans.inspect_orphan
+    real = orphan_inspection.inspect_orphan
 
-    def fall_silent(store: ObjectStore, finding: Finding) -> orphans.OrphanObjects:
+    def fall_silent(store: ObjectStore, finding: Finding) -> orphan_inspection.OrphanObjects:
         plans.warm.silent = True  # type: ignore[attr-defined]
         return real(store, finding)
 
     with monkeypatch.context() as patched:
-        patched.setattr(orphans, "inspect_orphan", fall_silent)
+        patched.setattr(orphan_inspection, "inspect_orphan", fall_silent)
         with pytest.raises(CatalogMismatch):
             getattr(plans, step)()
     plans.warm.silent = False
@@ -511,7 +512,7 @@ def test_upload_that_is_not_looked_at_any_more_is_kept_and_not_counted(plans: Pl
     plans.stored._driver_metadata["bucket"] = "colder"
     assert plans.delete() == 0
     assert upload in plans.cold.unfinished
-    assert fates_recorded(plans) == {0: (FindingFate.KEPT, orphans.OTHER_BUCKET)}
+    assert fates_recorded(plans) == {0: (FindingFate.KEPT, orphan_inspection.OTHER_BUCKET)}
 
 
 @pytest.mark.parametrize("content", ["", "[1", "{"])

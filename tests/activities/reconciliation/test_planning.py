@@ -9,8 +9,8 @@ from activities.bulk import owner_file
 from activities.reconciliation.values import BulkInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, CompareSides, ListStorage, VerifyFindings
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.jobs import LEFT_OUT, ROWS_BEFORE, CompareSides, ListStorage, VerifyFindings
 from tests.activities.reconciliation.plans import DAY_S, JOBS, RUN, Plans, kinds
 from tests.activities.world import environment
 

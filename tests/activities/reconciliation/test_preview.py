@@ -9,7 +9,7 @@ from logstore.errors import CatalogMismatch, PreconditionFailed, StaleCatalog
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.ports.catalog import RunKind
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.services import orphans
+from logstore.reconciliation.services import orphan_inspection
 from tests.activities.reconciliation.plans import RUN, Plans
 from tests.activities.reconciliation.test_planning import REFUSAL
 
@@ -49,13 +49,13 @@ def test_preview_files_nothing_and_opens_no_run(plans: Plans) -> None:
 def test_preview_asks_storage_no_more_than_the_apply(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     _mixed(plans)
     looks: Counter[str] = Counter()
-    look = orphans.inspect_orphan
+    look = orphan_inspection.inspect_orphan
 
-    def count(*args: object) -> orphans.OrphanObjects:
+    def count(*args: object) -> orphan_inspection.OrphanObjects:
         looks["looks"] += 1
         return look(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(orphans, "inspect_orphan", count)
+    monkeypatch.setattr(orphan_inspection, "inspect_orphan", count)
     plans.preview.preview(RUN)
     assert looks.pop("looks") == 5
     plans.apply(pages=3)

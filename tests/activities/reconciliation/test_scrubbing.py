@@ -14,9 +14,9 @@ from activities.reconciliation.values import (
 )
 from logstore.errors import CatalogMismatch, ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.bulk_jobs import CutScrub, ScrubPage
+from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind, PlanResult
-from logstore.reconciliation.jobs import CutScrub, ScrubPage
 from tests.activities.reconciliation.plans import Plans
 from tests.activities.world import run
 

@@ -8,9 +8,9 @@ import pytest
 
 from activities.records.ending import RecordEnding
 from activities.records.values import EndPageInput
-from logstore.clock import Clock
 from logstore.records.functions import LedgerRecord, RecordFunction
 from logstore.records.jobs import SelectionPosition
+from logstore.retrying_clock import Clock
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, run
 
 

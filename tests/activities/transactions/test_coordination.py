@@ -15,7 +15,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.ports.catalog import StoredTransaction, Topic
 from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.activities.world import environment
 from tests.fakes.meter import FakeMeter, series
 from tests.faults.transacting import without_lingering

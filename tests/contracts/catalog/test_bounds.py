@@ -13,7 +13,7 @@ from sqlalchemy import event
 
 from activities.deletion.trimming import Retention
 from infra.catalog import Database
-from logstore.cursors.state import CursorState, acknowledge
+from logstore.cursors.cursor_state import CursorState, acknowledge
 from logstore.errors import LedgerStillNeeded
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import RollPolicy

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from logstore.cursors import state as cursors
-from logstore.cursors.state import complete_state, state_without_snapshot
+from logstore.cursors import cursor_state as cursors
+from logstore.cursors.cursor_state import complete_state, state_without_snapshot
 from logstore.errors import (
     InvalidInput,
     OutcomeUnknown,
@@ -15,7 +15,7 @@ from logstore.errors import (
 )
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import (
     Acknowledge,
     AcknowledgeResult,

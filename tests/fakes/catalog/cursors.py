@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from logstore.cursors import state as cursors
-from logstore.cursors.state import (
+from logstore.cursors import cursor_state as cursors
+from logstore.cursors.cursor_state import (
     CursorSnapshot,
     CursorState,
     complete_state,

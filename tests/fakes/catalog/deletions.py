@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from logstore.deletion.intent_queue_rules import require_unclaimed, split_into_ranges
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
-from logstore.deletion.rules import require_unclaimed, split_into_ranges
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import InspectedCopy
 from logstore.positions import LedgerId

@@ -8,7 +8,13 @@ from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import CorruptData, Unsupported
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
-from logstore.offload.tiered import CopyLengths, UploadStart, context_after_upload, decide_upload_start, upload_ends_us
+from logstore.offload.tiered_copy import (
+    CopyLengths,
+    UploadStart,
+    context_after_upload,
+    decide_upload_start,
+    upload_ends_us,
+)
 from logstore.ports.catalog import (
     Cause,
     Claim,

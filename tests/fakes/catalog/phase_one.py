@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from logstore.cursors import state as cursors
+from logstore.cursors import cursor_state as cursors
+from logstore.deletion.intent_queue_rules import normalize_ids
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.retention import LedgerFacts, detachable_prefix, require_unneeded, simulate_roll
-from logstore.deletion.rules import normalize_ids
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from infra.telemetry import current_trace_id
-from logstore.cursors.state import LedgerSpan
+from logstore.cursors.cursor_state import LedgerSpan
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import (
     PreconditionFailed,
     UnknownObject,
 )
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.log.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import (
     Cause,

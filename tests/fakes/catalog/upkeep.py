@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_letters
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.deletion.rules import normalize_ids, require_dead_letters
 from logstore.failpoints import effect
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Cause, Claim, DetachedBatch, ForgottenCounts, SweepBacklog

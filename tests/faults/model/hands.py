@@ -10,7 +10,8 @@ from temporalio import activity
 from logstore.deletion.intents import DeletionIntent
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, TerminalError
 from logstore.failpoints import SimulatedCrash
-from logstore.log.ledgers import CopyKind, LedgerStatement, meta_key
+from logstore.log.ledger_object_keys import meta_key
+from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.driver.driver import Ending

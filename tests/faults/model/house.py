@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.log.services import Clock, RollPolicy
-from logstore.offload.tiered import CopyLocation
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import Catalog
 from logstore.positions import LedgerId
 from tests.driver.worker import Worker

@@ -34,11 +34,11 @@ from logstore.errors import (
 )
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
 from logstore.positions import Position, TopicId
-from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
-from logstore.transactions.transactions import BROADCASTING_STATES, TransactionId, TransactionState
+from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
+from logstore.transactions.transaction_ids_and_states import BROADCASTING_STATES, TransactionId, TransactionState
 from tests.activities.world import environment
 from tests.faults.transacting import Inline, without_lingering
 from tests.faults.transactions.serial import Fate, Item, Log, Serial, Sub

@@ -13,7 +13,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import OutcomeUnknown, RetryableError, TransactionEnded
 from logstore.log.entries import NewEntry
 from logstore.ports.catalog import Topic
-from logstore.transactions.transactions import BROADCASTING_STATES, TransactionState
+from logstore.transactions.transaction_ids_and_states import BROADCASTING_STATES, TransactionState
 from tests.faults.real import RealWorld, Worker, eventually
 from tests.faults.transactions.history import History, Read, Write, wrong_in
 from tests.servers import settings_on

@@ -7,9 +7,9 @@ import pytest
 from logstore.errors import TransactionNotOpen
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
-from logstore.log.services.placement import TopicHints
+from logstore.log.services.segment_placement import TopicHints
 from logstore.ports.catalog import BeginTransaction, EndTransaction
-from logstore.transactions.buffer import MarkerVerb
+from logstore.transactions.transaction_buffer import MarkerVerb
 from tests.faults.transactions.machine import Transactions
 
 

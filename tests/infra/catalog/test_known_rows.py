@@ -8,7 +8,7 @@ from infra.catalog import tables as t
 from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.reconciliation.naming_rows import segment_totals
 from logstore.log.ledgers import Component
-from logstore.reconciliation.catalog_doubts import LedgerRows, SegmentSums, doubt_unreferenced
+from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, SegmentSums, doubt_unreferenced
 
 
 @pytest.mark.parametrize("component", Component)

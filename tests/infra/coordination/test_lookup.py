@@ -12,9 +12,9 @@ from infra.coordination.directory import OWNERS, OwnershipDirectory, WorkerDirec
 from infra.coordination.owner import BundleOwner
 from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
-from logstore.names import TopicName
 from logstore.ownership import bundle_name, bundle_of
 from logstore.ports.owners import OtherOwner
+from logstore.validated_names import TopicName
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually

@@ -13,8 +13,8 @@ from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, session_path
 from infra.coordination.owner import BundleOwner, ExpiredPolicy
 from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, ServiceFailed, StoreUnavailable, WorkerIdTaken
-from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, bundle_name
+from logstore.validated_names import TopicName
 from tests.infra.coordination.crew import BUNDLES, Crew, Watcher
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually

@@ -8,8 +8,8 @@ import pytest
 from infra.catalog import Database, SqlCatalog
 from infra.coordination.single_owner import SingleOwner
 from logstore.errors import CatalogBusy, NotOwner
-from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease
+from logstore.validated_names import TopicName
 from tests.migrated import migrate
 
 _TOPIC = TopicName.parse("persistent://shop/main/orders")

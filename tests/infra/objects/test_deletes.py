@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from infra.objects.retries import Retries
-from logstore.clock import Backoff, Clock
 from logstore.errors import ServiceRefused, StoreUnavailable
+from logstore.retrying_clock import Backoff, Clock
 from tests.infra.objects.peer import Answer, Request, deleted, fault, scripted
 from tests.infra.objects.test_store import NO_WAITS, in_turn, store_at
 

@@ -11,7 +11,7 @@ from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
-from logstore.offload.tiered import CopyLocation, data_key, index_key
+from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.ports.objects import Buckets
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 from tests.infra.objects.test_store import NO_WAITS, store_at

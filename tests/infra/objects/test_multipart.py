@@ -10,7 +10,7 @@ from infra.objects.client import make_client
 from infra.objects.multipart import PART_BYTES
 from infra.objects.store import S3ObjectStore
 from logstore.errors import AlreadyExists, OutcomeUnknown, StoreUnavailable, UploadTimedOut
-from logstore.offload.tiered import UPLOAD_GRACE_S
+from logstore.offload.tiered_copy import UPLOAD_GRACE_S
 from tests.infra.objects.peer import Answer, Peer, Request, fault, scripted
 from tests.infra.objects.test_store import NO_WAITS
 

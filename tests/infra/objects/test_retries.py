@@ -6,9 +6,9 @@ from itertools import pairwise
 import pytest
 
 from infra.objects.retries import DeleteRate, Retries
-from logstore.clock import Backoff, Clock
 from logstore.errors import PreconditionFailed, StoreUnavailable
-from logstore.units import use_stop_check
+from logstore.retrying_clock import Backoff, Clock
+from logstore.stop_checks import use_stop_check
 from tests.infra.objects.peer import fault, scripted
 from tests.infra.objects.test_store import OK, in_turn, store_at
 

@@ -8,10 +8,10 @@ import pytest
 from infra.objects.client import make_client
 from infra.objects.retries import Retries
 from infra.objects.store import S3ObjectStore
-from logstore.clock import Backoff, Clock
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
 from logstore.ports.objects import DeleteReport, object_keys
-from logstore.units import use_stop_check
+from logstore.retrying_clock import Backoff, Clock
+from logstore.stop_checks import use_stop_check
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 
 NO_WAITS = Retries(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None))

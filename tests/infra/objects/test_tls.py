@@ -8,7 +8,7 @@ import pytest
 
 from infra.stack.stack import StackAddresses
 from logstore.errors import InvalidInput, StoreUnavailable
-from logstore.identity.markers import MARKER_KEY, Role
+from logstore.identity.bucket_markers import MARKER_KEY, Role
 from tests.tls import HOST, Authority, TlsFront
 from workers.assembly.adapters import store_address
 from workers.assembly.buckets import primary_bucket

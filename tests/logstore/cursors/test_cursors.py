@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from logstore.cursors.state import (
+from logstore.cursors.cursor_state import (
     CursorSnapshot,
     CursorState,
     LedgerSpan,

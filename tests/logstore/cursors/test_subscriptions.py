@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from logstore.cursors.cursor_state import CursorState
 from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.cursors.state import CursorState
 from logstore.errors import MissingData, StoreUnavailable, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId
-from logstore.units import use_stop_check
+from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import NAME, World, at
 

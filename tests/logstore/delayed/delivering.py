@@ -8,20 +8,20 @@ from typing import Any, Self, cast
 
 from pyroaring import BitMap
 
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.buckets import Bucket, BucketList
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.services.delivery import Delivery
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services import Clock, ManagedLedger, RollPolicy
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import DelayedIndex, Topic
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.builders import TOPIC

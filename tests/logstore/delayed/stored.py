@@ -15,7 +15,7 @@ from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.ports.catalog import DelayedIndex
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.activities.world import World, open_world
 
 HOUR_MS: Final = 3_600_000

@@ -16,8 +16,9 @@ from logstore.delayed.snapshot_footer import SnapshotFooter
 from logstore.delayed.sources import SnapshotGone
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.ledgers import Component, LedgerState, LedgerStatement, ledger_prefix, segment_key
-from logstore.log.services.segment_file import row_group_range
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
+from logstore.log.ledgers import Component, LedgerState, LedgerStatement
+from logstore.log.services.segment_reader import row_group_range
 from logstore.ports.catalog import NewBucket
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation

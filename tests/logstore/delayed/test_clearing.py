@@ -8,7 +8,7 @@ import pytest
 from infra.catalog import SqlCatalog
 from logstore.delayed.buckets import BucketList
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import EARLIEST
 from tests.activities.world import chunk_input, done
 from tests.contracts.catalog.world import CAUSE, claim

@@ -15,7 +15,7 @@ from logstore.failpoints import arm
 from logstore.log.entries import Entry
 from logstore.ports.catalog import AcknowledgeResult
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.delayed.delivering import World
 
 _SUB = "billing"

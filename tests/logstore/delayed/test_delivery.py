@@ -12,7 +12,7 @@ from logstore.delayed.services.dispatch import Dispatcher
 from logstore.delayed.services.log_reader import MAX_REPLAY_MESSAGES, ReplaySet
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.log.entries import Entry
-from logstore.log.services.arrivals import Watch
+from logstore.log.services.log_end_watch import Watch
 from logstore.ports.catalog import Frontier
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation

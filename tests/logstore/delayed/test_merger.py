@@ -15,7 +15,7 @@ from logstore.delayed.services.merging import Merger, MergeResult
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import BucketSwitch
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation

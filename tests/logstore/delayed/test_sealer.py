@@ -11,10 +11,10 @@ from logstore.delayed.services.sealing import SealResult
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransaction, BucketSwitch, Claim, EndTransaction
 from logstore.positions import EARLIEST, LedgerId, Position
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import HOUR_MS, Pending, Stored, stored
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import pytest
 
-from logstore.cursors.state import pack_acknowledged
+from logstore.cursors.cursor_state import pack_acknowledged
 from logstore.delayed.buckets import Bucket, BucketList
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.tracker import Tracker, open_buckets

@@ -8,7 +8,7 @@ import pytest
 from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CatalogMismatch, CorruptData, SextonError, StoreUnavailable
-from logstore.log.ledgers import SHARDS, meta_key, segment_key
+from logstore.log.ledger_object_keys import SHARDS, meta_key, segment_key
 from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation

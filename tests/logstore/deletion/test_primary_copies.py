@@ -10,7 +10,8 @@ from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.ledgers import Component, LedgerOwner, ledger_prefix, meta_key, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerOwner
 from logstore.ports.objects import ObjectInfo, RemovalResult
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation

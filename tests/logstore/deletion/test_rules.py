@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.deletion.intent_queue_rules import (
+    MAX_IDS_PER_CALL,
+    normalize_ids,
+    require_dead_letters,
+    split_into_ranges,
+)
 from logstore.deletion.intents import DeletionState
-from logstore.deletion.rules import MAX_IDS_PER_CALL, normalize_ids, require_dead_letters, split_into_ranges
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 
 _DEAD, _PENDING = DeletionState.DEAD_LETTERED, DeletionState.PENDING

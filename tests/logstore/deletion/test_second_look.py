@@ -8,8 +8,9 @@ from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import PreconditionFailed
-from logstore.log.ledgers import CopyKind, meta_key, segment_key
-from logstore.offload.tiered import data_key, index_key
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import CopyKind
+from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.objects import RemovalResult
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
@@ -132,7 +133,7 @@ def test_sample_is_drawn_anew_each_time(monkeypatch: pytest.MonkeyPatch) -> None
         drawn.append(list(keys))
         return keys[-count:]
 
-    monkeypatch.setattr("logstore.deletion.services.absence.random.sample", sample)
+    monkeypatch.setattr("logstore.deletion.services.absence_proofs.random.sample", sample)
     objects = FakeObjectStore()
     intents = _stored(objects, 10)
     objects.plan(_keeping(of=segment_key(LedgerId(9), 1)))

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from infra.objects.listing import safe_start_after
-from logstore.deletion.services import shared_requests
+from logstore.deletion.services import shared_store_requests
 from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.deletion.services.shared_requests import SharedListings
+from logstore.deletion.services.shared_store_requests import SharedListings
 from logstore.errors import StoreUnavailable, Unsupported
-from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
+from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.objects import ObjectInfo, object_keys
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
@@ -68,7 +68,7 @@ def test_ledgers_far_from_each_other_share_nothing() -> None:
 
 def test_walk_that_meets_too_many_others_shows_what_it_passed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was expected to be small was not; the rest is listed alone."""
-    monkeypatch.setattr(shared_requests, "_MAX_FOREIGN_KEYS", 9)
+    monkeypatch.setattr(shared_store_requests, "_MAX_FOREIGN_KEYS", 9)
     objects = _store([SHARDS * number for number in range(4)], segments=30)
     asked = [0, 2 * SHARDS, 3 * SHARDS]
     assert _shown(objects, asked, segments=1) == _alone(objects, [0])

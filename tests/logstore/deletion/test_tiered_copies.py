@@ -9,10 +9,10 @@ from logstore.deletion.intents import CopyVerdict, DeletionIntent, Outcome, Stor
 from logstore.deletion.services.tiered_copies import TieredCopies
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
-from logstore.offload.tiered import UPLOAD_GRACE_S, CopyLocation, data_key, index_key
+from logstore.offload.tiered_copy import UPLOAD_GRACE_S, CopyLocation, data_key, index_key
 from logstore.ports.objects import ObjectInfo, RemovalResult
 from logstore.positions import LedgerId, TopicId
-from logstore.units import use_stop_check
+from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"

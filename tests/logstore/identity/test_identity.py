@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import CatalogMismatch
-from logstore.identity.markers import (
+from logstore.identity.bucket_markers import (
     MARKER_KEY,
     MarkerState,
     NamedBucket,
@@ -13,7 +13,7 @@ from logstore.identity.markers import (
     marker_content,
     mismatch_error,
 )
-from logstore.log.ledgers import owner_digest_from_key, segment_number_from_key
+from logstore.log.ledger_object_keys import owner_digest_from_key, segment_number_from_key
 
 OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-00000000000b"
 PRIMARY = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://127.0.0.1:8333")

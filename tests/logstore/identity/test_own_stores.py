@@ -15,11 +15,12 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable, UploadUnproven
 from logstore.failpoints import SimulatedCrash
-from logstore.identity.markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_content
-from logstore.identity.services.lost_catalogs import LostCatalog
-from logstore.identity.services.own_stores import MAX_UNANSWERED_S, OwnStore, OwnStores
-from logstore.log.ledgers import CopyKind, CopyState, meta_key, segment_key
-from logstore.offload.tiered import index_key
+from logstore.identity.bucket_markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_content
+from logstore.identity.services.lost_catalog_identity import LostCatalog
+from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S, OwnStore, OwnStores
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import CopyKind, CopyState
+from logstore.offload.tiered_copy import index_key
 from logstore.ports.objects import StoredObject
 from logstore.positions import LedgerId, TopicId
 from logstore.records.manifest import manifest_key

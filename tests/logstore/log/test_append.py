@@ -4,7 +4,8 @@ import pytest
 
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import LedgerStatement, meta_key, segment_key
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import LedgerStatement
 from logstore.log.services import AppendResult, ManagedLedger
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position

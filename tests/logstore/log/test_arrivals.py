@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import StoreUnavailable
-from logstore.log.services.arrivals import LogEndPoller, Watch
+from logstore.log.services.log_end_watch import LogEndPoller, Watch
 from logstore.ports.catalog import Ledger
 from logstore.positions import TopicId
 from tests.logstore.eventually import assert_eventually

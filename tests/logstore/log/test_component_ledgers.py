@@ -12,8 +12,10 @@ import pytest
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CatalogBusy, CorruptData, OutcomeUnknown, StoreUnavailable, UploadTimedOut, UploadUnproven
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.entries import digest_footer
-from logstore.log.ledgers import Component, LedgerStatement, meta_key, segment_key, sha256_hex
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerStatement
+from logstore.log.segment_format import digest_footer
+from logstore.log.segment_metadata import sha256_hex
 from logstore.log.services.component_ledgers import CreatedLedger, EntryDraft, FileDraft
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation

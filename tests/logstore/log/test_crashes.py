@@ -8,7 +8,7 @@ import pytest
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import ProducedEntries
-from logstore.log.ledgers import owner_digest_from_key
+from logstore.log.ledger_object_keys import owner_digest_from_key
 from logstore.log.services import AppendResult, ManagedLedger, RollPolicy
 from logstore.positions import Position
 from tests.fakes.catalog import Misfortune, Moment

@@ -12,16 +12,18 @@ import pytest
 
 from logstore.errors import CorruptData, SextonError
 from logstore.log.chunk_digests import CHUNKS_FIELD
-from logstore.log.entries import COLUMNS, NewEntry, ProducedEntries, decode_segment, digest_footer
-from logstore.log.ledgers import CopyKind, segment_key
-from logstore.log.services.segment_file import read_columns
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import CopyKind
+from logstore.log.segment_format import COLUMNS, decode_segment, digest_footer
+from logstore.log.services.segment_reader import read_columns
 from logstore.ports.catalog import OffloadAnswer
 from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.records.services import tail_objects
 from logstore.records.services.tail_objects import read_upload
-from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation, _Held
 from tests.logstore.log.world import World, plain
 from tests.logstore.offload.offloading import Offloading

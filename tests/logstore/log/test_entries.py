@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import CorruptData
-from logstore.log.entries import COLUMNS, NewEntry, ProducedEntries, decode_segment, encode_segment
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.segment_format import COLUMNS, decode_segment, encode_segment
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 _ENTRY = st.builds(

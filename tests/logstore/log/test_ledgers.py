@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import CorruptData
-from logstore.log.ledgers import (
-    Component,
-    LedgerOwner,
-    LedgerStatement,
+from logstore.log.ledger_object_keys import (
     ledger_prefix,
     meta_key,
     owner_digest_from_key,
@@ -19,6 +16,7 @@ from logstore.log.ledgers import (
     segment_number_from_key,
     shard_prefix,
 )
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.positions import LedgerId, TopicId
 from tests.logstore.builders import OWNER, statement
 

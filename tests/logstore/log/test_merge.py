@@ -10,7 +10,7 @@ from logstore.errors import InvalidInput, OutcomeUnknown, SextonError, StoreUnav
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult, ManagedLedger
-from logstore.log.services.append import AppendQueue
+from logstore.log.services.batched_appends import AppendQueue
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.eventually import assert_eventually
 from tests.logstore.log.world import World, numbered, plain

@@ -17,9 +17,11 @@ from logstore.errors import (
 )
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import ProducedEntries
-from logstore.log.ledgers import EXTENT_FIELD, UPLOAD_ID_FIELD, LedgerState, segment_key, segment_number_from_key
+from logstore.log.ledger_object_keys import segment_key, segment_number_from_key
+from logstore.log.ledgers import LedgerState
+from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD
 from logstore.log.services import ManagedLedger
-from logstore.log.services.placement import PlacementAttempts
+from logstore.log.services.segment_placement import PlacementAttempts
 from logstore.ports.catalog import Ledger, RegisterSegment, Segment, TopicState, Write, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.catalog import Misfortune, Moment

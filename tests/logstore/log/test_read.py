@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.cursors.state import CursorState, acknowledge
+from logstore.cursors.cursor_state import CursorState, acknowledge
 from logstore.errors import CorruptData, InvalidInput, MissingData, StoreUnavailable
-from logstore.log.entries import NewEntry, ProducedEntries, encode_segment
-from logstore.log.ledgers import segment_key
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.segment_format import encode_segment
 from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.ports.catalog import Ledger, Segment
 from logstore.positions import LedgerId, Position, TopicId

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from logstore.errors import UploadUnproven
-from logstore.log.services.read_back import require_stored
+from logstore.log.services.upload_read_back import require_stored
 from tests.fakes.objects import FakeObjectStore
 
 _KEY = "k"

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.read_ahead import ReadCache
+from logstore.log.services.read_cache import ReadCache
 from logstore.ports.catalog import Frontier, Segment
 from logstore.positions import LedgerId, Position, TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import CopyKind, ledger_prefix, segment_key
-from logstore.log.services.tiered_segments import TieredScan, TieredSegments
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
+from logstore.log.ledgers import CopyKind
+from logstore.log.services.segment_sources import TieredScan, TieredSegments
 from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -3,7 +3,8 @@
 import pytest
 
 from logstore.errors import CatalogBusy, PreconditionFailed
-from logstore.log.ledgers import LedgerState, meta_key, segment_key
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import LedgerState
 from logstore.log.services import ManagedLedger, RollPolicy, RollResult
 from logstore.ports.catalog import TopicState
 from logstore.positions import LedgerId, Position

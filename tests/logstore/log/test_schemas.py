@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from logstore.errors import CorruptData, InvalidInput, MissingData, UnknownObject
-from logstore.log.ledgers import Component, segment_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import Component
 from logstore.log.services.schemas import MAX_SCHEMA_BYTES
 from logstore.ports.catalog import TopicState
 from tests.fakes.objects import Fault, FaultKind, Operation

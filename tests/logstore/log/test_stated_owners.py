@@ -3,7 +3,8 @@
 from logstore.deletion.intents import CopyVerdict
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import LedgerStatement, ledger_prefix, owner_digest_from_key
+from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key
+from logstore.log.ledgers import LedgerStatement
 from tests.logstore.component_world import NAME, World, at
 from tests.managed import managed_ledger
 

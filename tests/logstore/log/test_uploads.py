@@ -6,15 +6,10 @@ import pytest
 
 from logstore.errors import AlreadyExists, LedgerFenced, SextonError, TransactionNotOpen
 from logstore.log.entries import ProducedEntries
-from logstore.log.ledgers import (
-    EXTENT_FIELD,
-    UPLOAD_ID_FIELD,
-    RegisteredExtent,
-    SegmentUploadId,
-    segment_number_from_key,
-)
-from logstore.log.services.placement import TopicHints
-from logstore.transactions.transactions import TransactionId
+from logstore.log.ledger_object_keys import segment_number_from_key
+from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredExtent, SegmentUploadId
+from logstore.log.services.segment_placement import TopicHints
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.catalog import Misfortune, Moment
 from tests.logstore.log.world import World, numbered, once, plain
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import Entry, NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services import Clock, ManagedLedger, RollPolicy
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Topic

@@ -8,9 +8,9 @@ from pathlib import Path
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.tiered_segments import TieredSegments
-from logstore.offload.services.writing import Evidence, Offloader, UploadedCopy
-from logstore.offload.tiered import CopyLocation, data_key, index_key
+from logstore.log.services.segment_sources import TieredSegments
+from logstore.offload.services.tiered_copy_upload import Evidence, Offloader, UploadedCopy
+from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.log.world import World, plain

@@ -21,9 +21,9 @@ from logstore.errors import (
     UploadUnproven,
 )
 from logstore.failpoints import SimulatedCrash
-from logstore.log.entries import entry_schema
-from logstore.log.ledgers import segment_key
-from logstore.offload.tiered import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.segment_format import entry_schema
+from logstore.offload.tiered_copy import UPLOAD_GRACE_S, RowGroup, TieredIndex, data_key, index_key, upload_ends_us
 from logstore.ports.catalog import OffloadAnswer, PublishedCopy, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation

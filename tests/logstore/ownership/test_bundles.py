@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
-from logstore.names import TopicName
 from logstore.ownership import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundle_count, parse_bundle
+from logstore.validated_names import TopicName
 
 _COUNTS = st.integers(1, 300) | st.integers(1, MAX_BUNDLES)
 _TOPICS = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8).map(

@@ -9,7 +9,7 @@ import pytest
 
 from logstore.errors import CorruptData
 from logstore.failpoints import SimulatedCrash
-from logstore.reconciliation.files import AppliedFinding, FateFiles, FindingFiles, to_table
+from logstore.reconciliation.finding_files import AppliedFinding, FateFiles, FindingFiles, to_table
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 
 _ONE = [

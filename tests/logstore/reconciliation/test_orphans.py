@@ -7,21 +7,14 @@ from typing import Any
 import pytest
 
 from logstore.errors import CatalogMismatch, StoreUnavailable
-from logstore.log.ledgers import (
-    Component,
-    CopyKind,
-    LedgerOwner,
-    LedgerStatement,
-    ledger_prefix,
-    meta_key,
-    segment_key,
-)
-from logstore.offload.tiered import CopyLocation, data_key, index_key
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
+from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.ports.catalog import OrphanCopy
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.services import orphans
-from logstore.reconciliation.services.orphans import StoredOrphans
+from logstore.reconciliation.services import orphan_inspection
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 SEVEN = LedgerId(7)
@@ -119,13 +112,17 @@ def test_ledger_without_meta_json_is_named_with_the_statement_of_a_segment(store
 @pytest.mark.parametrize(
     ("keys", "changes", "reason"),
     [
-        ((), {}, orphans.NOT_SHOWN),
-        ((segment_key(SEVEN, 0), f"{ledger_prefix(SEVEN)}notes.txt"), {}, orphans.UNKNOWN_FILE),
-        ((segment_key(SEVEN, 0), f"{ledger_prefix(SEVEN)}more/00000001.parquet"), {}, orphans.UNKNOWN_FILE),
-        ((f"{ledger_prefix(SEVEN)}{'0' * 16}.meta.json",), {}, orphans.OTHER_OWNER),
-        ((meta_key(SEVEN, OWNER), f"{ledger_prefix(SEVEN)}{'0' * 16}.meta.json"), {}, orphans.OTHER_OWNER),
-        ((segment_key(SEVEN, 0),), {"owner": replace(OWNER, application="another")}, orphans.OTHER_APPLICATION),
-        ((segment_key(SEVEN, 0),), {"ledger_id": LedgerId(8)}, orphans.OTHER_OWNER),
+        ((), {}, orphan_inspection.NOT_SHOWN),
+        ((segment_key(SEVEN, 0), f"{ledger_prefix(SEVEN)}notes.txt"), {}, orphan_inspection.UNKNOWN_FILE),
+        ((segment_key(SEVEN, 0), f"{ledger_prefix(SEVEN)}more/00000001.parquet"), {}, orphan_inspection.UNKNOWN_FILE),
+        ((f"{ledger_prefix(SEVEN)}{'0' * 16}.meta.json",), {}, orphan_inspection.OTHER_OWNER),
+        ((meta_key(SEVEN, OWNER), f"{ledger_prefix(SEVEN)}{'0' * 16}.meta.json"), {}, orphan_inspection.OTHER_OWNER),
+        (
+            (segment_key(SEVEN, 0),),
+            {"owner": replace(OWNER, application="another")},
+            orphan_inspection.OTHER_APPLICATION,
+        ),
+        ((segment_key(SEVEN, 0),), {"ledger_id": LedgerId(8)}, orphan_inspection.OTHER_OWNER),
     ],
     ids=["gone", "unknown-file", "unknown-folder", "wrong-digest", "two-owners", "application", "ledger"],
 )
@@ -143,7 +140,7 @@ def test_ledger_with_one_young_object_is_kept(stored: Stored) -> None:
     stored.warm.advance(seconds=1)
     stored.before_us = stored.warm.now_us
     stored.put(segment_key(SEVEN, 0))
-    assert stored.copy(LEDGER) == orphans.YOUNG
+    assert stored.copy(LEDGER) == orphan_inspection.YOUNG
 
 
 def test_ledger_of_unknown_age_is_kept(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,13 +148,13 @@ def test_ledger_of_unknown_age_is_kept(stored: Stored, monkeypatch: pytest.Monke
     stored.put(segment_key(SEVEN, 0))
     told = [replace(one, modified_us=None) for one in stored.warm.list("")]
     monkeypatch.setattr(stored.warm, "list", lambda prefix: iter(told))
-    assert stored.copy(LEDGER) == orphans.YOUNG
+    assert stored.copy(LEDGER) == orphan_inspection.YOUNG
 
 
 def test_ledger_whose_objects_state_no_owner_is_kept(stored: Stored) -> None:
     """Such an object may be anybody's."""
     stored.warm.put_if_absent(segment_key(SEVEN, 0), b"x", metadata={})
-    assert stored.copy(LEDGER) == orphans.UNSTATED
+    assert stored.copy(LEDGER) == orphan_inspection.UNSTATED
 
 
 def test_silent_storage_is_no_answer(stored: Stored) -> None:
@@ -186,13 +183,13 @@ def test_tiered_pair_of_two_owners_is_kept(stored: Stored) -> None:
     """Both objects must say the same."""
     stored.put(data_key(UUID, SEVEN), cold=True)
     stored.put(index_key(UUID, SEVEN), cold=True, created_us=6)
-    assert stored.copy(TIERED) == orphans.OTHER_OWNER
+    assert stored.copy(TIERED) == orphan_inspection.OTHER_OWNER
 
 
 def test_tiered_pair_with_a_third_object_is_kept(stored: Stored) -> None:
     """No offload writes one."""
     stored.put(data_key(UUID, SEVEN), f"{data_key(UUID, SEVEN)}-more", cold=True)
-    assert stored.copy(TIERED) == orphans.UNKNOWN_FILE
+    assert stored.copy(TIERED) == orphan_inspection.UNKNOWN_FILE
 
 
 @pytest.mark.parametrize("finding", [replace(TIERED, bucket="colder"), replace(UPLOAD, bucket="colder")])
@@ -202,7 +199,7 @@ def test_tiered_objects_of_another_bucket_are_kept(finding: Finding, stored: Sto
     found = (
         stored.copy(finding) if finding.objects else stored.orphans.inspect_upload(finding, before_us=stored.before_us)
     )
-    assert found == orphans.OTHER_BUCKET
+    assert found == orphan_inspection.OTHER_BUCKET
 
 
 def test_segment_is_named_by_ledger_and_number(stored: Stored) -> None:
@@ -215,10 +212,12 @@ def test_segment_of_another_owner_than_its_ledger_is_kept(stored: Stored) -> Non
     """Nothing of another topic is touched."""
     stored.put(meta_key(SEVEN, OWNER))
     stored.put(SEGMENT.key, owner=replace(OWNER, topic="persistent://shop/main/returns"))
-    assert stored.segment(SEGMENT) == orphans.OTHER_OWNER
+    assert stored.segment(SEGMENT) == orphan_inspection.OTHER_OWNER
 
 
-@pytest.mark.parametrize(("stated", "told"), [(STATEMENT, (SEVEN, 4)), (replace(STATEMENT, epoch=2), orphans.CHANGED)])
+@pytest.mark.parametrize(
+    ("stated", "told"), [(STATEMENT, (SEVEN, 4)), (replace(STATEMENT, epoch=2), orphan_inspection.CHANGED)]
+)
 def test_segment_that_states_another_owner_than_to_the_plan_is_kept(
     stated: LedgerStatement, told: object, stored: Stored
 ) -> None:
@@ -233,28 +232,28 @@ def test_segment_that_states_another_owner_than_to_the_plan_is_kept(
 def test_segment_whose_key_is_not_its_ledger_s_is_kept(key: str, stored: Stored) -> None:
     """A path that matches but for its prefix is no orphan (iceberg#4346)."""
     stored.put(key)
-    assert stored.segment(replace(SEGMENT, key=key)) == orphans.UNKNOWN_FILE
+    assert stored.segment(replace(SEGMENT, key=key)) == orphan_inspection.UNKNOWN_FILE
 
 
 def test_segment_that_is_young_or_gone_is_kept(stored: Stored) -> None:
     """Both say why."""
-    assert stored.segment(SEGMENT) == orphans.NOT_SHOWN
+    assert stored.segment(SEGMENT) == orphan_inspection.NOT_SHOWN
     stored.before_us = stored.warm.now_us
     stored.put(meta_key(SEVEN, OWNER), SEGMENT.key)
-    assert stored.segment(SEGMENT) == orphans.YOUNG
+    assert stored.segment(SEGMENT) == orphan_inspection.YOUNG
 
 
 def test_upload_is_abandoned_while_its_parts_are_there_and_old(stored: Stored) -> None:
     """Parts take room, and no listing shows them; unknown age keeps them."""
-    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphans.ENDED_UPLOAD
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphan_inspection.ENDED_UPLOAD
     stored.cold.unfinished.add(f"{UPLOAD.key}-index")
-    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphans.ENDED_UPLOAD
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphan_inspection.ENDED_UPLOAD
     stored.cold.unfinished.add(UPLOAD.key)
-    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphans.YOUNG
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphan_inspection.YOUNG
     stored.cold.begun_us[UPLOAD.key] = 4
     assert stored.orphans.inspect_upload(UPLOAD, before_us=5) is stored.cold
     stored.cold.begun_us[UPLOAD.key] = 5
-    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphans.YOUNG
+    assert stored.orphans.inspect_upload(UPLOAD, before_us=5) == orphan_inspection.YOUNG
 
 
 @pytest.mark.parametrize("which", ["warm", "cold"])

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import CorruptData, StoreUnavailable
-from logstore.log.ledgers import DIGEST_FIELD, Component, LedgerOwner, LedgerStatement, segment_key, sha256_hex
-from logstore.log.services.segment_file import SegmentGone
-from logstore.offload.tiered import RowGroup, TieredIndex, data_key, index_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
+from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.services.segment_reader import SegmentGone
+from logstore.offload.tiered_copy import RowGroup, TieredIndex, data_key, index_key
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.services.scrubbing import check_copy, check_segment, find_damage
+from logstore.reconciliation.services.scrub_checks import check_copy, check_segment, find_damage
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 _LEDGER = LedgerId(7)

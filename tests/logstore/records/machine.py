@@ -26,7 +26,7 @@ from logstore.records import defragmentation
 from logstore.records.manifest import Manifest
 from logstore.records.services.flushing import CHANGES_PER_PAGE
 from logstore.records.services.record_log import PIN_PREFIX, RecordLog
-from logstore.units import use_stop_check
+from logstore.stop_checks import use_stop_check
 from tests.contracts.catalog.world import CAUSE, claim
 from tests.logstore.records.mirror import FAR, Mirror
 from tests.logstore.records.world import AGE_S, RecordsWorld

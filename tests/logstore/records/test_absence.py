@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.log.ledgers import SHARDS, segment_key
+from logstore.log.ledger_object_keys import SHARDS, segment_key
 from logstore.positions import LedgerId
 from logstore.records.services.absence import UnlistedObjectError, probe_ids
 from tests.fakes.objects import FakeObjectStore

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.log.ledgers import RegisteredExtent, SegmentUploadId
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.segment_metadata import RegisteredExtent, SegmentUploadId
 from logstore.positions import LedgerId
 from logstore.records.adoption import (
     LedgerTail,
@@ -20,7 +20,7 @@ from logstore.records.adoption import (
     UploadedSequences,
     adopt_uploads,
 )
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _LEDGER = LedgerId(7)
 _TXN = TransactionId(0, 5)

@@ -12,7 +12,7 @@ from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX
 from logstore.records.services.defragmenting import DefragmentResult
 from logstore.records.services.publishing import read_head
 from logstore.records.services.record_log import PIN_PREFIX
-from logstore.units import use_stop_check
+from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
 

@@ -12,7 +12,7 @@ from logstore.positions import LedgerId
 from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX, Manifest
 from logstore.records.services.flushing import CHANGES_PER_PAGE
 from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
-from logstore.units import use_stop_check
+from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.mirror import Mirror
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld

@@ -9,7 +9,7 @@ import pytest
 from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.errors import CatalogAdopting, CatalogMismatch, CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.log.ledgers import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
+from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.catalog import RecordId
 from logstore.positions import LedgerId
 from logstore.records.jobs import LaggingReplica
@@ -18,7 +18,7 @@ from logstore.records.manifest import BLOCK_PREFIX, Block
 from logstore.records.services.publishing import publish, read_head
 from logstore.records.services.raiding import name_marks
 from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
-from logstore.units import use_stop_check
+from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER
 from tests.logstore.log.world import once

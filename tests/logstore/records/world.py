@@ -10,9 +10,8 @@ import pyarrow as pa
 from infra.catalog import tables as t
 from infra.catalog.log.ledger_rows import remove_ledgers
 from infra.catalog.records.tombstone_rows import bury_ledgers
-from logstore.clock import Clock
 from logstore.deletion.retention import RetentionPolicy
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId
 from logstore.records.blocks import decode_block
 from logstore.records.kinds import RecordKind
@@ -23,6 +22,7 @@ from logstore.records.services.raiding import Raider, RaidResult
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.sweeping import Sweeper, SweptObjects
 from logstore.records.winners import read_by_range, select_winners
+from logstore.retrying_clock import Clock
 from tests.contracts.catalog.steps import append, roll
 from tests.contracts.catalog.worlds import SqlWorld
 from tests.fakes.objects import FakeObjectStore

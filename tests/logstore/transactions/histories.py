@@ -12,10 +12,10 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction
 from logstore.positions import TopicId
-from logstore.transactions.buffer import Buffer
-from logstore.transactions.services.snapshots import BufferRebuilder, BufferSnapshots
-from logstore.transactions.snapshots import pack_buffer, unpack_buffer
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffer
+from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
+from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.activities.world import World, done, open_world
 
 SUBSCRIPTION: Final = "billing"

@@ -8,9 +8,9 @@ import pytest
 from logstore.errors import SequenceHeld, SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
-from logstore.log.services.placement import TopicHints
+from logstore.log.services.segment_placement import TopicHints
 from logstore.ports.catalog import EndTransaction
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.transactions.histories import History, open_history
 
 

@@ -10,11 +10,11 @@ import pytest
 from pyroaring import BitMap
 
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, TopicId
-from logstore.transactions.buffer import Buffer
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.activities.test_offload import publish, remove_primaries, upload
 from tests.activities.world import chunk_input, done
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -263,8 +263,8 @@ def test_marker_that_is_none_is_refused(history: History) -> None:
     """The log is damaged, and nobody guesses."""
     import pyarrow as pa  # noqa: PLC0415
 
-    from logstore.cursors.state import LedgerSpan  # noqa: PLC0415
-    from logstore.transactions.buffer import BufferFold  # noqa: PLC0415
+    from logstore.cursors.cursor_state import LedgerSpan  # noqa: PLC0415
+    from logstore.transactions.transaction_buffer import BufferFold  # noqa: PLC0415
 
     fold = BufferFold(Buffer(), [LedgerSpan(LedgerId(1), 1)])
     table = pa.table({"txn_tc": [0], "txn_seq": [0], "marker": ["PERHAPS"]})

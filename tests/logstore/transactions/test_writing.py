@@ -7,9 +7,10 @@ import pytest
 from logstore import failpoints
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import SimulatedCrash
-from logstore.log.ledgers import Component, ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
+from logstore.log.ledgers import Component
 from logstore.positions import LedgerId
-from logstore.transactions.buffer import Buffer
+from logstore.transactions.transaction_buffer import Buffer
 from tests.activities.world import chunk_input, done
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.transactions.histories import History, Step, open_history
@@ -130,7 +131,7 @@ def test_store_that_is_away_costs_a_line_and_no_other_topic_its_snapshot(
 
     with monkeypatch.context() as patched:
         patched.setattr(history.world.objects, "put_if_absent", fail)
-        patched.setattr("logstore.clock.Backoff.pause_s", lambda *_: 0.0)
+        patched.setattr("logstore.retrying_clock.Backoff.pause_s", lambda *_: 0.0)
         assert history.world.log.buffer_snapshots.write_due() == 1
     assert "its transactions' snapshot is not written: away" in caplog.text
     assert _snapshots(history) == []

@@ -11,11 +11,11 @@ from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UploadUnproven
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
 from logstore.positions import Position
-from logstore.reconciliation.jobs import BulkSummary
-from logstore.transactions.transactions import TransactionId
+from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs

@@ -7,9 +7,7 @@ from typing import Protocol
 import pytest
 
 from infra.objects.client import read_store_clock_s
-from logstore.reconciliation.files import FindingFiles
-from logstore.reconciliation.findings import Finding
-from logstore.reconciliation.jobs import (
+from logstore.reconciliation.bulk_jobs import (
     ROWS_BEFORE,
     BulkJob,
     CompareSides,
@@ -17,6 +15,8 @@ from logstore.reconciliation.jobs import (
     ReadReferences,
     VerifyFindings,
 )
+from logstore.reconciliation.finding_files import FindingFiles
+from logstore.reconciliation.findings import Finding
 from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs

@@ -14,30 +14,22 @@ from uuid import uuid4
 import psycopg
 from pyroaring import BitMap
 
-from logstore.clock import Clock
-from logstore.cursors.state import CursorSnapshot
+from logstore.cursors.cursor_state import CursorSnapshot
 from logstore.delayed.buckets import Bucket
 from logstore.deletion.retention import RetentionPolicy
-from logstore.identity.markers import PROBE_PREFIX
+from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import (
-    EXTENT_FIELD,
-    Component,
-    LedgerOwner,
-    LedgerStatement,
-    RegisteredExtent,
-    ledger_prefix,
-    meta_key,
-    segment_key,
-    segment_number_from_key,
-)
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key, segment_number_from_key
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
+from logstore.log.segment_metadata import EXTENT_FIELD, RegisteredExtent
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
-from logstore.log.services.registration import upload_confirmation
-from logstore.names import TopicName
-from logstore.offload.tiered import CopyLengths, data_key, index_key
+from logstore.log.services.segment_registration import upload_confirmation
+from logstore.offload.tiered_copy import CopyLengths, data_key, index_key
 from logstore.ports.catalog import BucketSwitch, NewBucket, SnapshotChange, Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import FindingKind
+from logstore.retrying_clock import Clock
+from logstore.validated_names import TopicName
 from workers.assembly.log import LogStore
 from workers.settings import Settings
 

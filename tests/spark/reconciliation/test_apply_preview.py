@@ -16,15 +16,16 @@ from activities.reconciliation.values import BeginApplyInput, PageInput, PlanInp
 from infra.objects.client import read_store_clock_s
 from infra.stack.stack import StackAddresses
 from logstore.deletion.intents import Outcome
-from logstore.log.ledgers import Component, LedgerStatement, ledger_prefix, meta_key, segment_key
-from logstore.offload.tiered import data_key
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerStatement
+from logstore.offload.tiered_copy import data_key
 from logstore.ports.catalog import Claim, IntentResult, RunKind
 from logstore.positions import LedgerId, Position
-from logstore.reconciliation import rules
-from logstore.reconciliation.files import to_table
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindings
+from logstore.reconciliation.finding_files import to_table
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult, apply_batch_id
-from logstore.reconciliation.jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.services import orphans
+from logstore.reconciliation.services import orphan_inspection
 from spark.publication import Publication
 from spark.session import WarmSession
 from tests.activities.world import run
@@ -234,9 +235,9 @@ def _state(store: Damaged) -> Mapping[str, object]:
 
 
 _REASONS = {
-    orphans.NOT_SHOWN, orphans.YOUNG, orphans.UNKNOWN_FILE, orphans.UNSTATED, orphans.OTHER_APPLICATION,
-    orphans.OTHER_OWNER,
-    orphans.CHANGED, orphans.ENDED_UPLOAD, orphans.OTHER_BUCKET, "this catalog never gave out that id",
+    orphan_inspection.NOT_SHOWN, orphan_inspection.YOUNG, orphan_inspection.UNKNOWN_FILE, orphan_inspection.UNSTATED, orphan_inspection.OTHER_APPLICATION,
+    orphan_inspection.OTHER_OWNER,
+    orphan_inspection.CHANGED, orphan_inspection.ENDED_UPLOAD, orphan_inspection.OTHER_BUCKET, "this catalog never gave out that id",
     "it is of catalog epoch 99, and this is 1", "deletion of this copy is PENDING",
     "deletion of this copy is DEAD_LETTERED",
     "its row names this LEDGER copy", "and storage states a ledger of", "of another creation time than storage states",
@@ -245,7 +246,7 @@ _REASONS = {
     "its copies, its list or its topic have no row", "that named the ledger is lost",
     "a workflow works on it, or it has ended",
     "the ledger has left the catalog", "a row names it", "rows of segments are lost", "the ledger is being created",
-    "the ledger has no primary copy any more", f"it is more than {rules.MAX_NUMBERS_ABOVE_LAST} above",
+    "the ledger has no primary copy any more", f"it is more than {plausibility_guards.MAX_NUMBERS_ABOVE_LAST} above",
 }  # fmt: skip
 """A part of every reason by which an apply keeps a finding, but for a race of two applies."""
 

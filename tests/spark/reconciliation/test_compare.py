@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
-from logstore.reconciliation.rules import Overlap
+from logstore.reconciliation.plausibility_guards import Overlap
 from spark.reconciliation.compare import GroupComparison, compare_group, find_foreign
 from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG
 from spark.reconciliation.sides import Ids, Limits, ShardGroup

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from logstore.errors import ServiceRefused, SextonError, StoreUnavailable, Unsupported
-from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
+from logstore.reconciliation.bulk_jobs import ListStorage
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.jobs import ListStorage
 from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs

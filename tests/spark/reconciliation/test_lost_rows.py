@@ -13,13 +13,13 @@ from infra.catalog import tables as t
 from infra.objects.client import read_store_clock_s
 from infra.stack.stack import StackAddresses
 from logstore.errors import CorruptData, PreconditionFailed
-from logstore.log.ledgers import segment_key
-from logstore.offload.tiered import data_key, index_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.catalog import SnapshotSwitch
 from logstore.positions import EARLIEST, LedgerId, Position
-from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
-from logstore.reconciliation.jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
 from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.reconciliation.files import FINDINGS_PER_PAGE, FindingFiles
+from logstore.reconciliation.bulk_jobs import BulkSummary, CompareSides, VerifyFindings
+from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, FindingFiles
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.jobs import BulkSummary, CompareSides, VerifyFindings
 from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.reconciliation.fact_files import STRANGE, write_facts

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.stack.stack import StackAddresses
-from logstore.log.ledgers import segment_number_from_key
+from logstore.log.ledger_object_keys import segment_number_from_key
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.reconciliation import listing
 from spark.session import WarmSession

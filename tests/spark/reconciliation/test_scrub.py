@@ -10,12 +10,12 @@ from typing import Any, Self, cast
 import pyarrow as pa
 import pytest
 
-from logstore.log.ledgers import segment_key
-from logstore.offload.tiered import data_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.offload.tiered_copy import data_key
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import FindingFiles
+from logstore.reconciliation.bulk_jobs import BulkSummary, CutScrub, ScrubPage
+from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.jobs import BulkSummary, CutScrub, ScrubPage
 from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.reconciliation import scrub

@@ -7,18 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from logstore.log.ledgers import (
-    EXTENT_FIELD,
-    MIN_CONFIRMATION_GAP,
-    Component,
-    LedgerOwner,
-    LedgerStatement,
-    RegisteredExtent,
-    ledger_prefix,
-    meta_key,
-    segment_key,
-)
-from logstore.offload.tiered import data_key, index_key
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
+from logstore.log.segment_metadata import EXTENT_FIELD, MIN_CONFIRMATION_GAP, RegisteredExtent
+from logstore.offload.tiered_copy import data_key, index_key
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.reconciliation.sides import PRIMARY, TIERED

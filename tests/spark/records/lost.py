@@ -18,12 +18,12 @@ from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.outbox import SqlRecords
-from logstore.identity.markers import MARKER_KEY, Role, marker_content
-from logstore.identity.services.lost_catalogs import LostCatalog
-from logstore.identity.services.own_stores import OwnStore
+from logstore.identity.bucket_markers import MARKER_KEY, Role, marker_content
+from logstore.identity.services.lost_catalog_identity import LostCatalog
+from logstore.identity.services.marker_checked_buckets import OwnStore
 from logstore.ports.catalog.rebuilding import CatalogLoad
 from logstore.ports.catalog.records import Records
-from logstore.reconciliation.jobs import BulkSummary
+from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings, Manifest
 from logstore.records.rebuilding import LOAD_ORDER, RebuildId, RebuildRecords, RowFilesFolder

@@ -10,7 +10,7 @@ import pytest
 from infra.catalog import Database
 from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.outbox import SqlRecords
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.records.rebuilding import RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
 from spark.jobs import record_mains

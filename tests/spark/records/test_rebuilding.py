@@ -12,11 +12,11 @@ from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
-from logstore.cursors.state import RELEASES_PER_EPOCH
+from logstore.cursors.cursor_state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RowFilesFolder
-from logstore.transactions.transactions import MAX_COORDINATORS
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from tests.migrated import migrate
 from tests.postgres import Postgres, postgres
 from tests.spark.records.lost import LostWorld, dump, remove_ledger, target

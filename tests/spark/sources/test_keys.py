@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.log.ledgers import ledger_prefix, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from spark.sources.keys import META, parse_keys
 

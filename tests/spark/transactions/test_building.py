@@ -8,13 +8,13 @@ import pytest
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UploadUnproven
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
 from logstore.positions import TopicId
-from logstore.reconciliation.jobs import BulkSummary
-from logstore.transactions.buffer import Buffer
-from logstore.transactions.snapshots import BufferFiles, BuildBuffers
-from logstore.transactions.transactions import Participant, TransactionId
+from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.transactions.buffer_serialization import BufferFiles, BuildBuffers
+from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId
 from spark.jobs import native_mains
 from spark.publication import Publication
 from spark.runner import SparkJobs

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from logstore.clock import Clock
 from logstore.delayed.services.delivery import Consumer, Delivery
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
+from logstore.retrying_clock import Clock
 from workers.assembly.adapters import open_log
 from workers.assembly.log import LogStore
 from workers.settings import Settings

@@ -21,7 +21,7 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogOutdated
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.offload.tiered import CopyLocation
+from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId
 from logstore.records.services.flushing import Flusher

@@ -8,10 +8,11 @@ import pytest
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import MissingData
-from logstore.identity.markers import MARKER_KEY
+from logstore.identity.bucket_markers import MARKER_KEY
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import CopyKind, ledger_prefix, segment_key
-from logstore.offload.tiered import CopyLocation, data_key, index_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
+from logstore.log.ledgers import CopyKind
+from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.assembly.adapters import open_log

@@ -8,16 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from logstore.cursors.cursor_state import CursorState, seek
 from logstore.cursors.services.subscriptions import Subscription
-from logstore.cursors.state import CursorState, seek
 from logstore.delayed.buckets import BucketList
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
 from logstore.log.entries import Entry, NewEntry, ProducedEntries
 from logstore.log.ledgers import Component, CopyKind, LedgerState
-from logstore.log.services.append import AppendResult
-from logstore.log.services.roll import RollResult
+from logstore.log.services.batched_appends import AppendResult
+from logstore.log.services.ledger_roll import RollResult
 from logstore.ports.catalog import (
     Acknowledge,
     AcknowledgeResult,

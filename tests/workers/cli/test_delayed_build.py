@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from logstore.names import TopicName
 from logstore.ports.catalog import Topic
+from logstore.validated_names import TopicName
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
 from workflows.jobs import BuildResult

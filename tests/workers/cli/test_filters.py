@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.deletion.retention import RetentionPolicy
-from logstore.names import TopicName
+from logstore.validated_names import TopicName
 from tests.activities.world import NAME, World
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices

@@ -11,11 +11,13 @@ import pytest
 from sqlalchemy import text
 
 from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.log.ledgers import CopyKind, ledger_prefix, meta_key, segment_key, sha256_hex
-from logstore.names import TopicName
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import CopyKind
+from logstore.log.segment_metadata import sha256_hex
 from logstore.ownership import BundleId, bundle_name, bundle_of
 from logstore.ports.catalog import Cause
 from logstore.positions import LedgerId
+from logstore.validated_names import TopicName
 from tests.activities.world import BATCH, NAME, World, certify_input, chunk_input, open_world
 from tests.activities.world import run as run_activity
 from tests.contracts.catalog.deletion.test_row_traces import traced

@@ -19,7 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.catalog import Database
 from logstore import errors
 from logstore.deletion.retention import RetentionPolicy
-from logstore.names import TopicName
+from logstore.validated_names import TopicName
 from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices

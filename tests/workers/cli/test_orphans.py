@@ -14,7 +14,7 @@ from activities.reconciliation.preview import ApplyPreviewResult
 from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import AppliedFinding, FateFiles, FindingFiles, to_table
+from logstore.reconciliation.finding_files import AppliedFinding, FateFiles, FindingFiles, to_table
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, FindingKind, PlanResult
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document

@@ -19,9 +19,9 @@ from infra.coordination.session import Ensemble, ZooKeeperSession
 from infra.coordination.takeover import TakeoverTimes
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
-from logstore.names import TopicName
 from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of
 from logstore.ports.catalog import Fence
+from logstore.validated_names import TopicName
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
 from tests.logstore.eventually import assert_eventually
 from tests.migrated import migrate

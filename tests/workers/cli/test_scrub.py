@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.names import TopicName
 from logstore.ports.catalog import Claim, RunKind, Topic
 from logstore.positions import LedgerId
-from logstore.reconciliation.files import to_table
+from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, SCRUB_RATE
+from logstore.reconciliation.finding_files import to_table
 from logstore.reconciliation.findings import Finding, FindingKind, PlanResult
-from logstore.reconciliation.jobs import MIN_SCRUB_RATE, SCRUB_RATE
+from logstore.validated_names import TopicName
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices

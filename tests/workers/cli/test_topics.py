@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.cursors.state import CursorState, require_current_releases
+from logstore.cursors.cursor_state import CursorState, require_current_releases
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Ledger

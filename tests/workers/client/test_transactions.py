@@ -10,7 +10,7 @@ import pytest
 
 from logstore.errors import UnknownObject
 from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, EndTransaction, EndTransactionResult
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.workflows.house import assert_eventually
 from workers.client.transactions import TransactionClient
 

@@ -13,10 +13,10 @@ import psycopg
 
 from activities.deletion.phase_two import examine, remove
 from activities.deletion.rate import DeletionPace
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.services.append import AppendResult
+from logstore.log.services.batched_appends import AppendResult
 from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, Cause, Claim, EndTransaction, Topic
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.services.flush_requests import SharedFlushes

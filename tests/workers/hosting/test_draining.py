@@ -20,7 +20,7 @@ from infra.stack import stack
 from infra.stack.home import StackHome
 from infra.stack.workers import live_workers
 from logstore.deletion.retention import RetentionPolicy
-from logstore.names import TopicName
+from logstore.validated_names import TopicName
 from tests.faults.real import STOPS_WITHIN_S, eventually
 from tests.ownership.proxy import Proxy
 from tests.servers import settings_on

@@ -10,7 +10,7 @@ import pytest
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim, DelayedCounts, Inflight, RunKind, TransactionCounts
 from logstore.reconciliation.findings import PlanResult
-from logstore.transactions.transactions import TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.reconciliation import FakeRuns
 from workers.hosting.gauges import (

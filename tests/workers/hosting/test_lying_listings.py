@@ -8,7 +8,7 @@ import pytest
 
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.soak.wire import Wire

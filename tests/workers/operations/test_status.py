@@ -29,7 +29,7 @@ from infra.stack.home import StackHome
 from infra.stack.ports import ChosenPorts, write_ports
 from infra.stack.workers import WorkerRecord, record_worker
 from logstore.deletion.intents import GuardRefusal
-from logstore.identity.markers import PROBE_PREFIX
+from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
 from tests.infra.objects.peer import Answer, Request, deleted, fault, listing, scripted
 from tests.logstore.records.world import RecordsWorld

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from infra.coordination.session import Ensemble
 from infra.stack.home import Credentials
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from tests.tls import Authority
 from workers.assembly.adapters import native_addresses, store_address
 from workers.client.temporal_access import temporal_access

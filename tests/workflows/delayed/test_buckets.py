@@ -10,7 +10,7 @@ from logstore.delayed.buckets import BucketLimits
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import segment_key
+from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Claim
 from logstore.positions import TopicId
 from tests.fakes.objects import Fault, FaultKind, Operation

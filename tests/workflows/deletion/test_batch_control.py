@@ -19,7 +19,7 @@ from activities.deletion.values import ChunkInput, ChunkResult, HoldBatchInput
 from activities.dispatch import Answer
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -26,7 +26,7 @@ from activities.deletion.values import (
 )
 from activities.dispatch import Answer
 from logstore.deletion.intents import BatchCertificate, DeletionState
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure

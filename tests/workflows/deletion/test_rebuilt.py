@@ -4,7 +4,7 @@ import pytest
 from temporalio.client import WorkflowFailureError
 
 from logstore.deletion.intents import DeletionState
-from logstore.log.ledgers import SHARDS
+from logstore.log.ledger_object_keys import SHARDS
 from logstore.positions import LedgerId
 from logstore.records.services.adopting import Adopter
 from tests.workflows.deletion.test_batch_control import gate_at, paused

@@ -8,7 +8,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from logstore import failpoints
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.workflows.house import House
 from workers.client import Sexton

@@ -4,7 +4,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from logstore.deletion.intents import DeletionState
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import House, assert_eventually, details_of, failure

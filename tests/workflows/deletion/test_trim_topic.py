@@ -6,7 +6,7 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.deletion.values import DetachInput, DetachResult
 from activities.dispatch import Answer
-from logstore.log.ledgers import ledger_prefix
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.deletion.test_batch_control import gate_at

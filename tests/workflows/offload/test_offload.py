@@ -13,7 +13,7 @@ from temporalio.exceptions import ChildWorkflowError
 from activities.offload import PublishInput
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
-from logstore.offload.tiered import CopyLengths, data_key, index_key, parse_lengths
+from logstore.offload.tiered_copy import CopyLengths, data_key, index_key, parse_lengths
 from logstore.ports.catalog import OffloadAnswer, ReadableCopies
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -20,9 +20,9 @@ from activities.deletion.values import (
 )
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import CorruptData, NotOwner, ServiceFailed, StoreUnavailable
-from logstore.log.ledgers import ledger_prefix
-from logstore.names import TopicName
+from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
+from logstore.validated_names import TopicName
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners
 from tests.workflows.deletion.test_delete_ledger import handed_over

@@ -6,7 +6,8 @@ from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
 from activities.deletion.phase_two import intent_key
-from logstore.log.ledgers import CopyKind, LedgerStatement, ledger_prefix, meta_key, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
+from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 from tests.workflows.house import House

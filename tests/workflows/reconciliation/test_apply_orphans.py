@@ -8,8 +8,8 @@ from temporalio.exceptions import ApplicationError, CancelledError
 
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed
-from logstore.log.ledgers import ledger_prefix
-from logstore.reconciliation.files import FateFiles
+from logstore.log.ledger_object_keys import ledger_prefix
+from logstore.reconciliation.finding_files import FateFiles
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure

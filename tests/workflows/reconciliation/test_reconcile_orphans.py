@@ -7,8 +7,8 @@ from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlre
 from logstore.deletion.intents import GuardRefusal
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
+from logstore.reconciliation.bulk_jobs import BulkJob, CompareSides, ListStorage, ReadReferences, VerifyFindings
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.jobs import BulkJob, CompareSides, ListStorage, ReadReferences, VerifyFindings
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import orphan_ledgers, plan, run_id
 from workers.client.waiting import result_of

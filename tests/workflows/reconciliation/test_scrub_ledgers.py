@@ -8,7 +8,7 @@ from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
 
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
-from logstore.reconciliation.jobs import MIN_SCRUB_RATE, BulkJob, CutScrub, ScrubPage
+from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, BulkJob, CutScrub, ScrubPage
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import corrupt, scrub
 from workflows.reconciliation.scrub_ledgers import ScrubLedgers

@@ -12,7 +12,7 @@ from logstore.errors import StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
 from logstore.ports.catalog import BeginTransaction, EndTransaction, Topic
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.workflows.house import House, assert_eventually
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
 from workflows.transactions.transaction_coordinator import TransactionCoordinator

@@ -5,7 +5,7 @@ from temporalio import activity
 
 from activities.transactions.values import BroadcastInput, BroadcastState
 from logstore.ports.catalog import Cause
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.workflows.house import House, details_of
 from tests.workflows.transactions.parties import Parties, owing, pauses
 from workflows.transactions.broadcast_transaction import BroadcastTransaction

@@ -3,8 +3,8 @@
 import pytest
 
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.buffer import Buffer
-from logstore.transactions.snapshots import BuildBuffers
+from logstore.transactions.buffer_serialization import BuildBuffers
+from logstore.transactions.transaction_buffer import Buffer
 from tests.workflows.builds import BUFFER, buffer_of_topic, build, run_id
 from tests.workflows.house import House
 from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS

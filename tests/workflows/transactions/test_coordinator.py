@@ -6,7 +6,7 @@ import pytest
 from temporalio import activity
 
 from activities.transactions.values import DrainInput, DrainResult
-from logstore.transactions.transactions import TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.workflows.house import Gate, House, assert_eventually, details_of
 from tests.workflows.transactions.parties import TC, Parties, broadcast_id, owing, pauses, worked
 from workflows.transactions.broadcast_transaction import BroadcastTransaction

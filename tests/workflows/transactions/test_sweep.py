@@ -2,7 +2,7 @@
 
 from temporalio.client import WorkflowHandle
 
-from logstore.transactions.transactions import TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.workflows.house import House
 from tests.workflows.transactions.parties import Parties, worked
 from workflows.transactions.sweep_transactions import SweepTransactions

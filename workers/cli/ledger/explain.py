@@ -9,11 +9,12 @@ import typer
 
 from logstore.deletion.intents import CopyVerdict, find_missing_property
 from logstore.errors import InvalidInput, SextonError
-from logstore.log.ledgers import CopyKind, CopyState, segment_key
-from logstore.names import TopicName
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ownership import bundle_name, bundle_of
 from logstore.ports.catalog import AuditEntry, Fences, InspectedCopy, InspectedIntent, LedgerHistory, Segment
 from logstore.positions import LedgerId
+from logstore.validated_names import TopicName
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.ledger.ledgers import ledger
@@ -88,7 +89,7 @@ def _compare_digests(
     is_live_primary = copy.kind == CopyKind.LEDGER and copy.copy.state == CopyState.LIVE
     if not is_live_primary or copy.finding is not CopyVerdict.OWN or copy.absent:
         return copy
-    from logstore.log.services.segment_file import find_segment_problem  # noqa: PLC0415 - start-up time
+    from logstore.log.services.segment_reader import find_segment_problem  # noqa: PLC0415 - start-up time
 
     compared, read_bytes, corrupt = 0, 0, list[CorruptSegment]()
     for segment in segments:

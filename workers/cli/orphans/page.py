@@ -17,7 +17,7 @@ from workers.pages.texts import decode_topic_name, format_time_s, select_fields,
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import ReconciliationRun
-    from logstore.reconciliation.files import AppliedFinding, FindingFiles
+    from logstore.reconciliation.finding_files import AppliedFinding, FindingFiles
     from logstore.reconciliation.findings import Finding, PlanResult
 
 _URGENT_KINDS: Final = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA, FindingKind.MISMATCH)
@@ -79,7 +79,7 @@ class PlanReport:
         }
 
     def _read_fates(self, page: int) -> "dict[int, AppliedFinding]":
-        from logstore.reconciliation.files import FateFiles  # noqa: PLC0415 - start-up time
+        from logstore.reconciliation.finding_files import FateFiles  # noqa: PLC0415 - start-up time
 
         folder = None if self.applied is None else Path(self.applied.summary["folder"]) / "fates"
         return (FateFiles(folder).page(page) or {}) if folder else {}

@@ -45,7 +45,7 @@ def report(
 
 
 def _open_report(runs: "Reconciliation", run_id: str) -> PlanReport:
-    from logstore.reconciliation.services.runs import find_apply, finished_findings, open_report  # noqa: PLC0415
+    from logstore.reconciliation.services.run_checks import find_apply, finished_findings, open_report  # noqa: PLC0415
 
     plan = runs.run(run_id)
     result = finished_findings(plan)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.errors import InvalidInput, PreconditionFailed
-from logstore.reconciliation import rules
+from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.findings import FindingKind
 from workers.cli.command import group
 from workers.cli.context import CommandContext
@@ -70,7 +70,7 @@ def plan(
 ) -> JobOrAnswer:
     """Compare what storage holds with what the catalog says. Changes neither; `orphans apply` does."""
     age_s = parse_duration(older_than, "older-than")
-    rules.check_age(age_s, unsafe=unsafe_age)
+    plausibility_guards.check_age(age_s, unsafe=unsafe_age)
     context.require_store()
     inventories = [_to_absolute_path(path) for path in inventory or ()]
 
@@ -173,7 +173,7 @@ def apply(
     context: CommandContext,
     run_id: RunId,
     *,
-    max_orphan_share: MaxShare = rules.MAX_ORPHAN_SHARE,
+    max_orphan_share: MaxShare = plausibility_guards.MAX_ORPHAN_SHARE,
     reason: Reason = "",
     dry_run: DryRun = False,
 ) -> JobOrAnswer:
@@ -197,7 +197,7 @@ def apply(
 
 def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
     """Answer with the counts of an apply at this moment, even if a guard would refuse the apply."""
-    from logstore.reconciliation.services.runs import finished_plan  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.services.run_checks import finished_plan  # noqa: PLC0415 - start-up time
 
     plan, applied_at = finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
     applied, sizes, skipped = dict.fromkeys(_REMOVABLE_KINDS, 0), dict.fromkeys(_REMOVABLE_KINDS, 0), dict[str, int]()
@@ -230,7 +230,7 @@ def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orpha
     )
     try:
         if not applied_at:
-            rules.check_orphan_share(plan.findings, plan.ledgers, max_orphan_share)
+            plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, max_orphan_share)
     except PreconditionFailed as refused:
         note(f"it would be refused: {refused}")
         error = {"type": type(refused).__name__, "message": str(refused)}
@@ -242,7 +242,7 @@ _REMOVABLE_KINDS = [kind.value for kind in FindingKind if kind.is_removable]
 
 
 def _applied_at(runs: "Reconciliation", run_id: str) -> str | None:
-    from logstore.reconciliation.services.runs import find_apply  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.services.run_checks import find_apply  # noqa: PLC0415 - start-up time
 
     apply_run = find_apply(runs, run_id)
     return None if apply_run is None or apply_run.finished_us is None else format_time_s(apply_run.finished_us)

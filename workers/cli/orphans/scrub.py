@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.errors import InvalidInput
+from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.jobs import MIN_SCRUB_RATE
 from workers.cli.command import group
 from workers.cli.context import CommandContext
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job

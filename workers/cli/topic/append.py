@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Annotated
 import typer
 
 from logstore.errors import SextonError
-from logstore.names import check_name
+from logstore.validated_names import check_name
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.errors import ExitCode, Interrupted, classify_error
@@ -65,7 +65,7 @@ def append(
     has passed. Every line is checked first: a bad one stops the command before anything is written. With --txn nobody
     sees the entries until the transaction commits.
     """
-    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
     from workers.cli.topic.json_lines import DeliveryLimit, open_rereadable, parse_lines  # noqa: PLC0415
 
     if producer is not None:
@@ -112,7 +112,7 @@ def _append_all(
     context: CommandContext, topic: "Topic", lines: _Lines, progress: _Progress, bar: ProgressBar
 ) -> Answer:
     from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
-    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
 
     txn = TransactionId.parse(lines.txn) if lines.txn else None
     bar.update("appending")

@@ -22,9 +22,9 @@ from itertools import count
 from pathlib import Path
 from typing import IO, NoReturn, TypeVar, cast
 
+from logstore.atomic_files import open_regular_file
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
-from logstore.whole_files import open_regular_file
 from workers.pages.texts import format_time_s
 from workers.settings import format_duration
 

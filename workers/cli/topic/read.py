@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from logstore.errors import InvalidInput
-from logstore.names import check_subscription
 from logstore.positions import Position
+from logstore.validated_names import check_subscription
 from workers.cli.command import command
 from workers.cli.context import CommandContext
 from workers.cli.options import SubscriptionArgument, TopicArgument, Transaction
@@ -129,7 +129,7 @@ def ack(
     refused without the releases that `topic read --subscription S` prints. If it prints none, or null in JSON,
     acknowledge by --position.
     """
-    from logstore.transactions.transactions import TransactionId  # noqa: PLC0415 - start-up time
+    from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
 
     if releases is not None and to is None:
         raise InvalidInput("releases", expected="--to beside --releases", found=releases)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from logstore.atomic_files import open_regular_file
 from logstore.errors import InvalidInput
-from logstore.names import TopicName, check_subscription, encode_prefix
 from logstore.ports.catalog import TopicState
-from logstore.whole_files import open_regular_file
+from logstore.validated_names import TopicName, check_subscription, encode_prefix
 from workers.cli.command import command, group
 from workers.cli.context import CommandContext
 from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, check_number, encode_topic

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import Component

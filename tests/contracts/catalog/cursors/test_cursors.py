@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
 from logstore.ports.catalog import AcknowledgeResult, StoredCursor, TopicState
 from logstore.positions import TopicId

@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import SnapshotNeeded
 from logstore.log.ledgers import Component, CopyKind, LedgerState

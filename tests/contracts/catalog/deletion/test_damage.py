@@ -4,7 +4,7 @@ import pytest
 
 from infra.catalog.log.inspection import SqlInspection
 from logstore.deletion.intents import DeletionState, Outcome, find_refusal
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange
 from logstore.positions import LedgerId, TopicId

@@ -2,11 +2,12 @@
 
 import pytest
 
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.deletion.intents import DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.log.ledgers import SHARDS, CopyKind, CopyState
+from logstore.log.ledger_object_keys import SHARDS
+from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import DetachedBatch, FiledCount, IntentResult, RowRange, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import (

@@ -1,7 +1,7 @@
 """The catalog's own id, the buckets that carry it, and what must stand in them."""
 
 from logstore.deletion.intents import Outcome
-from logstore.identity.markers import Role
+from logstore.identity.bucket_markers import Role
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import IntentResult, RowRange
 from logstore.positions import LedgerId

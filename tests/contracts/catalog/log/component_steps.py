@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from pyroaring import BitMap
 
-from logstore.cursors.state import CursorSnapshot, CursorState, complete_state
+from logstore.cursors.cursor_state import CursorSnapshot, CursorState, complete_state
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Acknowledge, SnapshotChange, WriteResult
 from logstore.positions import LedgerId, Position, TopicId

@@ -13,7 +13,7 @@ from logstore.errors import (
     StaleCatalog,
     UnknownObject,
 )
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import Acknowledge, AcknowledgeResult, RegisterSegmentResult, TopicState, Write
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.steps import CROWD, NAME, acknowledge, at, filled, new_topic, newborn, race, roll, segment

@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.errors import LedgerStillNeeded
 from logstore.ports.catalog import AcknowledgeResult, StoredCursor
 from tests.contracts.catalog.steps import acknowledge, at, filled, listed, new_topic, race

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event, text
 
 from infra.catalog import tables
-from logstore.cursors.state import CursorState
+from logstore.cursors.cursor_state import CursorState
 from logstore.deletion.intents import DeletionIntent, Outcome
 from logstore.errors import (
     AlreadyExists,

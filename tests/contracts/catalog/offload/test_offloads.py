@@ -8,7 +8,7 @@ import pytest
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.errors import InvalidInput, LedgerStillNeeded, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import CopyKind
-from logstore.offload.tiered import CopyLengths, parse_lengths
+from logstore.offload.tiered_copy import CopyLengths, parse_lengths
 from logstore.ports.catalog import (
     DetachedBatch,
     IntentResult,

@@ -5,7 +5,8 @@ import pytest
 from logstore.errors import AlreadyExists, LedgerFenced
 from logstore.failpoints import arm
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import CopyKind, segment_key
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import CopyKind
 from logstore.log.services import RollPolicy
 from logstore.ports.catalog import RegisterSegmentResult
 from tests.contracts.catalog.offload.test_offloads import offloaded, remove

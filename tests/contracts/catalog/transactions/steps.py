@@ -19,7 +19,7 @@ from logstore.ports.catalog import (
     WriteResult,
 )
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.contracts.catalog.steps import at, roll, segment
 from tests.contracts.catalog.worlds import SqlWorld
 

@@ -20,7 +20,7 @@ from logstore.ports.catalog import (
     FinishedTransaction,
     Settlement,
 )
-from logstore.transactions.transactions import Participant, TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.contracts.catalog.steps import at, new_topic, race, roll
 from tests.contracts.catalog.transactions.steps import begin, end, one, produce, registration, settle, visible
 from tests.contracts.catalog.world import CAUSE, claim

@@ -5,7 +5,7 @@ import pytest
 from logstore.errors import AcknowledgementHeld, InvalidInput, TransactionNotOpen, UnknownObject
 from logstore.ports.catalog import Acknowledge, AcknowledgeResult, EndTransaction, EndTransactionResult, Topic, Write
 from logstore.positions import Position
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.steps import acknowledge, at, new_topic, race, roll
 from tests.contracts.catalog.transactions.steps import begin, end, hold, one, produce, settle

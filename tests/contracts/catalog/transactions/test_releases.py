@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from logstore.cursors.services.cursor_ledgers import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorLedgers
 from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.errors import AcknowledgementStale
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Acknowledge, AcknowledgeResult, EndTransaction, Topic
 from logstore.positions import Position, TopicId
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.delayed.steps import delay
 from tests.contracts.catalog.steps import at, new_topic, roll

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from logstore.errors import ProducerFenced
-from logstore.log.producers import ProducerSequence
+from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import ProducerAdvance, RegisterSegment, RegisterSegmentResult, Topic, WriteResult
-from logstore.transactions.transactions import TransactionId
+from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.contracts.catalog.blocking import behind
 from tests.contracts.catalog.steps import new_topic, race
 from tests.contracts.catalog.transactions.steps import begin, end, one, registration, settle

@@ -15,7 +15,7 @@ from logstore.ports.catalog import (
     TopicState,
 )
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transactions import Participant, TransactionId
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId
 from tests.contracts.catalog.steps import at, new_topic, race
 from tests.contracts.catalog.transactions.steps import begin, end, produce, settle
 from tests.contracts.catalog.world import CAUSE, claim

@@ -12,7 +12,7 @@ import psycopg
 from infra.catalog import Database, SqlCatalog
 from logstore.ports.catalog.rebuilding import AdoptionReport
 from logstore.records.services.adopting import Adopter
-from logstore.transactions.transactions import MAX_COORDINATORS
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from tests.faults.world import World
 from workers.assembly.log import LogStore
 

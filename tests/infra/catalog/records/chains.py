@@ -12,16 +12,16 @@ from activities.records.rebuilding import LoadedCatalog, Rebuilding
 from activities.records.values import AdoptShardsInput, RebuildStep
 from infra.catalog import Database, SqlCatalog
 from infra.catalog.records.loading import SqlRebuild
-from logstore.clock import Clock
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.identity.markers import NamedBucket, Role
-from logstore.identity.services.lost_catalogs import LostCatalog
-from logstore.identity.services.own_stores import MAX_UNANSWERED_S
+from logstore.identity.bucket_markers import NamedBucket, Role
+from logstore.identity.services.lost_catalog_identity import LostCatalog
+from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import SHARDS, LedgerState, ledger_id_from_key
+from logstore.log.ledger_object_keys import SHARDS, ledger_id_from_key
+from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
-from logstore.reconciliation.jobs import BulkSummary
+from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.records.jobs import RebuildAdopted
 from logstore.records.manifest import Manifest
 from logstore.records.rebuilding import RebuildId, RebuildRecords
@@ -29,6 +29,7 @@ from logstore.records.services.adopting import Adopter
 from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.flushing import Flusher
 from logstore.records.services.record_log import RecordLog
+from logstore.retrying_clock import Clock
 from spark.publication import Publication
 from spark.records.rebuilding import rebuild_records
 from tests.faults.world import World

@@ -15,7 +15,8 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AcknowledgementStale, CatalogAdopting, InvalidInput, PreconditionFailed, UnknownObject
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import EXTENT_FIELD, UPLOAD_ID_FIELD, SegmentUploadId, ledger_prefix, segment_key
+from logstore.log.ledger_object_keys import ledger_prefix, segment_key
+from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, SegmentUploadId
 from logstore.ports.catalog import (
     BeginTransaction,
     BeginTransactionResult,
@@ -27,8 +28,8 @@ from logstore.ports.catalog import (
 )
 from logstore.positions import LedgerId, Position
 from logstore.records.services import adopting
-from logstore.transactions.buffer import MarkerVerb, TransactionMarker, markers_to_entries
-from logstore.transactions.transactions import TransactionId, TransactionState
+from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.contracts.catalog.conftest import emptied
 from tests.faults.world import World
 from tests.infra.catalog.records.adoption import Losing, LostFile, LostServer

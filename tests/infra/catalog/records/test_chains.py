@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from logstore.clock import Clock
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogOutdated, PreconditionFailed
-from logstore.identity.services.own_stores import MAX_UNANSWERED_S
+from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import SHARDS, ledger_prefix, segment_key
+from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
 from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId, Position
+from logstore.retrying_clock import Clock
 from tests.faults.world import FOREVER, World
 from tests.infra.catalog.records.chains import Chain
 from tests.migrated import migrated

@@ -5,9 +5,9 @@ import pytest
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.identity.markers import MARKER_KEY
+from logstore.identity.bucket_markers import MARKER_KEY
 from logstore.log.entries import NewEntry, ProducedEntries
-from logstore.log.ledgers import SHARDS, ledger_prefix, segment_key, shard_prefix
+from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, segment_key, shard_prefix
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -233,7 +233,7 @@ def test_segment_of_a_writer_that_lost_a_race_is_asked_for_by_its_number(
     losing: Losing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It drew a number far ahead. The listing hides it, and with it the confirmation that names it."""
-    monkeypatch.setattr("logstore.log.services.placement.random.randint", lambda _, highest: highest - 1)
+    monkeypatch.setattr("logstore.log.services.segment_placement.random.randint", lambda _, highest: highest - 1)
     with losing.process() as log:
         topic = log.catalog.topics.create(_NAME, RetentionPolicy())
         _append(log, topic, "flushed")

@@ -1,0 +1,167 @@
+"""Cursor ledgers: a state that is too large for its row is in a ledger until it is small again.
+
+An acknowledgement does not depend on this module, because it is in the row when the caller gets the answer. So all work
+here is best effort. A failure is logged, and a later acknowledgement tries again. The failure leaves a newborn ledger,
+which the topic's trim detaches.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from typing import Final
+
+from logstore.cursors.cursor_state import (
+    CursorSnapshot,
+    complete_state,
+    pack_acknowledged,
+    select_ledgers,
+    unpack_acknowledged,
+)
+from logstore.errors import SextonError
+from logstore.log.ledgers import Component
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
+from logstore.ports.catalog import AcknowledgeResult, Cursors, Ledgers, SnapshotChange, StoredCursor
+from logstore.positions import LedgerId, TopicId
+from logstore.retrying_clock import Clock
+
+_LOG: Final = logging.getLogger(__name__)
+
+_CACHE_BYTES: Final = 64 << 20
+"""Most packed bytes of cached snapshots. A larger snapshot is cached alone."""
+
+_RETRY_PAUSE_S: Final = 5.0
+"""Pause after a failure, because each failed attempt leaves a newborn ledger."""
+
+_CursorKey = tuple[TopicId, str]  # topic and name of the subscription
+
+
+class CursorLedgers:
+    """Cursor snapshots of one process. A snapshot is read once, because ledgers are immutable.
+
+    A state larger than `inline_bytes` moves from the row to a ledger. It moves back at half this size. Only one thread
+    at a time writes a cursor.
+    """
+
+    def __init__(
+        self,
+        *,
+        cursors: Cursors,
+        ledgers: Ledgers,
+        contents: ComponentLedgers,
+        inline_bytes: int,
+        clock: Clock | None = None,
+    ) -> None:
+        self._cursors = cursors
+        self._ledgers = ledgers
+        self._contents = contents
+        self._inline_bytes = inline_bytes
+        self._clock = clock or Clock()
+        self._cache: OrderedDict[LedgerId, tuple[CursorSnapshot, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._busy: set[_CursorKey] = set()
+        self._not_before_s: dict[_CursorKey, float] = {}
+
+    def load(self, ledger_id: LedgerId) -> CursorSnapshot | None:
+        """Return the snapshot in a ledger, or `None` if the catalog or storage has no such ledger."""
+        cached = self.get_cached(ledger_id)
+        if cached:
+            return cached
+        packed = self._contents.read(ledger_id)
+        if packed is None:
+            return None
+        return self._cache_snapshot(
+            CursorSnapshot(ledger_id=ledger_id, acknowledged=unpack_acknowledged(packed)), len(packed)
+        )
+
+    def get_cached(self, ledger_id: LedgerId) -> CursorSnapshot | None:
+        with self._lock:
+            if ledger_id not in self._cache:
+                return None
+            self._cache.move_to_end(ledger_id)
+            return self._cache[ledger_id][0]
+
+    def _cache_snapshot(self, snapshot: CursorSnapshot, size_bytes: int) -> CursorSnapshot:
+        with self._lock:
+            self._cache[snapshot.ledger_id] = (snapshot, size_bytes)
+            while len(self._cache) > 1 and sum(size for _, size in self._cache.values()) > _CACHE_BYTES:
+                self._cache.popitem(last=False)
+        return snapshot
+
+    def settle_after(
+        self, topic_id: TopicId, name: str, answer: AcknowledgeResult, held: CursorSnapshot | None
+    ) -> None:
+        """Write or fold the snapshot after an acknowledgement, if its size requires it. Failures are only logged.
+
+        `answer` is the answer to the acknowledgement. `held` is the snapshot with which it was made.
+        """
+        is_too_large = answer.row_bytes > self._inline_bytes
+        is_current = held is not None and held.ledger_id == answer.snapshot_ledger
+        if is_too_large or (
+            is_current and held and self._is_small(held.bytes_beyond(answer.mark_delete) + answer.row_bytes)
+        ):
+            self.settle(topic_id, name)
+
+    def settle(self, topic_id: TopicId, name: str) -> None:
+        """Write or fold the cursor's snapshot if its size requires it. Failures are only logged."""
+        key = (topic_id, name)
+        if not self._start_writing(key):
+            return
+        try:
+            self._settle(topic_id, self._cursors.get(topic_id, name))
+            self._not_before_s.pop(key, None)
+        except SextonError as error:
+            self._not_before_s[key] = self._clock.monotonic_s() + _RETRY_PAUSE_S
+            _LOG.warning("topic %s, subscription %s: its state stays where it is: %s", topic_id, name, error)
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+
+    def _start_writing(self, key: _CursorKey) -> bool:
+        with self._lock:
+            may_retry = self._clock.monotonic_s() >= self._not_before_s.get(key, float("-inf"))
+            is_claimed = may_retry and key not in self._busy
+            if is_claimed:
+                self._busy.add(key)
+            return is_claimed
+
+    def _is_small(self, size_bytes: int) -> bool:
+        return size_bytes <= self._inline_bytes // 2
+
+    def _settle(self, topic_id: TopicId, row: StoredCursor) -> None:
+        snapshot = None if row.snapshot_ledger is None else self.load(row.snapshot_ledger)
+        if row.snapshot_ledger is not None and snapshot is None:
+            return  # replaced or lost: the next acknowledgement finds out
+        listed = {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}
+        acknowledged = select_ledgers(complete_state(row.state, snapshot).acknowledged, listed)
+        packed = pack_acknowledged(acknowledged)
+        change = SnapshotChange(topic_id=topic_id, subscription=row.name, expected=row.snapshot_ledger, seeks=row.seeks)
+        if snapshot and self._is_small(len(packed)):
+            self._fold(change, snapshot)
+        elif len(pack_acknowledged(row.state.acknowledged)) > self._inline_bytes:
+            self._write(change, row, packed)
+
+    def _fold(self, change: SnapshotChange, snapshot: CursorSnapshot) -> None:
+        limit, deadline_s = self._inline_bytes, self._clock.monotonic_s() + _RETRY_PAUSE_S
+        self._clock.retry(
+            lambda: self._cursors.fold_snapshot(change, snapshot, limit_bytes=limit), deadline_s=deadline_s
+        )
+
+    def _write(self, change: SnapshotChange, row: StoredCursor, packed: bytes) -> None:
+        draft = EntryDraft(
+            topic_id=change.topic_id,
+            component=Component.MANAGED_CURSOR,
+            keys={"cursor": row.name},
+            content=packed,
+            properties={"mark_delete": str(row.state.mark_delete)},
+        )
+
+        def publish(created: CreatedLedger) -> bool:
+            snapshot = CursorSnapshot(ledger_id=created.ledger_id, acknowledged=unpack_acknowledged(packed))
+            is_published = self._cursors.publish_snapshot(
+                change, snapshot, size_bytes=created.size_bytes, sha256=created.sha256
+            )
+            if is_published:
+                self._cache_snapshot(snapshot, len(packed))
+            return is_published
+
+        self._contents.write(draft, publish)

@@ -1,0 +1,195 @@
+"""Proof that objects are gone: ledgers that no listing shows, and keys that a store confirmed as deleted.
+
+A listing alone proves nothing (apache/bookkeeper#870). So Sexton requires a second empty listing, which small ledgers
+share. It also requests by name `meta.json` and every segment that the catalog may have registered.
+
+Each request by name is a GET of one byte. After a 404, a HEAD would need that GET too, because it has no error body.
+
+A store can confirm a deletion and keep the object. So a sample of the confirmed keys is requested by name.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from itertools import groupby, islice
+from typing import Final, TypeVar
+
+from logstore.deletion.intents import DeletionIntent
+from logstore.deletion.services.shared_store_requests import SharedListings, UnconfirmedKeys, find_unconfirmed
+from logstore.errors import CorruptData, SextonError, StoreUnavailable
+from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key
+from logstore.ports.objects import DeleteReport, ObjectStore
+from logstore.stop_checks import raise_if_stopped
+
+_LOG: Final = logging.getLogger(__name__)
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+MAX_ASKED_SEGMENTS: Final = 1_000_000
+"""Most segments of one ledger that are requested by name. A ledger has a tenth; the requests take an hour."""
+
+SAMPLE_KEYS: Final = 4
+"""Number of confirmed keys of one removal that are requested again, for any number of ledgers."""
+
+_PARALLEL_REQUESTS: Final = 8
+_NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
+
+
+def doubt_absence(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+    """Return why ledgers may exist despite an empty listing, by row. Rows without an entry are proved absent.
+
+    The first request without an answer stops all others. The remaining rows get its error.
+    """
+    doubts = _list_again(objects, intents)
+    return doubts | _ask_by_name(objects, [intent for intent in intents if intent.row_id not in doubts])
+
+
+def judge_deletion(
+    objects: ObjectStore, report: DeleteReport, keys_by_row: Mapping[int, Sequence[str]]
+) -> dict[int, UnconfirmedKeys | None]:
+    """Return the keys that do not count as deleted, by row. `None`: all keys of the row count.
+
+    Only keys that the report confirms count. If the store still has a key of the sample, no key of the report counts,
+    and each row is retried alone. Keys of the sample without an answer are ignored.
+
+    Raises:
+        SextonError: The work was stopped from outside, or the store refused the request.
+    """
+    unconfirmed_by_row = {row: find_unconfirmed(keys, report) for row, keys in keys_by_row.items()}
+    kept_key = find_kept_key(objects, sorted(report.deleted))
+    if kept_key is None:
+        return unconfirmed_by_row
+    problem = f"{kept_key}: the store confirmed its deletion and still has it"
+    return {
+        row: unconfirmed_by_row[row] or (UnconfirmedKeys(len(keys), problem) if keys else None)
+        for row, keys in keys_by_row.items()
+    }
+
+
+def find_kept_key(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
+    """Return a key that the store still has, from a sample of keys whose deletion it confirmed.
+
+    Keys without an answer are ignored.
+
+    Raises:
+        SextonError: The work was stopped from outside, or the store refused the request.
+    """
+
+    def exists(key: str) -> bool:
+        try:
+            return objects.get_range(key, 0, 1) is not None
+        except StoreUnavailable as error:
+            _LOG.warning("%s: its deletion was confirmed and is not looked at again: %s", key, error)
+            return False
+
+    sample = random.sample(deleted, SAMPLE_KEYS) if len(deleted) > SAMPLE_KEYS else deleted
+    for key, answer in _ask_all(sample, exists):
+        if isinstance(answer, SextonError):
+            raise answer
+        if answer:
+            return key
+    return None
+
+
+def find_existing(objects: ObjectStore, names: Iterable[tuple[int, str]]) -> set[int]:
+    """Return the ledgers of which a named object exists. `names` has ledger and key, and is read on demand.
+
+    Raises:
+        SextonError: The store did not answer.
+    """
+    existing: set[int] = set()
+    remaining = iter(names)
+    while batch := list(islice(remaining, _NAMES_PER_BATCH)):
+        for (ledger_id, _), answer in _ask_all(batch, lambda name: objects.get_range(name[1], 0, 1) is not None):
+            if isinstance(answer, SextonError):
+                raise answer
+            if answer:
+                existing.add(ledger_id)
+    return existing
+
+
+def registered_keys(intent: DeletionIntent) -> Iterator[str]:
+    """Return the keys of all segments that the catalog may have registered. Lost races leave gaps in the numbers.
+
+    Raises:
+        CorruptData: The highest segment number is `MAX_ASKED_SEGMENTS` or more, so it is damaged.
+    """
+    if intent.segments and intent.last_segment >= MAX_ASKED_SEGMENTS:
+        expected = f"at most {MAX_ASKED_SEGMENTS:,} segments that no listing shows"
+        raise CorruptData(f"ledger {intent.ledger_id}: expected {expected}, found the number {intent.last_segment}")
+    numbers = range(intent.last_segment + 1) if intent.segments else ()
+    return (segment_key(intent.ledger_id, number) for number in numbers)
+
+
+def _list_again(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+    ordered = sorted(intents, key=lambda intent: (intent.ledger_id % SHARDS, intent.ledger_id))
+    shards = [list(shard) for _, shard in groupby(ordered, key=lambda intent: intent.ledger_id % SHARDS)]
+    doubts: dict[int, SextonError] = {}
+
+    def list_shard(shard: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+        listings = SharedListings(objects, shard)
+        doubts_of_shard: dict[int, SextonError] = {}
+        for intent in shard:
+            shared = listings.pop(intent.ledger_id)
+            listing = objects.list(ledger_prefix(intent.ledger_id)) if shared is None else shared
+            first = next(iter(listing), None)
+            if first is not None:
+                message = f"{first.key}: a second LIST finds it, the first one does not"
+                doubts_of_shard[intent.row_id] = StoreUnavailable(message)
+        return doubts_of_shard
+
+    for shard, answer in _ask_all(shards, list_shard):
+        doubts |= answer if isinstance(answer, dict) else {intent.row_id: answer for intent in shard}
+    return doubts
+
+
+def _ask_by_name(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+    doubts: dict[int, SextonError] = {}
+    remaining = _iterate_names(intents, doubts)
+    while batch := list(islice(remaining, _NAMES_PER_BATCH)):
+        failure: SextonError | None = None
+        for (row_id, key), answer in _ask_all(batch, lambda name: objects.get_range(name[1], 0, 1) is not None):
+            if isinstance(answer, SextonError):
+                failure = answer
+                doubts.setdefault(row_id, answer)
+            elif answer:
+                message = f"{key}: it can be read, two LISTs do not show it; deleting nothing on such listings"
+                doubts.setdefault(row_id, StoreUnavailable(message))
+        if failure is not None:
+            return dict.fromkeys((row_id for row_id, _ in remaining), failure) | doubts
+    return doubts
+
+
+def _iterate_names(intents: Sequence[DeletionIntent], doubts: dict[int, SextonError]) -> Iterator[tuple[int, str]]:
+    """Yield row and key of each object to request. Add rows with a damaged segment number to `doubts`."""
+    for intent in intents:
+        try:
+            keys = registered_keys(intent)
+        except CorruptData as error:
+            doubts[intent.row_id] = error
+        else:
+            yield intent.row_id, meta_key(intent.ledger_id, intent.owner)
+            yield from ((intent.row_id, key) for key in keys)
+
+
+def _ask_all(
+    questions: Sequence[Question], ask: Callable[[Question], Answer]
+) -> Iterator[tuple[Question, Answer | SextonError]]:
+    """Ask in parallel. After the first error, all remaining questions get that error."""
+    errors: list[SextonError] = []
+
+    def ask_unless_failed(question: Question) -> Answer | SextonError:
+        if errors:
+            return errors[0]
+        raise_if_stopped()
+        try:
+            return ask(question)
+        except SextonError as error:
+            errors.append(error)
+            return error
+
+    with ThreadPoolExecutor(min(_PARALLEL_REQUESTS, max(1, len(questions))), thread_name_prefix="absence") as threads:
+        answers = [threads.submit(copy_context().run, ask_unless_failed, question) for question in questions]
+        yield from ((question, answer.result()) for question, answer in zip(questions, answers, strict=True))

@@ -1,0 +1,57 @@
+"""Buckets of a catalog whose database is lost. The marker of the records bucket has the catalog's id."""
+
+from collections.abc import Iterable, Sequence
+
+from logstore.errors import CatalogMismatch
+from logstore.identity.bucket_markers import MarkerState, NamedBucket, Role, describe_owner, is_marker
+from logstore.identity.services.marker_checked_buckets import OwnStore, OwnStores, read_marker
+from logstore.ports.catalog import InspectedCopy
+from logstore.ports.objects import ObjectStore
+
+
+class LostCatalog:
+    """Implementation of `Identities` without a database. Buckets in `marked` are refused if their marker is missing."""
+
+    def __init__(self, catalog_id: str, marked: Iterable[tuple[Role, str]] = ()) -> None:
+        self._catalog_id, self._marked = catalog_id, frozenset(marked)
+
+    @classmethod
+    def from_bucket(cls, bucket: NamedBucket, store: ObjectStore) -> "LostCatalog":
+        """Return the catalog whose records are in a bucket.
+
+        Raises:
+            CatalogMismatch: The bucket has no readable marker.
+            StoreUnavailable: The store did not answer, or its answers contradict each other.
+        """
+        content = read_marker(store)
+        if content is None or not is_marker(content):
+            advice = "check bucket and endpoint: a catalog with a record log has put one there"
+            found = "none" if content is None else describe_owner(content)
+            raise CatalogMismatch(str(bucket), expected="the marker of a catalog", found=found, advice=advice)
+        return cls(describe_owner(content), [(bucket.role, bucket.bucket)])
+
+    def catalog_id(self) -> str:
+        return self._catalog_id
+
+    def marked_buckets(self) -> frozenset[tuple[Role, str]]:
+        return self._marked
+
+    def record_marker(self, role: Role, bucket: str) -> None:
+        """Do nothing, because there is no catalog yet."""
+
+    def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
+        return []
+
+    def own(self, bucket: NamedBucket, store: ObjectStore) -> OwnStore:
+        """Return a bucket that must have the marker. The marker is compared before the first use."""
+        identities = LostCatalog(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
+        return OwnStores(identities).own(bucket, lambda: store)
+
+    def has_marker(self, bucket: NamedBucket, store: ObjectStore) -> bool:
+        """Return whether a bucket has the catalog's marker.
+
+        Raises:
+            CatalogMismatch: The bucket belongs to another catalog.
+            StoreUnavailable, ServiceRefused: The store did not answer, or refuses the request.
+        """
+        return OwnStores(LostCatalog(self._catalog_id)).check(bucket, store) is MarkerState.OURS

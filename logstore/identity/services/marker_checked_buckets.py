@@ -1,0 +1,372 @@
+"""Buckets that are used only after their marker was compared with this catalog.
+
+For some buckets a second check asks whether this database is still the catalog. Another database may have been rebuilt
+from the record log while this process still uses the old one. The second check runs before the first use, before each
+removal, and before other uses after an interval.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import islice
+from typing import BinaryIO, Final
+
+from logstore.deletion.intents import DeletionState, find_ownership_problem
+from logstore.errors import AlreadyExists, CatalogMismatch, RetryableError, StoreUnavailable
+from logstore.failpoints import effect
+from logstore.identity.bucket_markers import (
+    MARKER_KEY,
+    MarkerState,
+    NamedBucket,
+    Role,
+    compare_marker,
+    describe_owner,
+    is_marker,
+    marker_content,
+    mismatch_error,
+)
+from logstore.log.ledger_object_keys import meta_key, segment_key
+from logstore.log.ledgers import CopyState
+from logstore.log.services.upload_read_back import put_and_require
+from logstore.offload.tiered_copy import data_key, index_key, was_published
+from logstore.ports.catalog import Identities, InspectedCopy
+from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
+from logstore.positions import LedgerId
+from logstore.records.manifest import BEGUN_KEY, manifest_key
+
+_MAX_EVIDENCE_COPIES: Final = 16  # as evidence one existing copy is enough, if no copy contradicts the catalog
+_KEYS_PER_LISTING: Final = 1_000  # one page
+_MIN_EMPTY_LISTINGS: Final = 2  # listings before a bucket counts as empty
+_FIRST_KEYS: Final = {
+    Role.PRIMARY: (segment_key(LedgerId(0), 0),),
+    # a sweep removes the manifest, and an earlier build stored no BEGUN_KEY
+    Role.RECORDS: (BEGUN_KEY, manifest_key(1)),
+}
+"""Keys that a catalog writes first, by role."""
+_MAX_MARKER_READS: Final = 3  # reads while GET and HEAD disagree, because a response may be truncated
+_CHECK_INTERVAL_S: Final = 30.0  # between checks of a process that only reads and writes
+MAX_UNANSWERED_S: Final = 60.0
+"""Longest time after the last answered check for which a process still writes. A rebuild waits as long."""
+
+
+class OwnStores:
+    """Check of markers against a catalog's id. It writes missing markers. Thread-safe."""
+
+    def __init__(self, identities: Identities) -> None:
+        self._identities = identities
+
+    def own(
+        self,
+        bucket: NamedBucket,
+        connect: Callable[[], ObjectStore],
+        require_current: Callable[[], None] | None = None,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> "OwnStore":
+        """Return the bucket. It is connected, and its marker is compared, before the first use.
+
+        Args:
+            bucket: Name of the bucket.
+            connect: Function that creates the client. It is called once.
+            require_current: Function that raises if the database is no longer the catalog. `None`: no such check.
+            now_s: Monotonic clock.
+        """
+        return OwnStore(self, bucket, connect, require_current, now_s)
+
+    def check(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
+        """Return the state of the bucket's marker. This changes nothing.
+
+        Raises:
+            CatalogMismatch: The bucket belongs to another catalog, or this catalog has marked another bucket.
+            StoreUnavailable: The store did not answer.
+            ServiceRefused: The bucket does not exist, or the permission is missing.
+        """
+        owner = _read_owner(store)
+        catalog_id, marked = self._identities.catalog_id(), self._identities.marked_buckets()
+        state = compare_marker(owner, catalog_id=catalog_id, bucket=bucket, marked=marked)
+        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked=marked):
+            raise error
+        return state
+
+    def require(self, bucket: NamedBucket, store: ObjectStore) -> None:
+        """Require the bucket to be this catalog's. Mark a bucket without a marker if the evidence allows it.
+
+        Idempotent.
+
+        The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one succeeds.
+
+        Raises:
+            CatalogMismatch, StoreUnavailable, ServiceRefused: As `check`. `CatalogMismatch` also if a bucket without a
+                marker has foreign objects, or lacks all objects of this catalog.
+        """
+        if self.check(bucket, store) is MarkerState.UNMARKED:
+            self._adopt(bucket, store)
+        if (bucket.role, bucket.bucket) not in self._identities.marked_buckets():
+            with effect("identity.record_marker"):
+                self._identities.record_marker(bucket.role, bucket.bucket)
+
+    def confirm(self, bucket: NamedBucket, store: ObjectStore) -> None:
+        """Read the marker again.
+
+        Raises:
+            CatalogMismatch: The marker is missing, or names another catalog.
+            StoreUnavailable, ServiceRefused: The store did not answer, or refuses the request.
+        """
+        owner, catalog_id = _read_owner(store), self._identities.catalog_id()
+        state = MarkerState.LOST
+        if owner is not None:
+            state = compare_marker(owner, catalog_id=catalog_id, bucket=bucket, marked=())
+        if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked=()):
+            raise error
+
+    def _adopt(self, bucket: NamedBucket, store: ObjectStore) -> None:
+        try:
+            self._check_evidence(bucket, store)
+        except CatalogMismatch:
+            # Another process may have marked the bucket meanwhile, and written into it.
+            if self.check(bucket, store) is MarkerState.UNMARKED:
+                raise
+        else:
+            try:
+                marker = marker_content(self._identities.catalog_id())
+                with effect("identity.put_marker"):
+                    put_and_require(store, MARKER_KEY, marker, metadata={})
+            except AlreadyExists:  # another process stored a marker, and its content counts
+                self.confirm(bucket, store)
+
+    def _check_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
+        """Require an object of this catalog.
+
+        If the catalog has certainly stored none, require that no foreign object exists.
+
+        Source: the statement that every object carries. PIP-186 deletes nothing by name only.
+        """
+        expected = self._identities.known_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
+        # checks all copies, because none may contradict
+        if sum(_has_statement(bucket, store, copy) for copy in expected):
+            return
+        certain = sum(map(_is_certain, expected))
+        if certain:
+            raise _evidence_error(bucket, f"one of {certain} ledgers that this catalog has there", "none of them")
+        foreign_key = _find_key(bucket.role, store)
+        if foreign_key:
+            raise _evidence_error(bucket, "nothing yet, because this catalog has no ledger there", repr(foreign_key))
+
+
+class OwnStore:
+    """Implementation of `OwnedStore`. Each process compares the marker once, before the first request."""
+
+    def __init__(
+        self,
+        stores: OwnStores,
+        bucket: NamedBucket,
+        connect: Callable[[], ObjectStore],
+        require_current: Callable[[], None] | None,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._stores, self._bucket = stores, bucket
+        self._require_current, self._now_s = require_current, now_s
+        self._connect = cache(connect)
+        self._lock = threading.Lock()
+        self._is_compared = False
+        self._next_check_s = self._answered_s = 0.0  # the second: start of the last check that was answered
+        self._failed_checks, self._last_failure = 0, ""
+
+    def confirm(self) -> None:
+        self._stores.confirm(self._bucket, self._connect())
+
+    def check(self) -> MarkerState:
+        return self._stores.check(self._bucket, self._connect())
+
+    def require(self) -> None:
+        """Compare the marker unless it was compared. After a failure, the next use compares again.
+
+        Raises:
+            CatalogMismatch, StoreUnavailable, ServiceRefused: As `OwnStores.require`.
+            CatalogOutdated: The database is older than its record log. Only buckets with that check raise this.
+        """
+        self._compare_once()
+
+    def _compare_once(self) -> bool:
+        """Compare marker and database unless they were compared. Return whether this call compared them."""
+        if not self._is_compared:
+            with self._lock:
+                if not self._is_compared:
+                    self._stores.require(self._bucket, self._connect())
+                    self._check_current()
+                    self._is_compared = True
+                    return True
+        return False
+
+    def _check_current(self) -> None:
+        if self._require_current is not None:
+            begun_s = self._now_s()
+            try:
+                self._require_current()
+            except RetryableError as error:
+                self._failed_checks, self._last_failure = self._failed_checks + 1, str(error)
+                raise
+            self._answered_s, self._next_check_s = begun_s, begun_s + _CHECK_INTERVAL_S
+
+    def _check_current_if_due(self) -> None:
+        """Check the database after the interval, in one thread. If the record log does not answer, readers continue."""
+        if (
+            self._require_current is None
+            or self._now_s() < self._next_check_s
+            or not self._lock.acquire(blocking=False)
+        ):
+            return
+        try:
+            self._check_current()
+        except RetryableError:
+            self._next_check_s = self._now_s() + _CHECK_INTERVAL_S
+        finally:
+            self._lock.release()
+
+    def _for_reads(self) -> ObjectStore:
+        self.require()
+        self._check_current_if_due()
+        return self._connect()
+
+    def _for_uploads(self) -> ObjectStore:
+        """Require that the last answered check is at most `MAX_UNANSWERED_S` old.
+
+        Otherwise, while the record log does not answer, a process of an old catalog could append for ever. Entries that
+        it appends after a rebuild has read storage are lost.
+        """
+        failed_checks = self._failed_checks
+        store = self._for_reads()
+        if self._needs_answer():
+            self._require_answer(failed_checks)
+        return store
+
+    def _needs_answer(self) -> bool:
+        return self._require_current is not None and self._now_s() - self._answered_s >= MAX_UNANSWERED_S
+
+    def _require_answer(self, failed_checks: int) -> None:
+        """Check the database once for all waiting uploads. The uploads share the result, even a failure.
+
+        `failed_checks` is the number of failed checks when the upload began.
+
+        Raises:
+            StoreUnavailable: A check has failed since.
+        """
+        with self._lock:
+            if not self._needs_answer():
+                return
+            if self._failed_checks > failed_checks:
+                raise StoreUnavailable(f"the record log gave no answer: {self._last_failure}")
+            self._check_current()
+
+    def begin_removal(self) -> ObjectStore:
+        """Check the database now, because a removal cannot be undone."""
+        if not self._compare_once():
+            self._check_current()
+        return self._connect()
+
+    def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+        self._for_uploads().put_if_absent(key, body, metadata=metadata)
+
+    def put_file_if_absent(
+        self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
+    ) -> None:
+        self._for_uploads().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
+
+    def open_uploads(self, prefix: str) -> list[OpenUpload]:
+        return self._for_reads().open_uploads(prefix)
+
+    def abort_uploads(self, key: str) -> None:
+        self.begin_removal().abort_uploads(key)
+
+    def get(self, key: str) -> StoredObject | None:
+        return self._for_reads().get(key)
+
+    def get_range(
+        self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
+    ) -> bytes | None:
+        return self._for_reads().get_range(key, start, length, expected_metadata=expected_metadata)
+
+    def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
+        return self._for_reads().head(key)
+
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+        return self._for_reads().list(prefix, start_after=start_after, first_page=first_page)
+
+    def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
+        return self._for_reads().list_folder(prefix)
+
+    def delete(self, keys: Sequence[str]) -> DeleteReport:
+        return self.begin_removal().delete(keys)
+
+
+def read_marker(store: ObjectStore) -> bytes | None:
+    """Return the content of a bucket's marker, or `None`.
+
+    GET and HEAD must agree, because one truncated or missing response would end a job for good.
+
+    Raises:
+        StoreUnavailable: The store did not answer, or its answers contradict each other.
+    """
+    contradiction = ""
+    for _ in range(_MAX_MARKER_READS):
+        stored = store.get(MARKER_KEY)
+        if stored is not None and is_marker(stored.body):
+            return stored.body
+        head = store.head(MARKER_KEY)
+        get_bytes, head_bytes = (None if stored is None else len(stored.body)), (head[0].size_bytes if head else None)
+        if get_bytes == head_bytes:
+            return None if stored is None else stored.body
+        contradiction = f"GET found {get_bytes} bytes of it, HEAD {head_bytes}"
+    raise StoreUnavailable(f"{MARKER_KEY}: expected answers that agree; {contradiction}")
+
+
+def _read_owner(store: ObjectStore) -> str | None:
+    content = read_marker(store)
+    return None if content is None else describe_owner(content)
+
+
+def _has_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
+    """Return whether the bucket has the copy's statement, and the statement is the catalog's.
+
+    Raises:
+        CatalogMismatch: The copy is LIVE, and the bucket has another statement.
+    """
+    intent, uuid = copy.intent, copy.intent.context.get("uuid")
+    keys = (
+        (index_key(uuid, intent.ledger_id), data_key(uuid, intent.ledger_id))
+        if uuid
+        else (meta_key(intent.ledger_id, intent.owner),)
+    )
+    for key in keys:
+        head = store.head(key)
+        problem = find_ownership_problem(intent, key, head[1]) if head else None
+        if problem and copy.state == CopyState.LIVE.value:
+            raise _evidence_error(bucket, "what this catalog wrote", f"that {problem}")
+        if head and not problem:
+            return True
+    return False
+
+
+def _find_key(role: Role, store: ObjectStore) -> str | None:
+    """Return a key of the role's form. `None`: two listings are empty, and no first key exists."""
+    for _ in range(_MIN_EMPTY_LISTINGS):
+        keys = (item.key for item in islice(store.list(role.prefix), _KEYS_PER_LISTING))
+        if matching := next((key for key in keys if role.matches_key(key)), None):
+            return matching
+    return next((key for key in _FIRST_KEYS.get(role, ()) if store.head(key)), None)
+
+
+def _is_certain(copy: InspectedCopy) -> bool:
+    """Return whether the copy was certainly stored.
+
+    The creator of a newborn ledger may have died. The objects of a dead letter may belong to another catalog.
+    """
+    is_pending = copy.state == DeletionState.PENDING.value
+    has_objects = copy.intent.segments > 0 and was_published(copy.intent.context)
+    return copy.state == CopyState.LIVE.value or (is_pending and has_objects)
+
+
+def _evidence_error(bucket: NamedBucket, expected: str, found: str) -> CatalogMismatch:
+    advice = "it has no marker, and is taken only with evidence: check bucket, endpoint and database"
+    return CatalogMismatch(str(bucket), expected=expected, found=found, advice=advice)

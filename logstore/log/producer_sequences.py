@@ -1,0 +1,38 @@
+"""Highest sequence ids of producers in a topic, which identify duplicates.
+
+Entries of an open transaction count only for that transaction, because it may still abort. Until the decision, the
+producer cannot append outside of the transaction. If the transaction aborts, its entries were never stored.
+
+Source: Pulsar's message deduplication (highest sequence id persisted per producer); Kafka, where a transactional
+producer has one transaction at a time.
+"""
+
+from typing import NamedTuple
+
+from logstore.transactions.transaction_ids_and_states import TransactionId
+
+
+class ProducerSequence(NamedTuple):
+    """Highest sequence ids of a producer in a topic, inclusive. -1 means none."""
+
+    committed: int = -1
+    last: int = -1  # `committed`, or highest id stored in `txn`
+    txn: TransactionId | None = None  # open transaction
+
+    @staticmethod
+    def without_transaction(last: int) -> "ProducerSequence":
+        """Return a sequence whose ids are all committed."""
+        return ProducerSequence(last, last)
+
+    def refuses(self, txn: TransactionId | None) -> bool:
+        """Return whether new entries in `txn`, or in no transaction, are refused because another one is open."""
+        return self.txn is not None and self.txn != txn
+
+    def advance(self, last: int, txn: TransactionId | None) -> "ProducerSequence":
+        """Return the sequence after entries up to `last` were stored in `txn`, or in no transaction.
+
+        `refuses` must have returned `False` for these entries.
+        """
+        return (
+            ProducerSequence.without_transaction(last) if txn is None else ProducerSequence(self.committed, last, txn)
+        )

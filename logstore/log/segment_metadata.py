@@ -1,0 +1,75 @@
+"""Metadata by which storage identifies the upload of a segment, and confirmations.
+
+A writer that loses a race uploads the same entries again with a higher number. If the catalog is lost, storage must
+show which upload was registered. So each upload names its append and the registered extent that its writer saw. A
+*confirmation* is an upload without entries. It states the registered extent and is never registered itself.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+DIGEST_FIELD: Final = "sha256"
+"""Metadata field of a segment with the SHA-256 of its content."""
+
+
+def sha256_hex(content: bytes) -> str:
+    """Return the SHA-256 of an object, hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+UPLOAD_ID_FIELD: Final = "append"
+"""Metadata field with the `SegmentUploadId`."""
+
+EXTENT_FIELD: Final = "behind"
+"""Metadata field with the `RegisteredExtent`."""
+
+_UPLOAD_ID_FORM: Final = re.compile(r"(?P<append>[0-9a-f]{32})-(?P<nth>[1-9][0-9]{0,8})")
+_EXTENT_FORM: Final = re.compile(r"(?P<segment>-1|[0-9]{1,8}):(?P<entries>[0-9]{1,18})")
+
+
+class SegmentUploadId(NamedTuple):
+    """Unique id of an upload: its append and its number. Only the last upload of an append can be registered."""
+
+    append_id: str  # 32 hexadecimal digits
+    number: int  # from 1, in order of upload
+
+    def __str__(self) -> str:
+        return f"{self.append_id}-{self.number}"
+
+    @staticmethod
+    def parse(text: str | None) -> "SegmentUploadId | None":
+        """Parse the text form of an upload id. Return `None` for any other text. Older objects have no upload id."""
+        match = _UPLOAD_ID_FORM.fullmatch(text or "")
+        return SegmentUploadId(match["append"], int(match["nth"])) if match else None
+
+
+class RegisteredExtent(NamedTuple):
+    """Registered part of the ledger when the upload was made. Later registrations only add to it."""
+
+    last_segment: int  # highest registered segment number, -1: none; later registrations have higher numbers
+    entries: int  # entries of all registered segments
+
+    def __str__(self) -> str:
+        return f"{self.last_segment}:{self.entries}"
+
+    @staticmethod
+    def parse(text: str | None) -> "RegisteredExtent | None":
+        """Parse the text form of an extent. Return `None` for any other text."""
+        match = _EXTENT_FORM.fullmatch(text or "")
+        return RegisteredExtent(int(match["segment"]), int(match["entries"])) if match else None
+
+
+MIN_CONFIRMATION_GAP: Final = (1 << 16) + 1
+MAX_CONFIRMATION_GAP: Final = 2 << 16
+"""Distance from a segment's number to the number of its confirmation, both bounds inclusive.
+
+The distance exceeds the number of segments of a ledger. So a confirmation never takes the number of a segment.
+"""
+
+
+def is_confirmation(number: int, metadata: Mapping[str, str]) -> bool:
+    """Return whether an upload is a confirmation: its metadata name a segment far below its own number."""
+    extent = RegisteredExtent.parse(metadata.get(EXTENT_FIELD))
+    return extent is not None and MIN_CONFIRMATION_GAP <= number - extent.last_segment <= MAX_CONFIRMATION_GAP

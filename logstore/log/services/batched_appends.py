@@ -1,0 +1,293 @@
+"""Append: upload an object, then register it. Concurrent appends share a segment.
+
+Entries exist once their segment is registered. A crash before the registration leaves an object without a row. No
+reader sees this object, and reconciliation finds it. An append is answered only after its registration is known.
+
+The first thread that finds a queue idle becomes its leader. The leader stores all queued appends and its own. Then it
+makes the thread at the head of the queue the next leader. There is no waiting time: a batch contains the appends that
+were queued while the previous batch was stored.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from logstore.errors import InvalidInput, OutcomeUnknown, ProducerFenced, SequenceHeld, SextonError, TransactionNotOpen
+from logstore.log.entries import ProducedEntries
+from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.segment_format import encode_segment
+from logstore.log.segment_metadata import sha256_hex
+from logstore.log.services import deduplication
+from logstore.log.services.segment_placement import AppendUploads, Placer, SegmentBody, SegmentStart, TopicHints
+from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
+from logstore.positions import Position
+from logstore.retrying_clock import Clock
+
+
+def _encoding_errors() -> tuple[type[Exception], ...]:
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+    return (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendResult:
+    """Result of an append. Its entries are contiguous in one ledger, `first` to `last` inclusive."""
+
+    count: int  # number of stored entries
+    first: Position | None  # None if all entries were duplicates
+    last: Position | None
+    duplicates: int = 0  # entries that were acknowledged but not stored again
+
+
+class _AppendTarget(NamedTuple):
+    topic: Topic
+    hints: TopicHints
+    uploads: AppendUploads
+
+
+class Appender:
+    """Writer of batches of appends, each as one segment.
+
+    Args:
+        ledgers: The catalog's ledgers, for sequence ids.
+        placer: Uploads and registers segments.
+        clock: Clock for publish times and deadlines.
+        registration_timeout_s: Time after its start at which an unregistered batch is given up.
+    """
+
+    def __init__(self, *, ledgers: Ledgers, placer: Placer, clock: Clock, registration_timeout_s: float) -> None:
+        self._ledgers = ledgers
+        self._placer = placer
+        self._clock = clock
+        self._timeout_s = registration_timeout_s
+
+    def append(
+        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries]
+    ) -> Sequence[AppendResult | SextonError]:
+        """Store the parts as one segment. Return a result or an error for each part.
+
+        A part that cannot be encoded gets `InvalidInput`, before anything is written.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy: The parts were not stored, after several attempts.
+            OutcomeUnknown: The parts may be stored. Only producers with sequence ids can safely repeat the call.
+        """
+        return self._append(_AppendTarget(topic, hints, AppendUploads()), parts)
+
+    def _append(self, target: _AppendTarget, parts: Sequence[ProducedEntries]) -> Sequence[AppendResult | SextonError]:
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            checked_parts = self._without_duplicates(target.topic, target.hints, parts, deadline_s)
+            accepted_parts = [part for part in checked_parts if not isinstance(part, SequenceHeld)]
+            if len(accepted_parts) < len(checked_parts):
+                return self._append_others(target, parts, checked_parts)
+            if not _count_entries(accepted_parts):
+                return _to_results(parts, accepted_parts, None)
+            try:
+                body = self._encode(accepted_parts)
+            except _encoding_errors():
+                # Check the other parts again. Entries of a refused part must not count when duplicates are searched.
+                return self._append_others(target, parts, [_find_encoding_error(part) for part in parts])
+            try:
+                placed = self._placer.place(target.topic, target.hints, body, target.uploads, deadline_s=deadline_s)
+            except TransactionNotOpen as refused:
+                return self._append_open(target, parts, refused)
+            except ProducerFenced:  # another process stored entries of a producer
+                target.hints.sequences.clear()
+            else:
+                for moved in body.producers:
+                    known = target.hints.sequences.get(moved.producer, ProducerSequence())
+                    target.hints.sequences[moved.producer] = known.advance(moved.last, moved.txn)
+                return _to_results(parts, accepted_parts, placed)
+
+    def _append_others(
+        self, target: _AppendTarget, parts: Sequence[ProducedEntries], verdicts: Sequence[object]
+    ) -> Sequence[AppendResult | SextonError]:
+        """Store the parts whose verdict is not an error. Return results and errors in the order of the parts."""
+        accepted_parts = [
+            part for part, verdict in zip(parts, verdicts, strict=True) if not isinstance(verdict, SextonError)
+        ]
+        answers = iter(self._append(target, accepted_parts) if accepted_parts else ())
+        return [verdict if isinstance(verdict, SextonError) else next(answers) for verdict in verdicts]
+
+    def _append_open(
+        self, target: _AppendTarget, parts: Sequence[ProducedEntries], error: TransactionNotOpen
+    ) -> Sequence[AppendResult | SextonError]:
+        """Append without the parts of a decided transaction. No part was stored before."""
+        verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
+        return self._append_others(target, parts, verdicts)
+
+    def _without_duplicates(
+        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
+    ) -> list[ProducedEntries | SequenceHeld]:
+        """Drop duplicates that the catalog confirms. A dropped entry is acknowledged without being stored.
+
+        Hints alone suffice to keep an entry, because the registration checks the entry again.
+        """
+        producers = deduplication.numbered_producers(parts)
+        if producers <= hints.sequences.keys():
+            unique_parts = deduplication.drop(parts, hints.sequences)
+            if all(unique_part is part for unique_part, part in zip(unique_parts, parts, strict=True)):
+                return unique_parts
+        sequences = self._clock.retry(
+            lambda: self._ledgers.producer_sequences(topic.topic_id, producers), deadline_s=deadline_s
+        )
+        hints.remember({name: sequences.get(name, ProducerSequence()) for name in producers})
+        return deduplication.drop(parts, sequences)
+
+    def _encode(self, unique_parts: Sequence[ProducedEntries]) -> SegmentBody:
+        content = encode_segment(unique_parts, publish_ms=self._clock.now_us() // 1000)
+        return SegmentBody(
+            content=content,
+            sha256=sha256_hex(content),
+            entries=_count_entries(unique_parts),
+            producers=deduplication.advances(unique_parts),
+            **_collect_transactions(unique_parts),
+            delayed=sum(entry.deliver_at_ms is not None for part in unique_parts for entry in part.entries),
+        )
+
+
+def _collect_transactions(parts: Sequence[ProducedEntries]) -> dict[str, Any]:
+    transactions, markers, offset = list[TransactionEntries](), list[int](), 0
+    for part in parts:
+        count = len(part.entries)
+        if part.txn and count:
+            transactions.append(TransactionEntries(part.txn, offset, count))
+        markers += range(offset, offset + len(part.marks))
+        offset += count
+    return {"transactions": tuple(transactions), "markers": tuple(markers)}
+
+
+def _count_entries(parts: Sequence[ProducedEntries]) -> int:
+    return sum(len(part.entries) for part in parts)
+
+
+def _find_encoding_error(part: ProducedEntries) -> InvalidInput | None:
+    try:
+        encode_segment([part], publish_ms=0)
+    except _encoding_errors() as error:
+        invalid = InvalidInput("entries", expected="values that a segment can hold", found=str(error))
+        invalid.__cause__ = error
+        return invalid
+    return None
+
+
+def _to_results(
+    parts: Sequence[ProducedEntries], unique_parts: Sequence[ProducedEntries], placed: SegmentStart | None
+) -> list[AppendResult]:
+    results = []
+    next_entry = placed.first_entry if placed else 0
+    for part, unique_part in zip(parts, unique_parts, strict=True):
+        count, duplicate_count = len(unique_part.entries), len(part.entries) - len(unique_part.entries)
+        first = Position(placed.ledger_id, next_entry) if placed and count else None
+        last = Position(placed.ledger_id, next_entry + count - 1) if placed and count else None
+        results.append(AppendResult(count=count, first=first, last=last, duplicates=duplicate_count))
+        next_entry += count
+    return results
+
+
+_MAX_BATCH_ENTRIES: Final = 50_000
+_MAX_BATCH_BYTES: Final = 32 << 20
+"""Limits of a batch. A single larger append is stored as a batch of its own."""
+
+Answer = AppendResult | BaseException
+
+
+class _Waiter:
+    __slots__ = ("answer", "leads", "produced", "size_bytes", "woken")
+
+    def __init__(self, produced: ProducedEntries) -> None:
+        self.produced = produced
+        self.size_bytes = sum(entry.size_bytes for entry in produced.entries)
+        self.woken = threading.Event()
+        self.leads = False
+        self.answer: Answer | None = None
+
+
+class AppendQueue:
+    """Queue of the appends of one topic in this process.
+
+    Args:
+        store: Stores appends as one segment and returns a result or an error for each. Only one thread calls it at a
+            time. An error that it raises goes to every append of the batch.
+    """
+
+    def __init__(self, store: Callable[[Sequence[ProducedEntries]], Sequence[AppendResult | SextonError]]) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._queue: deque[_Waiter] = deque()
+        self._led = False
+
+    @property
+    def idle(self) -> bool:
+        with self._lock:
+            return not self._led
+
+    def append(self, produced: ProducedEntries) -> AppendResult:
+        """Store the append together with other queued appends.
+
+        Raises:
+            SextonError: Error that `store` returned or raised.
+            OutcomeUnknown: The leader of the batch was interrupted.
+        """
+        waiter = _Waiter(produced)
+        with self._lock:
+            self._queue.append(waiter)
+            waiter.leads, self._led = not self._led, True
+        if not waiter.leads:
+            self._wait(waiter)
+        if waiter.leads:
+            self._lead()
+        if isinstance(waiter.answer, AppendResult):
+            return waiter.answer
+        raise waiter.answer or OutcomeUnknown("append: the thread that led its batch was interrupted")
+
+    def _wait(self, waiter: _Waiter) -> None:
+        try:
+            waiter.woken.wait()
+        except BaseException:  # after an interruption the append must not be stored later, nor its thread become leader
+            with self._lock:
+                if waiter in self._queue:
+                    self._queue.remove(waiter)
+                if waiter.leads:
+                    self._hand_over()
+            raise
+
+    def _lead(self) -> None:
+        batch: list[_Waiter] = []
+        try:
+            with self._lock:
+                batch = self._take()
+            answers = self._store([waiter.produced for waiter in batch])
+            for waiter, answer in zip(batch, answers, strict=True):
+                waiter.answer = answer
+        except Exception as error:  # noqa: BLE001 - answered to every append of the batch
+            for waiter in batch:
+                waiter.answer = waiter.answer or error
+        finally:
+            with self._lock:
+                self._hand_over()
+            for waiter in batch:
+                waiter.woken.set()
+
+    def _take(self) -> list[_Waiter]:
+        """Return the leader's own append, at the head of the queue, and the next appends that fit into the batch."""
+        batch = [self._queue.popleft()]
+        entries, size_bytes = len(batch[0].produced.entries), batch[0].size_bytes
+        while self._queue:
+            entries += len(self._queue[0].produced.entries)
+            size_bytes += self._queue[0].size_bytes
+            if entries > _MAX_BATCH_ENTRIES or size_bytes > _MAX_BATCH_BYTES:
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    def _hand_over(self) -> None:
+        self._led = bool(self._queue)
+        if self._queue:
+            self._queue[0].leads = True
+            self._queue[0].woken.set()

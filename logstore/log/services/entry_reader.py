@@ -1,0 +1,272 @@
+"""Reader of entries, in order or by position. It fetches a few segments ahead, while ledgers may be trimmed.
+
+If an object is missing, the reader asks the catalog again:
+
+- If the ledger is no longer listed, the reader continues at the next listed entry and logs a warning. A missing ledger
+  never blocks a reader, and a skip is never silent (apache/pulsar#18620).
+- If the ledger is listed, the reader uses the tiered copy.
+- If no copy has the object, data is lost, and the reader raises `MissingData`.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from pyroaring import BitMap
+
+from logstore.cursors.cursor_state import CursorState
+from logstore.errors import InvalidInput, MissingData
+from logstore.log.entries import Entry
+from logstore.log.ledgers import LedgerState
+from logstore.log.services.prefetcher import Prefetcher
+from logstore.log.services.read_cache import ReadCache
+from logstore.log.services.read_filter import (
+    READABLE_COLUMNS,
+    DiscardingPostponer,
+    ExcludedEntries,
+    Postponer,
+    ReadFilter,
+    fetch_segment,
+)
+from logstore.log.services.segment_reader import SegmentGone
+from logstore.log.services.segment_sources import SegmentSource, TieredSegments
+from logstore.ports.catalog import Frontier, Ledger, Ledgers, Segment, Topic, Transactions
+from logstore.ports.objects import ObjectStore
+from logstore.positions import EARLIEST, LedgerId, Position
+from logstore.retrying_clock import Clock
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_LOG: Final = logging.getLogger(__name__)
+
+_FIRST_PAGE_LEDGERS: Final = 8
+"""Number of ledgers of the first page, small because a reader may want one entry. Each further page is twice as long.
+"""
+_MAX_PAGE_LEDGERS: Final = 1024
+
+_CACHE_BYTES: Final = 32 << 20
+"""Size of the cache of columns that were read by position, for all readers of a process."""
+
+
+class Reader:
+    """Reader of a topic's entries from the copies of its ledgers.
+
+    Args:
+        ledgers: Finds segments.
+        transactions: Limits the entries that readers may see.
+        objects: The primary bucket.
+        clock: Clock for delivery times.
+        tiered: Reader of tiered copies.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledgers: Ledgers,
+        transactions: Transactions,
+        objects: ObjectStore,
+        clock: Clock,
+        tiered: TieredSegments | None = None,
+    ) -> None:
+        self._ledgers, self._transactions = ledgers, transactions
+        self._tiered = tiered
+        self._objects = objects
+        self._clock = clock
+        self._prefetcher = Prefetcher()
+        self._cache: ReadCache[tuple[int, int, tuple[str, ...]], pa.Table] = ReadCache(
+            _CACHE_BYTES, lambda table: table.nbytes
+        )
+
+    def close(self) -> None:
+        """End the threads that read ahead. Running scans end with an error."""
+        self._prefetcher.close()
+
+    def scan(
+        self,
+        topic: Topic,
+        *,
+        from_position: Position | None = None,
+        columns: Sequence[str] = READABLE_COLUMNS,
+        cursor_state: CursorState | None = None,
+        upto: Position | None = None,
+        frontier: Frontier | None = None,
+        without: ExcludedEntries | None = None,
+        postponing: Postponer | None = None,
+    ) -> Iterator[Entry]:
+        view = ReadFilter(
+            columns=_validate_columns(columns),
+            state=cursor_state,
+            upto=upto,
+            without=without or {},
+            postponing=postponing or (DiscardingPostponer(self._clock) if cursor_state else None),
+        )
+        return self._scan(topic, view, EARLIEST if from_position is None else from_position, frontier)
+
+    def _scan(self, topic: Topic, view: ReadFilter, position: Position, frontier: Frontier | None) -> Iterator[Entry]:
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
+        committed = self._committed(topic, view, position, frontier)
+        if committed is None:
+            return
+        view = committed
+        while True:
+            segments = self._segments(topic, view, position)
+            selected = (
+                (ledger, segment, ids)
+                for ledger, segment in segments
+                if (ids := view.select_entries(segment, position))
+            )
+            fetched = self._prefetcher.run(selected, lambda item: fetch_segment(source.read, *item, view))
+            try:
+                for _, fetched_segment in fetched:
+                    if view.postponing and fetched_segment.later:
+                        view.postponing.postpone(fetched_segment.segment.ledger_id, fetched_segment.later)
+                    yield from fetched_segment.entries(view.columns)
+                    position = fetched_segment.end
+            except SegmentGone as gone:
+                self._check_trimmed(topic, gone)
+            else:
+                return
+
+    def read_entries_at(self, topic: Topic, positions: Sequence[Position], *, columns: Sequence[str]) -> list[Entry]:
+        view = ReadFilter(columns=_validate_columns(columns))
+        ids_by_ledger: dict[LedgerId, BitMap] = defaultdict(BitMap)
+        for position in positions:
+            ids_by_ledger[position.ledger_id].add(position.entry_id)
+        if not ids_by_ledger:
+            return []
+        committed = self._committed(topic, view, Position(min(ids_by_ledger), 0))
+        if committed is None:
+            return []
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
+
+        def fetch(ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
+            key = (segment.ledger_id, segment.number, tuple(columns))
+            return self._cache.read(key, lambda: source.read(ledger, segment, columns))
+
+        fetched: dict[Position, Entry] = {}
+        ranges = {ledger_id: range(ids.min(), ids.max() + 1) for ledger_id, ids in ids_by_ledger.items()}
+        for ledger, rows in self._ledgers.find_segments(topic.topic_id, ranges):
+            try:
+                _require_no_gap(ledger, rows, ranges[ledger.ledger_id])
+                items = _select_segments(ledger, rows, ids_by_ledger[ledger.ledger_id], committed)
+                for _, fetched_segment in self._prefetcher.run(items, lambda item: fetch_segment(fetch, *item, view)):
+                    fetched.update((entry.position, entry) for entry in fetched_segment.entries(view.columns))
+            except SegmentGone as gone:
+                self._check_trimmed(topic, gone)
+        return [fetched[position] for position in positions if position in fetched]
+
+    def _committed(
+        self, topic: Topic, view: ReadFilter, at: Position, known: Frontier | None = None
+    ) -> ReadFilter | None:
+        """Return the filter up to the first message of an open transaction, or `None` if no entry is visible."""
+        marked = at if view.state is None else max(at, view.state.mark_delete)
+        frontier = known or self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
+        if frontier.last is None:
+            return None
+        upto = frontier.last if view.upto is None else min(view.upto, frontier.last)
+        return replace(view, upto=upto, unseen=frontier.hidden)
+
+    def _segments(self, topic: Topic, view: ReadFilter, at: Position) -> Iterator[tuple[Ledger, Segment]]:
+        """Yield registered segments from `at` on, in order. Their rows are read ledger by ledger."""
+        upto = view.upto
+        assert upto is not None  # `_committed` has set it
+        first_ledger = (
+            at.ledger_id if view.state is None else view.state.mark_delete.ledger_id
+        )  # all earlier entries are acknowledged
+        for ledger in self._listed(topic, max(at.ledger_id, first_ledger), upto.ledger_id):
+            start = max(0, at.entry_id) if ledger.ledger_id == at.ledger_id else 0
+            if Position(ledger.ledger_id, start) > upto:
+                return
+            is_closed = ledger.state is LedgerState.CLOSED  # an open ledger may have grown since it was listed
+            if view.state is not None and is_closed and ledger.span.last <= view.state.mark_delete:
+                continue
+            yield from ((ledger, row) for row in self._rows(ledger, start))
+
+    def _rows(self, ledger: Ledger, start: int) -> list[Segment]:
+        """Return the ledger's segments with entries from `start` on.
+
+        Raises:
+            SegmentGone: The ledger was trimmed since it was listed.
+            MissingData: There is a gap between the segments.
+        """
+        rows = self._ledgers.segments(ledger.ledger_id, from_entry=start)
+        _require_no_gap(ledger, rows, range(start, ledger.entries))
+        return rows
+
+    def _listed(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
+        """Yield ledgers with ids from `first` to `last`, both inclusive, page by page.
+
+        Raises:
+            SegmentGone: The last ledger of a page was trimmed meanwhile, and perhaps later ledgers too.
+        """
+        reached, limit = LedgerId(-1), _FIRST_PAGE_LEDGERS
+        page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=first, limit=limit)
+        while page:
+            yield from (ledger for ledger in page if reached < ledger.ledger_id <= last)
+            if len(page) < limit or page[-1].ledger_id >= last:
+                return
+            reached, limit = page[-1].ledger_id, min(2 * limit, _MAX_PAGE_LEDGERS)
+            page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=reached, limit=limit)
+            if not page or page[0].ledger_id != reached:
+                raise SegmentGone(reached, f"ledger {reached}")
+
+    def _check_trimmed(self, topic: Topic, gone: SegmentGone) -> None:
+        """Return if the ledger was trimmed. A trim removes the ledger from the list before it deletes objects.
+
+        Raises:
+            MissingData: The ledger is still listed.
+        """
+        ledgers = self._ledgers.list_ledgers(topic.topic_id, from_ledger=gone.ledger_id, limit=2)
+        listed = [ledger.ledger_id for ledger in ledgers]
+        if gone.ledger_id in listed:
+            advice = f"see `sexton ledger explain {gone.ledger_id}`"
+            raise MissingData(f"topic {topic.name}: {gone} is listed and no copy holds it; {advice}")
+        beyond = next((ledger_id for ledger_id in listed if ledger_id > gone.ledger_id), None)
+        _LOG.warning(
+            "PositionTrimmed: topic %s: ledger %s was trimmed while it was read; going on at %s",
+            topic.name,
+            gone.ledger_id,
+            "the end" if beyond is None else Position(beyond, 0),
+        )
+
+
+def _select_segments(
+    ledger: Ledger, rows: Iterable[Segment], entry_ids: BitMap, view: ReadFilter
+) -> Iterator[tuple[Ledger, Segment, BitMap]]:
+    selected = ((row, entry_ids & view.select_entries(row, Position(ledger.ledger_id, 0))) for row in rows)
+    return ((ledger, row, ids) for row, ids in selected if ids)
+
+
+def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -> None:
+    """Require segments for the requested entries, without a gap, up to the end that the ledger's row states.
+
+    Segment and end are registered in one transaction. So a missing entry was acknowledged to its producer.
+
+    Raises:
+        SegmentGone: The ledger has no segments, because it was trimmed since it was listed.
+        MissingData: An entry has no segment (apache/bookkeeper#4812).
+    """
+    end = min(requested.stop, ledger.entries)
+    if requested.start < end and not rows:
+        raise SegmentGone(ledger.ledger_id, f"the segments of ledger {ledger.ledger_id}")
+    next_entry = min(requested.start, rows[0].first_entry) if rows else requested.start
+    for row in rows:
+        if row.first_entry != next_entry:
+            break
+        next_entry += row.entries
+    if next_entry < end:
+        raise MissingData(
+            f"ledger {ledger.ledger_id}: expected segments for {ledger.entries} entries, "
+            f"found none at entry {next_entry}"
+        )
+
+
+def _validate_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the requested columns in file order, with the publish time, which every entry has."""
+    unknown = sorted(set(columns) - set(READABLE_COLUMNS))
+    if unknown:
+        raise InvalidInput("columns", expected=f"some of {', '.join(READABLE_COLUMNS)}", found=unknown[0])
+    return tuple(name for name in READABLE_COLUMNS if name in {"publish_ms", *columns})

@@ -1,0 +1,123 @@
+"""Roll: close a topic's last ledger and open the next one.
+
+A new ledger gets its row first, then its statement in storage, and then a place in the list. A process that loses this
+race uses the winner's ledger. The transaction that refuses the newborn ledger files its deletion intent
+(apache/pulsar#350).
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.errors import AlreadyExists, CatalogBusy
+from logstore.failpoints import effect
+from logstore.log.ledger_object_keys import meta_key
+from logstore.log.ledgers import LedgerState, LedgerStatement
+from logstore.log.services.segment_registration import report_abandoned_upload
+from logstore.ports.catalog import Ledger, Ledgers
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId, TopicId
+from logstore.retrying_clock import Clock
+
+_MAX_ATTEMPTS: Final = 5
+"""Maximum number of new ledgers that a trim may remove. A trim removes a newborn ledger only if its roll was very slow.
+"""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollPolicy:
+    """Limits of a ledger. The first limit that is reached makes a roll due. A merged batch may exceed it."""
+
+    max_entries: int = 50_000
+    max_size_bytes: int = 1 << 30
+    max_age_s: float = 4 * 3600
+
+    def is_due(self, ledger: Ledger, *, now_us: int) -> bool:
+        """Return whether the next entries belong in another ledger. An empty ledger is never due."""
+        return ledger.entries > 0 and (
+            ledger.entries >= self.max_entries
+            or ledger.size_bytes >= self.max_size_bytes
+            or now_us - ledger.created_us >= self.max_age_s * 1_000_000
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollResult:
+    """Result of a roll."""
+
+    closed: LedgerId | None  # None: this call closed no ledger
+    opened: LedgerId  # open ledger, whichever process opened it
+
+
+class Roller:
+    """Opener of ledgers.
+
+    Args:
+        ledgers: The catalog.
+        objects: The primary bucket.
+        application: Application in the statements of new ledgers.
+        clock: Clock for pauses between attempts.
+        patience_s: Time after the start of a roll within which attempts are repeated.
+    """
+
+    def __init__(
+        self, *, ledgers: Ledgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float
+    ) -> None:
+        self._ledgers = ledgers
+        self._objects = objects
+        self._application = application
+        self._clock = clock
+        self._patience_s = patience_s
+
+    def roll(self, topic_id: TopicId) -> RollResult:
+        for _ in range(_MAX_ATTEMPTS):
+            last = self._ledgers.last_ledger(topic_id)
+            if last and last.state is LedgerState.OPEN and not last.entries:
+                return RollResult(closed=None, opened=last.ledger_id)
+            opened = self._open_after(topic_id, last)
+            if opened is not None:
+                was_open = last is not None and last.state is LedgerState.OPEN
+                return RollResult(closed=last.ledger_id if last and was_open else None, opened=opened)
+            winner = self._ledgers.last_ledger(topic_id)
+            if winner and (last is None or winner.ledger_id != last.ledger_id):
+                return RollResult(closed=None, opened=winner.ledger_id)
+        raise CatalogBusy(f"topic {topic_id}: {_MAX_ATTEMPTS} new ledgers were taken away before they joined its list")
+
+    def next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
+        """Try to open a ledger after `last`. Return the list's last ledger, whichever process opened it."""
+        self._open_after(topic_id, last)
+        return self._ledgers.last_ledger(topic_id)
+
+    def _open_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
+        """Create a ledger and attach it after `last`. Return `None` after a lost race, or if storage has its id."""
+        deadline = self._clock.monotonic_s() + self._patience_s
+        statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline)
+        after = last.ledger_id if last else None
+        try:
+            with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
+                self._clock.retry(lambda: self._put_meta(statement), deadline_s=deadline)
+                attached = self._clock.retry(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
+        except AlreadyExists:
+            _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
+            return None
+        return statement.ledger_id if attached else None
+
+    def _create_row(self, topic_id: TopicId) -> LedgerStatement:
+        with effect("roll.create_row"):
+            return self._ledgers.create(topic_id, application=self._application)
+
+    def _put_meta(self, statement: LedgerStatement) -> None:
+        key, body = meta_key(statement.ledger_id, statement.owner), statement.to_json()
+        with effect("roll.put_meta"):
+            try:
+                self._objects.put_if_absent(key, body, metadata=statement.to_metadata())
+            except AlreadyExists:
+                stored = self._objects.get(key)
+                if stored is None or stored.body != body:  # the id was used twice
+                    raise
+
+    def _attach(self, ledger_id: LedgerId, after: LedgerId | None) -> bool:
+        with effect("roll.attach"):
+            return self._ledgers.attach(ledger_id, after=after)

@@ -1,0 +1,37 @@
+"""Cache of read values, bounded by bytes. The readers of a process share it."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class ReadCache(Generic[K, V]):
+    """Thread-safe cache of the most recently used values. Values never change."""
+
+    def __init__(self, max_bytes: int, size_of: Callable[[V], int], *, min_values: int = 0) -> None:
+        """Keep at most `max_bytes` bytes, as measured by `size_of`, but always the last `min_values` values."""
+        self._most, self._size, self._least = max_bytes, size_of, min_values
+        self._values: OrderedDict[K, V] = OrderedDict()  # the most recently used value is at the end
+        self._lock = threading.Lock()
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(self._size(value) for value in list(self._values.values()))
+
+    def read(self, key: K, fetch: Callable[[], V]) -> V:
+        """Return the value of a key, from the cache or from `fetch`. Errors of `fetch` are raised."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+        value = fetch()
+        with self._lock:
+            self._values[key] = value
+            total_bytes = self.memory_bytes
+            while total_bytes > self._most and len(self._values) > self._least:
+                total_bytes -= self._size(self._values.popitem(last=False)[1])
+        return value

@@ -1,0 +1,148 @@
+"""Selection of the entries of a segment that a reader may see, and of the columns to fetch.
+
+A consumer does not see a message before its delivery time. If all requested entries may be postponed, delivery times
+are fetched first. Payloads are fetched only if an entry is due.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from pyroaring import BitMap
+
+from logstore.cursors.cursor_state import CursorState
+from logstore.log.entries import Entry
+from logstore.log.services.segment_reader import MAX_WHOLE_READ_BYTES
+from logstore.ports.catalog import Ledger, Segment
+from logstore.positions import LedgerId, Position
+from logstore.retrying_clock import Clock
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    Fetch = Callable[[Ledger, Segment, Sequence[str]], pa.Table]
+
+READABLE_COLUMNS: Final = ("publish_ms", "deliver_at_ms", "producer", "sequence_id", "key", "payload", "properties")
+"""Columns that a reader may request."""
+
+_DELIVERY_COLUMN: Final = "deliver_at_ms"
+_ENTRIES_PER_CHUNK: Final = 1024
+"""Number of entries that are converted together, small so that a reader that stops early wastes little."""
+_EMPTY_BITMAP: Final = BitMap()
+
+
+class ExcludedEntries(Protocol):
+    """Entries that a reader skips, by ledger. Any mapping from ledger to entries implements this protocol."""
+
+    def get(self, ledger_id: LedgerId, default: BitMap, /) -> BitMap:
+        """Return the excluded entries of a ledger. Called just before a segment is fetched."""
+
+
+class Postponer(Protocol):
+    """Handler of messages whose delivery time has not come."""
+
+    def due_ms(self) -> int:
+        """Return the latest delivery time that is due now, inclusive, in milliseconds since 1970."""
+
+    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
+        """Receive skipped messages, as delivery times by entry id. A message may be passed repeatedly."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardingPostponer:
+    """Postponer that forgets the messages."""
+
+    clock: Clock
+
+    def due_ms(self) -> int:
+        return self.clock.now_us() // 1000
+
+    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFilter:
+    """Entries and columns that a reader requests."""
+
+    columns: tuple[str, ...]
+    state: CursorState | None = None
+    upto: Position | None = None
+    unseen: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
+    without: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
+    postponing: Postponer | None = None  # None: messages that are not due are also returned
+
+    def select_entries(self, segment: Segment, at: Position) -> BitMap:
+        """Return the entry ids of the segment from `at` on that are not excluded, whether due or not."""
+        first, end = segment.first_entry, segment.first_entry + segment.entries
+        if segment.ledger_id == at.ledger_id:
+            first = max(first, at.entry_id)
+        if self.upto and segment.ledger_id >= self.upto.ledger_id:
+            end = min(end, self.upto.entry_id + 1) if segment.ledger_id == self.upto.ledger_id else first
+        left_out = self.unseen.get(segment.ledger_id, _EMPTY_BITMAP)
+        if self.state is not None:
+            mark = self.state.mark_delete
+            if segment.ledger_id <= mark.ledger_id:
+                first = max(first, mark.entry_id + 1) if segment.ledger_id == mark.ledger_id else end
+            left_out = left_out | self.state.acknowledged.get(segment.ledger_id, _EMPTY_BITMAP)
+        return BitMap(range(first, end)) - left_out - self.without.get(segment.ledger_id, _EMPTY_BITMAP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedSegment:
+    """Visible entries of one segment, with their columns."""
+
+    segment: Segment
+    ids: BitMap
+    table: "pa.Table | None"  # all rows of the segment; None: `ids` is empty
+    later: Mapping[int, int]  # delivery time by entry id, for entries that are not due
+
+    @property
+    def end(self) -> Position:
+        return Position(self.segment.ledger_id, self.segment.first_entry + self.segment.entries)
+
+    def entries(self, columns: Sequence[str]) -> Iterator[Entry]:
+        """Yield the due entries, ascending by id, with the named columns."""
+        remaining = iter(self.ids)
+        while self.table is not None and (entry_ids := list(islice(remaining, _ENTRIES_PER_CHUNK))):
+            rows = self.table.take([entry_id - self.segment.first_entry for entry_id in entry_ids])
+            values = {name: rows.column(name).to_pylist() for name in columns}
+            for at, entry_id in enumerate(entry_ids):
+                row = {name: column[at] for name, column in values.items()}
+                yield _entry(Position(self.segment.ledger_id, entry_id), row)
+
+
+def fetch_segment(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: ReadFilter) -> FetchedSegment:
+    """Fetch the columns of these entries with `fetch`, a function like `SegmentSource.read`. Raise its errors."""
+    if view.postponing is None or not ids or segment.delayed == 0:
+        table = fetch(ledger, segment, view.columns) if ids else None
+        return FetchedSegment(segment=segment, ids=ids, table=table, later={})
+    has_due_entries = segment.delayed < len(ids)
+    fetches_times_first = (
+        "payload" in view.columns and segment.size_bytes > MAX_WHOLE_READ_BYTES and not has_due_entries
+    )
+    first_columns = (
+        (_DELIVERY_COLUMN,) if fetches_times_first else tuple(dict.fromkeys((*view.columns, _DELIVERY_COLUMN)))
+    )
+    table = fetch(ledger, segment, first_columns)
+    later = _find_postponed(table, segment, ids, view.postponing.due_ms())
+    due = ids - BitMap(later)
+    if fetches_times_first:
+        table = fetch(ledger, segment, view.columns) if due else None
+    return FetchedSegment(segment=segment, ids=due, table=table if due else None, later=later)
+
+
+def _find_postponed(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
+    """Return delivery times after `due_ms`, by entry id, ascending."""
+    import numpy as np  # noqa: PLC0415 - start-up time
+
+    times = table.column(_DELIVERY_COLUMN).fill_null(0).to_numpy()
+    entries = np.asarray(ids.to_array(), dtype=np.int64)
+    entry_times = times[entries - segment.first_entry]
+    is_postponed = entry_times > due_ms
+    return dict(zip(entries[is_postponed].tolist(), entry_times[is_postponed].tolist(), strict=True))
+
+
+def _entry(position: Position, row: dict[str, Any]) -> Entry:
+    row["properties"] = dict(row.get("properties") or ())
+    return Entry(position=position, **row)

@@ -1,0 +1,283 @@
+"""Placement of a segment: choose ledger and number, upload and register it, while other writers append too."""
+
+import random
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from logstore.errors import AlreadyExists, CatalogBusy, LedgerFenced, StaleCatalog
+from logstore.failpoints import effect
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import LedgerOwner, LedgerState, LedgerStatement
+from logstore.log.producer_sequences import ProducerSequence
+from logstore.log.segment_metadata import (
+    EXTENT_FIELD,
+    MAX_CONFIRMATION_GAP,
+    UPLOAD_ID_FIELD,
+    RegisteredExtent,
+    SegmentUploadId,
+)
+from logstore.log.services.ledger_roll import Roller, RollPolicy
+from logstore.log.services.segment_reader import digest_metadata
+from logstore.log.services.segment_registration import Registrar, report_abandoned_upload, upload_confirmation
+from logstore.ports.catalog import (
+    Ledger,
+    Ledgers,
+    ProducerAdvance,
+    RegisterSegment,
+    RegisterSegmentResult,
+    Segment,
+    Topic,
+    TransactionEntries,
+)
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId
+from logstore.retrying_clock import Clock
+
+STRIDE: Final = 16
+"""Range of the random number that is added after the first lost race.
+
+It doubles with every lost race, so that large uploads succeed among small ones.
+"""
+
+_MAX_STRIDE: Final = 1 << 16
+_MAX_NUMBER: Final = 99_999_999  # eight digits in a key
+_MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # limit for each topic
+
+
+@dataclass(slots=True, kw_only=True)
+class TopicHints:
+    """Remembered state of a topic in this process. It may be outdated, and is dropped if the catalog disagrees."""
+
+    ledger: Ledger | None = None
+    shared: bool = False  # whether another process also appends to the topic, so that `ledger` is probably outdated
+    epoch: int = 0
+    sequences: dict[str, ProducerSequence] = field(default_factory=dict)
+
+    def remember(self, sequences: Mapping[str, ProducerSequence]) -> None:
+        if len(self.sequences) + len(sequences) > _MAX_PRODUCERS_PER_TOPIC:
+            self.sequences.clear()
+        self.sequences.update(sequences)
+
+    def forget(self) -> None:
+        self.ledger = None
+        self.sequences.clear()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentBody:
+    """Encoded segment to upload."""
+
+    content: bytes
+    entries: int
+    sha256: str  # of the content, hexadecimal
+    producers: tuple[ProducerAdvance, ...]
+    transactions: tuple[TransactionEntries, ...] = ()
+    markers: tuple[int, ...] = ()  # offsets of transaction markers
+    delayed: int = 0  # entries with a delivery time
+
+
+@dataclass(slots=True)
+class AppendUploads:
+    """Successive uploads of one append. All uploads except the last were refused or failed."""
+
+    append: str = field(default_factory=lambda: uuid.uuid4().hex)
+    made: int = 0
+    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
+
+    def next(self) -> SegmentUploadId:
+        """Return the id of one more upload. A new encoding, a split or a new ledger does not change the append."""
+        self.made += 1
+        return SegmentUploadId(self.append, self.made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentStart:
+    """Position of a segment's entries."""
+
+    ledger_id: LedgerId
+    first_entry: int
+
+
+@dataclass(slots=True)
+class PlacementAttempts:
+    """Attempts so far to place one segment."""
+
+    deadline_s: float
+    losses: int = 0
+    tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
+    fenced: set[LedgerId] = field(default_factory=set)
+
+    def behind(self, ledger: Ledger) -> int:
+        """Return the highest number that is used up, or -1."""
+        return max(ledger.last_segment, self.tried.get(ledger.ledger_id, -1))
+
+    def has_numbers(self, ledger: Ledger) -> bool:
+        return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
+
+    def next_number(self, ledger: Ledger) -> int:
+        """Return the next number. After a lost race, return a random number above the highest lost one."""
+        if not self.losses or ledger.ledger_id not in self.tried:
+            return self.behind(ledger) + 1
+        reach = min(STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
+        return self.behind(ledger) + random.randint(1, reach)  # noqa: S311 - spreads writers
+
+
+_MAX_LOST_RACES: Final = 24
+"""Number of lost races of one segment after which its writer gives up."""
+
+
+class Placer:
+    """Uploads segments to the primary bucket and registers them."""
+
+    def __init__(
+        self,
+        *,
+        ledgers: Ledgers,
+        objects: ObjectStore,
+        registrar: Registrar,
+        roller: Roller,
+        policy: RollPolicy,
+        application: str,
+        clock: Clock,
+    ) -> None:
+        self._ledgers = ledgers
+        self._objects = objects
+        self._registrar = registrar
+        self._roller = roller
+        self._policy = policy
+        self._application = application
+        self._clock = clock
+
+    def place(
+        self, topic: Topic, hints: TopicHints, body: SegmentBody, uploads: AppendUploads, *, deadline_s: float
+    ) -> SegmentStart:
+        """Upload and register the segment. After a lost race try a higher number or another ledger.
+
+        Raises:
+            ProducerFenced: A producer's sequence has advanced. Encode again without the new duplicates.
+            TransactionNotOpen: A transaction was decided. Encode again without its entries.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
+            OutcomeUnknown: The segment may be registered, and the catalog does not answer. Or it is registered, but has
+                no confirmation.
+        """
+        attempts = PlacementAttempts(deadline_s, tried=uploads.tried)
+        while attempts.losses <= _MAX_LOST_RACES:
+            ledger = self._choose_ledger(topic, hints, attempts)
+            number = attempts.tried[ledger.ledger_id] = attempts.next_number(ledger)
+            write = _registration(topic, ledger, hints.epoch, number, body)
+            metadata = self._metadata(topic, ledger, write.epoch, body, uploads.next())
+            try:
+                with report_abandoned_upload(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
+                    self._upload(segment_key(write.ledger_id, write.number), body, metadata, attempts)
+                    registered = self._registrar.register(write, deadline_s=attempts.deadline_s)
+            except LedgerFenced:
+                attempts.fenced.add(ledger.ledger_id)
+                hints.ledger = None
+            except StaleCatalog:
+                hints.forget()
+            except AlreadyExists:
+                hints.ledger, hints.shared = None, True
+            else:
+                hints.ledger = _next_hint(ledger, write, registered)
+                if write.number > ledger.last_segment + 1:
+                    extent = RegisteredExtent(write.number, registered.first_entry + write.entries)
+                    statement = self._statement(topic, ledger, write.epoch)
+                    upload_confirmation(
+                        self._objects, statement, extent, clock=self._clock, deadline_s=attempts.deadline_s
+                    )
+                return SegmentStart(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
+            attempts.losses += 1
+        raise CatalogBusy(f"topic {topic.name}: append lost {attempts.losses} races to other writers")
+
+    def _choose_ledger(self, topic: Topic, hints: TopicHints, attempts: PlacementAttempts) -> Ledger:
+        """Return the hinted ledger if it accepts segments, otherwise the catalog's last ledger, rolled if necessary.
+
+        If other processes append too, the catalog is read first. A read costs less than an upload that is then refused.
+        """
+        hint = hints.ledger
+        if hint and not hints.shared and self._accepts_segments(hint, attempts):
+            return hint
+        hints.epoch = self._clock.retry(self._ledgers.epoch, deadline_s=attempts.deadline_s)
+        last = self._clock.retry(lambda: self._ledgers.last_ledger(topic.topic_id), deadline_s=attempts.deadline_s)
+        if hint:
+            hints.shared = last is None or (last.ledger_id, last.last_segment) != (hint.ledger_id, hint.last_segment)
+        for _ in range(_MAX_LOST_RACES):
+            if last and self._accepts_segments(last, attempts):
+                hints.ledger = last
+                return last
+            last = self._roller.next_ledger(topic.topic_id, last)
+        raise CatalogBusy(f"topic {topic.name}: rolled {_MAX_LOST_RACES} times and found no ledger that takes segments")
+
+    def _accepts_segments(self, ledger: Ledger, attempts: PlacementAttempts) -> bool:
+        return (
+            ledger.state is LedgerState.OPEN
+            and ledger.ledger_id not in attempts.fenced
+            and attempts.has_numbers(ledger)
+            and not self._policy.is_due(ledger, now_us=self._clock.now_us())
+        )
+
+    def _metadata(
+        self, topic: Topic, ledger: Ledger, epoch: int, body: SegmentBody, upload_id: SegmentUploadId
+    ) -> dict[str, str]:
+        upload_fields = {
+            UPLOAD_ID_FIELD: str(upload_id),
+            EXTENT_FIELD: str(RegisteredExtent(ledger.last_segment, ledger.entries)),
+        }
+        return (
+            self._statement(topic, ledger, epoch).to_metadata()
+            | upload_fields
+            | digest_metadata(body.content, body.sha256)
+        )
+
+    def _upload(self, key: str, body: SegmentBody, metadata: Mapping[str, str], attempts: PlacementAttempts) -> None:
+        def put() -> None:
+            with effect("append.put_segment"):
+                self._objects.put_if_absent(key, body.content, metadata=metadata)
+
+        try:
+            self._clock.retry(put, deadline_s=attempts.deadline_s)
+        except AlreadyExists:
+            head = self._objects.head(key)
+            if head is None or head[1].get(UPLOAD_ID_FIELD) != metadata[UPLOAD_ID_FIELD]:
+                raise  # the stored object is not an earlier try of this upload
+
+    def _statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
+        owner = LedgerOwner(
+            application=self._application,
+            component=ledger.component,
+            topic_id=topic.topic_id,
+            topic=topic.name,
+            keys={},
+        )
+        return LedgerStatement(owner=owner, ledger_id=ledger.ledger_id, created_us=ledger.created_us, epoch=epoch)
+
+
+def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: SegmentBody) -> RegisterSegment:
+    return RegisterSegment(
+        topic_id=topic.topic_id,
+        ledger_id=ledger.ledger_id,
+        epoch=epoch,
+        number=number,
+        entries=body.entries,
+        size_bytes=len(body.content),
+        sha256=body.sha256,
+        producers=body.producers,
+        transactions=body.transactions,
+        markers=body.markers,
+        delayed=body.delayed,
+    )
+
+
+def _next_hint(ledger: Ledger, write: RegisterSegment, registered: RegisterSegmentResult | Segment) -> Ledger | None:
+    """Return the hint for the next append, or `None` if the result has no totals of the ledger."""
+    if isinstance(registered, Segment):
+        return None
+    return replace(
+        ledger,
+        entries=registered.ledger_entries,
+        size_bytes=registered.ledger_size_bytes,
+        last_segment=write.number,
+    )

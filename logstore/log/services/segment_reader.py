@@ -1,0 +1,312 @@
+"""Reader of one stored segment: the whole object if that is cheaper, otherwise ranges of the requested columns.
+
+A whole object is compared with the digest in its row. Ranges are compared with the digests of column chunks in the
+object's metadata. Segments of earlier builds lack the digests of chunks. They are protected by checksums of pages and
+by the digest in the metadata, which do not detect every exchange of two objects.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from logstore.errors import CorruptData
+from logstore.log.chunk_digests import (
+    CHUNKS_FIELD,
+    ColumnChunk,
+    column_chunks,
+    digest_chunks,
+    fetch_chunks,
+    parse_digests,
+)
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.segment_format import FOOTER_FIELD, FooterDigest, decode_segment, digest_footer
+from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.services.upload_read_back import read_twice
+from logstore.ports.catalog import Segment
+from logstore.ports.objects import ObjectStore, StoredObject
+from logstore.positions import LedgerId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+
+MAX_WHOLE_READ_BYTES: Final = 128 << 10
+"""Largest segment that is always read whole. A range read needs at least two requests, for footer and columns."""
+
+
+class SegmentGone(Exception):
+    """Error: the store has no object of a segment, or the catalog has no row."""
+
+    def __init__(self, ledger_id: LedgerId, what: str) -> None:
+        super().__init__(what)
+        self.ledger_id = ledger_id
+
+
+def describe_damage(topic: str, segment: Segment, error: CorruptData) -> CorruptData:
+    """Return the error for people. It names the unreadable entries and a command that gives advice."""
+    entries = f"entries {segment.first_entry} to {segment.first_entry + segment.entries - 1}"
+    what = f"{topic}: ledger {segment.ledger_id}, segment {segment.number} ({entries}) is corrupt in every copy"
+    return CorruptData(f"{what}: {error}. Run `sexton ledger explain {segment.ledger_id}`: it says what to do")
+
+
+def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
+    """Read the named columns of a segment, in entry order. A corrupt answer is read once more.
+
+    Raises:
+        SegmentGone: The object does not exist.
+        CorruptData: The object is not a segment, or differs from its row.
+        StoreUnavailable: The store did not answer.
+    """
+    return read_twice(lambda: _read_once(objects, segment, columns))
+
+
+def _read_once(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
+    key = segment_key(segment.ledger_id, segment.number)
+    if "payload" in columns or segment.size_bytes <= MAX_WHOLE_READ_BYTES:
+        source = _open_whole(objects, key, segment)
+        table = decode_segment(source, columns=columns, name=key, check_pages=segment.sha256 is None)
+    else:
+        table = read_by_ranges(objects, segment, columns, read_footer(objects, segment) if segment.sha256 else None)
+    if table.num_rows != segment.entries:
+        raise CorruptData(f"{key}: expected {segment.entries} entries, found {table.num_rows}")
+    return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFooter:
+    """Verified footer of a segment, and digests from the object's metadata."""
+
+    parsed: "pq.FileMetaData"
+    digests: Mapping[ColumnChunk, str] | None  # of chunks without payload; None: older than these digests
+
+
+def read_by_ranges(
+    objects: ObjectStore, segment: Segment, columns: Sequence[str], footer: SegmentFooter | None
+) -> "pa.Table":
+    """Fetch columns other than the payload. Compare their chunks if the footer has digests.
+
+    Args:
+        objects: The primary bucket.
+        segment: Row of the segment.
+        columns: Names from `COLUMNS`, without `payload`.
+        footer: Footer, or `None` for a segment without a digest, from an earlier build.
+
+    Raises:
+        SegmentGone, CorruptData, StoreUnavailable: The cases of `read_columns`.
+    """
+    key, file = segment_key(segment.ledger_id, segment.number), open_ranges(objects, segment)
+    if footer is None:
+        return decode_segment(cast("BinaryIO", file), columns=columns, name=key)
+    if footer.digests is not None:
+        file.hold(fetch_chunks(file.read_range, footer.digests, columns, name=key), compared=True)
+    source, prefetch = cast("BinaryIO", file), footer.digests is None
+    return decode_segment(source, columns=columns, name=key, footer=footer.parsed, prefetch=prefetch)
+
+
+def open_ranges(objects: ObjectStore, segment: Segment) -> "RangeFile":
+    """Return the object as a file that fetches only the ranges that are read."""
+    key, expected_metadata = (
+        segment_key(segment.ledger_id, segment.number),
+        {DIGEST_FIELD: segment.sha256} if segment.sha256 else {},
+    )
+    return RangeFile(objects, key, segment.size_bytes, segment.ledger_id, expected_metadata=expected_metadata)
+
+
+def _open_whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
+    stored = objects.get(key)
+    if stored is None:
+        raise SegmentGone(segment.ledger_id, key)
+    verify_segment_body(segment, stored)
+    return io.BytesIO(stored.body)
+
+
+def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
+    """Read the footer and compare it with the digest in the object's metadata.
+
+    Args:
+        objects: The primary bucket.
+        segment: Row of the segment, with a digest.
+
+    Raises:
+        SegmentGone: The object does not exist.
+        CorruptData: The object is not the registered one, or its footer is damaged.
+        StoreUnavailable: The store did not answer.
+    """
+    key = segment_key(segment.ledger_id, segment.number)
+    head = objects.head(key)
+    if head is None:
+        raise SegmentGone(segment.ledger_id, key)
+    _verify_metadata_digest(segment, key, head[1])
+    return read_footer_with_metadata(objects, segment, head[1])
+
+
+def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: Mapping[str, str]) -> SegmentFooter:
+    """Read the footer, with metadata that the caller has. Raise the errors of `read_footer`."""
+    key, file = segment_key(segment.ledger_id, segment.number), open_ranges(objects, segment)
+    footer_digest = FooterDigest.parse(metadata.get(FOOTER_FIELD), name=key)
+    file.seek(-footer_digest.size_bytes, io.SEEK_END)
+    parsed, chunk_digests = footer_digest.check(file.read(), name=key), metadata.get(CHUNKS_FIELD)
+    return SegmentFooter(
+        parsed=parsed,
+        digests=None
+        if chunk_digests is None
+        else parse_digests(chunk_digests, _chunks_without_payload(parsed), name=key),
+    )
+
+
+def row_group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
+    """Return offset and length, in bytes, of a row group, so that one request can fetch it."""
+    chunks = column_chunks(footer, number)
+    start = min(chunk.start for chunk in chunks)
+    return start, max(chunk.end for chunk in chunks) - start
+
+
+def digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
+    """Return the digests for a segment's metadata: of content and footer, and of chunks if ranges may be read."""
+    metadata = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(digest_footer(io.BytesIO(content)))}
+    if len(content) <= MAX_WHOLE_READ_BYTES:
+        return metadata
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    view = memoryview(content)
+    chunks = _chunks_without_payload(pq.read_metadata(io.BytesIO(content)))
+    return metadata | {CHUNKS_FIELD: digest_chunks(lambda start, length: view[start : start + length], chunks)}
+
+
+def _chunks_without_payload(footer: "pq.FileMetaData") -> list[ColumnChunk]:
+    """Return the chunks of other columns. A reader of payloads fetches the whole object."""
+    groups = (column_chunks(footer, number) for number in range(footer.num_row_groups))
+    return [chunk for group in groups for chunk in group if chunk.column != "payload"]
+
+
+def verify_segment_body(segment: Segment, stored: StoredObject) -> None:
+    """Require that the object is the registered one, by its length and by the digest in row and metadata.
+
+    Segments of earlier builds have no digest.
+
+    Raises:
+        CorruptData: The object is damaged, or is another object.
+    """
+    if len(stored.body) != segment.size_bytes:
+        raise CorruptData(f"{stored.key}: expected {segment.size_bytes} bytes, found {len(stored.body)}")
+    if segment.sha256 is None:
+        return
+    digest = sha256_hex(stored.body)
+    if digest != segment.sha256:
+        raise CorruptData(f"{stored.key}: expected digest {segment.sha256}, found {digest}")
+    _verify_metadata_digest(segment, stored.key, stored.metadata)
+
+
+def _verify_metadata_digest(segment: Segment, key: str, metadata: Mapping[str, str]) -> None:
+    if metadata.get(DIGEST_FIELD) != segment.sha256:
+        raise CorruptData(
+            f"{key}: expected digest {segment.sha256} in its metadata, found {metadata.get(DIGEST_FIELD)}"
+        )
+
+
+def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
+    """Read a whole segment. Return a description of its problem, or "" if there is none.
+
+    Args:
+        objects: The primary bucket.
+        segment: Row of the segment, with a digest.
+
+    Raises:
+        StoreUnavailable: The store did not answer.
+    """
+    key = segment_key(segment.ledger_id, segment.number)
+
+    def compare() -> str:
+        stored = objects.get(key)
+        if stored is None:
+            return f"{key}: the store has no such object"
+        verify_segment_body(segment, stored)
+        return ""
+
+    try:
+        return read_twice(compare)
+    except CorruptData as error:
+        return str(error)
+
+
+class RangeFile(io.RawIOBase):
+    """Read-only file that reads ranges of one object.
+
+    Args:
+        objects: Bucket.
+        key: Key of the object.
+        size_bytes: Length of the object.
+        ledger_id: Ledger of the object, for errors.
+        expected_metadata: Entries that the object's metadata must have.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        key: str,
+        size_bytes: int,
+        ledger_id: LedgerId,
+        *,
+        expected_metadata: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._objects = objects
+        self._key = key
+        self._size = size_bytes
+        self._ledger_id = ledger_id
+        self._held: list[tuple[int, bytes]] = []
+        self._only_held = False
+        self._stating = expected_metadata or {}
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read bytes from the current offset, like `io.RawIOBase`.
+
+        Raises:
+            SegmentGone: The object does not exist.
+            CorruptData: The object is too short, or is another object.
+        """
+        remaining = max(0, self._size - self._at)
+        wanted = remaining if size is None or size < 0 else min(size, remaining)
+        if not wanted:
+            return b""
+        content = self._range(wanted)
+        if content is None:
+            raise SegmentGone(self._ledger_id, self._key)
+        if len(content) != wanted:
+            raise CorruptData(f"{self._key}: expected {wanted} bytes at {self._at}, found {len(content)}")
+        self._at += wanted
+        return content
+
+    def read_range(self, start: int, length: int) -> bytes:
+        """Read `length` bytes from an offset. Raise the errors of `read`."""
+        self.seek(start)
+        return self.read(length)
+
+    def hold(self, parts: Sequence[tuple[int, bytes]], *, compared: bool) -> None:
+        """Serve reads of these parts, given with their offsets, without requests. If `compared`, refuse other reads."""
+        self._held, self._only_held = list(parts), compared
+
+    def _range(self, wanted: int) -> bytes | None:
+        for start, content in self._held:
+            if start <= self._at and self._at + wanted <= start + len(content):
+                return content[self._at - start : self._at - start + wanted]
+        if self._only_held:
+            raise CorruptData(f"{self._key}: expected a read of what was compared, found one of {wanted} at {self._at}")
+        return self._objects.get_range(self._key, self._at, wanted, expected_metadata=self._stating)

@@ -1,0 +1,165 @@
+"""Registration of an uploaded segment: register it, confirm it in storage, or give it up.
+
+If the catalog is lost, storage must show where a segment was registered (ADR 19).
+
+- If a segment's number follows the last registered number, the segment begins where its metadata says, or it was
+  refused.
+- If a segment skips numbers, other segments may have been registered below it, until its own registration refuses them.
+  So a *confirmation* is uploaded after such a registration and before the append is answered. This is a segment without
+  entries that states the registered extent. It is deleted with its ledger.
+"""
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from logstore.errors import (
+    AlreadyExists,
+    CatalogBusy,
+    LedgerFenced,
+    OutcomeUnknown,
+    ProducerFenced,
+    RetryableError,
+    SextonError,
+    StaleCatalog,
+    StoreUnavailable,
+    TerminalError,
+    TransactionNotOpen,
+)
+from logstore.failpoints import effect
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import LedgerStatement
+from logstore.log.segment_format import encode_segment
+from logstore.log.segment_metadata import (
+    EXTENT_FIELD,
+    MAX_CONFIRMATION_GAP,
+    MIN_CONFIRMATION_GAP,
+    RegisteredExtent,
+    sha256_hex,
+)
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services.segment_reader import digest_metadata
+from logstore.ports.catalog import Ledgers, RegisterSegment, RegisterSegmentResult, Segment
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId
+from logstore.retrying_clock import Clock
+
+_MAX_REPORT_S: Final = 5.0
+"""Maximum time for the report. The caller waits for an error that is already known."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@contextmanager
+def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int, clock: Clock) -> Iterator[None]:
+    """Tell the catalog if an upload, or the transaction that registers it, fails within the block. The error is raised.
+
+    A terminal error is not reported, because storage stored nothing, or the catalog itself refused.
+    """
+    try:
+        yield
+    except TerminalError:
+        raise
+    except Exception:
+        deadline_s = clock.monotonic_s() + _MAX_REPORT_S
+        try:  # if the catalog does not answer, reconciliation finds the upload
+            clock.retry(lambda: ledgers.abandon_upload(ledger_id, epoch=epoch), deadline_s=deadline_s)
+        except Exception as error:  # noqa: BLE001 - the first error must not be hidden
+            _LOG.warning("ledger %s: an upload was given up, and the catalog was not told: %s", ledger_id, error)
+        raise
+
+
+class Registrar:
+    """Registers segments by group commit."""
+
+    def __init__(self, *, ledgers: Ledgers, committer: GroupCommitter, clock: Clock) -> None:
+        self._ledgers = ledgers
+        self._committer = committer
+        self._clock = clock
+
+    def register(self, write: RegisterSegment, *, deadline_s: float) -> RegisterSegmentResult | Segment:
+        """Register the segment of an object that only this caller has uploaded.
+
+        No attempt starts after `deadline_s`, a time of `monotonic_s`.
+
+        Returns:
+            Result of the registration, or the row of the segment if an earlier attempt has registered it.
+
+        Raises:
+            AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: Refused for good.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
+            OutcomeUnknown: The segment may be registered, and the catalog does not answer.
+        """
+        doubts: list[Exception] = []
+        try:
+            return self._clock.retry(lambda: self._try(write, doubts, deadline_s), deadline_s=deadline_s)
+        except RetryableError as error:
+            if any(isinstance(doubt, OutcomeUnknown) for doubt in doubts):
+                raise OutcomeUnknown(f"ledger {write.ledger_id}, segment {write.number}: {doubts[0]}") from error
+            raise
+
+    def _try(
+        self, write: RegisterSegment, doubts: list[Exception], deadline_s: float
+    ) -> RegisterSegmentResult | Segment:
+        try:
+            return self._commit(write, deadline_s)
+        except (OutcomeUnknown, RetryableError) as error:
+            doubts.append(error)
+            found = self._find_registered(write)
+            if found is None:
+                raise
+        except (AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen):
+            found = self._find_registered(write) if doubts else None
+            if found is None:
+                raise
+        return found
+
+    def _commit(self, write: RegisterSegment, deadline_s: float) -> RegisterSegmentResult:
+        remaining_s = deadline_s - self._clock.monotonic_s()
+        if remaining_s <= 0:
+            raise CatalogBusy(f"ledger {write.ledger_id}, segment {write.number}: not registered in time, giving up")
+        with effect("append.register"):
+            return self._committer.write(write, timeout_s=remaining_s)
+
+    def _find_registered(self, write: RegisterSegment) -> Segment | None:
+        rows = self._ledgers.segments(write.ledger_id)
+        own = (write.number, write.entries, write.size_bytes, write.sha256)
+        return next((row for row in rows if (row.number, row.entries, row.size_bytes, row.sha256) == own), None)
+
+
+def upload_confirmation(
+    objects: ObjectStore, statement: LedgerStatement, extent: RegisteredExtent, *, clock: Clock, deadline_s: float
+) -> None:
+    """Upload a confirmation. A crash before it loses nothing, because the append was not answered.
+
+    Args:
+        objects: The primary bucket.
+        statement: Statement of the ledger.
+        extent: Number of the segment, and the ledger's entries up to the segment's end.
+        clock: Clock for pauses between attempts.
+        deadline_s: Time of `monotonic_s` after which no attempt starts.
+
+    Raises:
+        OutcomeUnknown: The confirmation was not uploaded. The segment is registered, but if the catalog is lost, its
+            entries may get other positions.
+    """
+    content = encode_segment([], publish_ms=0)
+    metadata = statement.to_metadata() | {EXTENT_FIELD: str(extent)} | digest_metadata(content, sha256_hex(content))
+
+    def put() -> None:
+        number = extent.last_segment + random.randint(MIN_CONFIRMATION_GAP, MAX_CONFIRMATION_GAP)  # noqa: S311 - spreads writers
+        key = segment_key(statement.ledger_id, number)
+        try:
+            with effect("append.put_confirmation"):
+                objects.put_if_absent(key, content, metadata=metadata)
+        except AlreadyExists as error:
+            raise StoreUnavailable(f"{key}: expected a free number for a confirmation") from error
+
+    try:
+        clock.retry(put, deadline_s=deadline_s)
+    except SextonError as error:
+        subject = f"ledger {statement.ledger_id}, segment {extent.last_segment}"
+        raise OutcomeUnknown(f"{subject}: registered, and storage was not told: {error}") from error

@@ -1,0 +1,290 @@
+"""Writer of tiered copies. It builds a copy from a ledger's segments, uploads it and proves that storage has it.
+
+A published copy may be lost later, by a lifecycle rule of the bucket or by a stray delete. So the copy is proved again
+before the primary copy is deleted.
+
+Each attempt has its own uuid. The catalog stores the uuid before storage gets an object. So if an attempt dies, a row
+or a deletion intent always names its objects (apache/pulsar#13526). An attempt succeeds only by evidence of the stored
+objects, not of the sent data (apache/pulsar#22839).
+
+Source: Pulsar's tiered storage. Readers never use a copy that was not proved.
+"""
+
+import hashlib
+import io
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
+from logstore.failpoints import effect
+from logstore.log.chunk_digests import column_chunks, digest_chunks
+from logstore.log.ledgers import LedgerStatement
+from logstore.log.segment_format import COLUMNS, digest_footer
+from logstore.log.segment_metadata import sha256_hex
+from logstore.log.services.segment_reader import SegmentGone, describe_damage, read_columns
+from logstore.log.services.upload_read_back import read_twice, require_stored
+from logstore.offload.tiered_copy import TieredIndex, data_key, index_key, parse_copy_location, write_copy
+from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, OffloadStart, PublishedCopy
+from logstore.ports.objects import Buckets, ObjectStore
+from logstore.positions import LedgerId
+from logstore.stop_checks import raise_if_stopped
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_READ_BACK_PART_BYTES: Final = 8 << 20
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Proved content of storage."""
+
+    uuid: str
+    entries: int
+    size_bytes: int  # of the data object
+    sha256: str  # SHA-256 of the data object, hexadecimal
+    index_bytes: int  # of the index object
+
+
+def prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
+    """Prove that storage has a published copy: index and data of this ledger and attempt, with length and content.
+
+    An unchanged ETag since the publication proves the content. Otherwise all data is read, and its digest is compared.
+
+    Raises:
+        MissingData: The index or the data is not in storage.
+        CorruptData: The index or the data differs from the catalog, or the context has no valid location.
+        StoreUnavailable: Storage did not answer.
+    """
+    return read_twice(lambda: _prove_published(buckets, copy))
+
+
+def _prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
+    ledger_id = copy.statement.ledger_id
+    uuid, location = parse_copy_location(ledger_id, copy.context)
+    objects, key, index_name = buckets(location), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
+    stored, data = objects.get(index_name), objects.head(key)
+    if stored is None or data is None:
+        raise MissingData(f"ledger {ledger_id}: its tiered copy {uuid} is LIVE and not in storage")
+    index = TieredIndex.from_json(stored.body, name=index_name)
+    expected = (copy.statement, uuid, copy.entries)
+    found = (index.statement, index.uuid, index.entries)
+    if found != expected:
+        raise CorruptData(f"{index_name}: expected {expected}, found {found}")
+    if data[0].size_bytes != index.size_bytes:
+        raise CorruptData(f"{key}: expected {index.size_bytes} bytes, found {data[0].size_bytes}")
+    if data[1] != copy.statement.to_metadata():
+        raise CorruptData(f"{key}: expected {copy.statement.to_metadata()}, found {dict(data[1])}")
+    if not index.etag or data[0].etag != index.etag:
+        digest = compute_stored_digest(objects, key, index.size_bytes)
+        if digest != index.sha256:
+            raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {digest} in an object of the same length")
+    return _evidence(index, index_bytes=len(stored.body))
+
+
+def compute_stored_digest(
+    objects: ObjectStore, key: str, size_bytes: int, *, on_part: Callable[[int], None] = lambda _: None
+) -> str:
+    """Return the SHA-256 of an object, hexadecimal. At most `size_bytes` bytes are read, in parts.
+
+    `on_part` receives the size of each part in bytes.
+    """
+    digest, offset = hashlib.sha256(), 0
+    while offset < size_bytes and (part := objects.get_range(key, offset, _READ_BACK_PART_BYTES)):
+        raise_if_stopped()
+        digest.update(part)
+        offset += len(part)
+        on_part(len(part))
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadedCopy:
+    """Result of an attempt. BEGUN means that the copy is stored and proved, but not yet published."""
+
+    answer: OffloadAnswer
+    evidence: Evidence | None = None  # None: the ledger is gone
+
+
+class Offloader:
+    """Uploader of tiered copies. It is thread-safe.
+
+    Args:
+        offloads: The catalog's tiered copies.
+        ledgers: The catalog's ledgers.
+        primary: The primary bucket.
+        buckets: Tiered buckets by location.
+        driver_metadata: Location of new copies, stored in each offload context: `driver` and `bucket`, and if known
+            `endpoint` and `region`.
+        folder: Folder for one temporary file as large as a ledger. It is created if necessary, and must be on disk.
+        monotonic_s: Clock, for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        offloads: Offloads,
+        ledgers: Ledgers,
+        primary: ObjectStore,
+        buckets: Buckets,
+        driver_metadata: Mapping[str, str],
+        folder: Path,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._offloads = offloads
+        self._ledgers = ledgers
+        self._primary = primary
+        self._buckets = buckets
+        self._driver_metadata = dict(driver_metadata)
+        self._folder = folder
+        self._monotonic_s = monotonic_s
+
+    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None = None) -> UploadedCopy:
+        """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish` makes it LIVE.
+
+        `uuid` must be new. After `timeout_s` nothing more is sent. If `topic` is given, the ledger's topic must have
+        this encoded name.
+
+        Raises:
+            UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
+            InvalidInput: The ledger belongs to another topic.
+            PreconditionFailed: The ledger cannot be offloaded.
+            MissingData, CorruptData: The primary copy is incomplete or damaged, or a published copy is not in storage.
+        """
+        deadline_s = self._monotonic_s() + timeout_s  # set before the catalog sets the end by its own clock
+        begun = self._offloads.begin(
+            ledger_id, uuid=uuid, driver_metadata=self._driver_metadata, timeout_s=timeout_s, topic=topic
+        )
+        if begun.answer is OffloadAnswer.GONE:
+            return UploadedCopy(answer=OffloadAnswer.GONE)
+        if begun.answer is OffloadAnswer.ALREADY:
+            assert begun.statement is not None
+            copy = PublishedCopy(statement=begun.statement, entries=begun.entries, context=begun.context)
+            return UploadedCopy(answer=OffloadAnswer.ALREADY, evidence=self.prove(copy))
+        try:
+            return UploadedCopy(
+                answer=OffloadAnswer.BEGUN, evidence=self._write(begun, uuid, self._require_time(uuid, deadline_s))
+            )
+        except SegmentGone as gone:
+            self._abandon(ledger_id, uuid)
+            if self._offloads.copies(ledger_id) is None:
+                return UploadedCopy(answer=OffloadAnswer.GONE)
+            raise MissingData(f"ledger {ledger_id}: {gone} is listed and not in storage") from gone
+        except Exception:
+            self._abandon(ledger_id, uuid)
+            raise
+
+    def prove(self, copy: PublishedCopy) -> Evidence:
+        return prove_published(self._buckets, copy)
+
+    def _require_time(self, uuid: str, deadline_s: float) -> Callable[[], None]:
+        def proceed() -> None:
+            raise_if_stopped()
+            if self._monotonic_s() >= deadline_s:
+                raise UploadTimedOut(f"upload {uuid}: its time is over; nothing more is sent")
+
+        return proceed
+
+    def _abandon(self, ledger_id: LedgerId, uuid: str) -> None:
+        """Abandon the attempt. If that fails, the attempt is deleted after its time is over."""
+        try:
+            self._offloads.abandon(ledger_id, uuid)
+        except SextonError as error:
+            _LOG.warning("ledger %s: upload %s failed and was not given up: %s", ledger_id, uuid, error)
+
+    def _write(self, begun: OffloadStart, uuid: str, proceed: Callable[[], None]) -> Evidence:
+        assert begun.statement is not None
+        ledger_id = begun.statement.ledger_id
+        objects = self._buckets(parse_copy_location(ledger_id, begun.context)[1])
+        metadata = begun.statement.to_metadata()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            index = self._build(file, begun.statement, uuid, begun.entries, proceed)
+            key = data_key(uuid, ledger_id)
+            with effect("offload.put_data"):
+                objects.put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
+        etag = _prove_object(objects, key, metadata, size_bytes=index.size_bytes, sha256=index.sha256)
+        index = replace(index, etag=etag)
+        key, body = index_key(uuid, ledger_id), index.to_json()
+        with effect("offload.put_index"):
+            objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
+        _prove_object(objects, key, metadata, size_bytes=len(body), sha256=sha256_hex(body))
+        return _evidence(index, index_bytes=len(body))
+
+    def _build(
+        self, file: BinaryIO, statement: LedgerStatement, uuid: str, entries: int, proceed: Callable[[], None]
+    ) -> TieredIndex:
+        groups = write_copy(file, self._read_segments(statement, proceed))
+        found = sum(group.entries for group in groups)
+        if found != entries:
+            raise CorruptData(f"ledger {statement.ledger_id}: expected {entries} entries, found {found} in segments")
+        size_bytes = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        return TieredIndex(
+            statement=statement,
+            uuid=uuid,
+            entries=entries,
+            size_bytes=size_bytes,
+            sha256=hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest(),
+            row_groups=groups,
+            footer=str(digest_footer(file)),
+            chunks=_chunk_digests(file),
+        )
+
+    def _read_segments(self, statement: LedgerStatement, proceed: Callable[[], None]) -> "Iterator[pa.Table]":
+        ledger_id, next_entry = statement.ledger_id, 0
+        for segment in self._ledgers.segments(ledger_id):
+            proceed()
+            if segment.first_entry != next_entry:
+                raise CorruptData(
+                    f"ledger {ledger_id}: expected a segment at {next_entry}, found {segment.first_entry}"
+                )
+            next_entry += segment.entries
+            try:
+                table = read_columns(self._primary, segment, COLUMNS)
+            except CorruptData as error:
+                raise describe_damage(f"topic {statement.owner.topic}", segment, error) from error
+            yield table
+
+
+def _chunk_digests(file: BinaryIO) -> tuple[str, ...]:
+    import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
+
+    file.seek(0)
+    footer = pq.read_metadata(file)
+
+    def read(start: int, length: int) -> bytes:
+        file.seek(start)
+        return file.read(length)
+
+    return tuple(digest_chunks(read, column_chunks(footer, group)) for group in range(footer.num_row_groups))
+
+
+def _evidence(index: TieredIndex, *, index_bytes: int) -> Evidence:
+    return Evidence(
+        uuid=index.uuid,
+        entries=index.entries,
+        size_bytes=index.size_bytes,
+        sha256=index.sha256,
+        index_bytes=index_bytes,
+    )
+
+
+def _prove_object(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> str:
+    """Read an object back. Return its ETag, or the empty text if the store has none.
+
+    Raises:
+        UploadUnproven: The object is missing or differs.
+    """
+    stored = require_stored(objects, key, size_bytes=size_bytes, metadata=metadata)
+    digest = compute_stored_digest(objects, key, size_bytes)
+    if digest != sha256:
+        raise UploadUnproven(f"{key}: expected SHA-256 {sha256}, found {digest}")
+    return stored.etag or ""

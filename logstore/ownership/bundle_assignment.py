@@ -1,0 +1,229 @@
+"""Assignment of bundles to workers without a leader, and the decision about a bundle after a reconnect.
+
+Each worker computes the assignment, and workers with the same view agree. After a reconnect a worker reads the owner
+node of each bundle that it remembers. It never infers ownership from the behaviour of the connection.
+
+Safety does not depend on this module: ZooKeeper lets only one worker create a node, and only writes with the current
+fence are accepted. With a stale view, two workers may try to take the same bundle, or none does for a while. With a
+stale load, a worker chooses less evenly.
+
+Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
+Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first. PIP-57 (re-own after a session
+expired), and Pulsar's `ResourceLockImpl.revalidate`.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from logstore.errors import InvalidInput
+from logstore.ownership.bundles_and_leases import BundleId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """Report of a live worker about itself. It may be out of date."""
+
+    load: float = 0.0  # present work, 0 or more; a worker with load 1 gets half the share of an idle worker
+    bundles: int = 0  # bundles that it owned; only shown to people, because the rules count owner nodes
+    room: bool = True  # False while the worker can take no bundle; it then has no share
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.load) and self.load >= 0):
+            raise InvalidInput("load", expected="a finite number, 0 or more", found=self.load)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipView:
+    """View that one worker has of all workers and bundle owners."""
+
+    bundle_count: int  # of the catalog
+    workers: Mapping[str, WorkerLoad]  # live workers
+    owners: Mapping[BundleId, str]  # worker in each owner node; the node of a dead worker vanishes soon
+
+    @property
+    def available_workers(self) -> list[str]:
+        return [worker_id for worker_id, load in self.workers.items() if load.room]
+
+    @property
+    def underload_limit(self) -> int:
+        """Nine tenths of an even share. A worker with fewer bundles is underloaded."""
+        even_share = self.bundle_count // max(1, len(self.available_workers))
+        return even_share - even_share // 10
+
+    @property
+    def max_bundles_per_worker(self) -> int:
+        """Five quarters of an even share, rounded up. A worker with as many bundles is full."""
+        return math.ceil(5 * self.bundle_count / (4 * max(1, len(self.available_workers))))
+
+    @property
+    def free_bundles(self) -> list[BundleId]:
+        return [bundle for bundle in map(BundleId, range(self.bundle_count)) if bundle not in self.owners]
+
+    def count_bundles(self) -> Counter[str]:
+        node_count_by_worker = Counter(self.owners.values())
+        return Counter({worker_id: node_count_by_worker[worker_id] for worker_id in self.workers})
+
+
+def rank_workers(bundle: BundleId, workers: Mapping[str, WorkerLoad], *, full: Collection[str] = ()) -> list[str]:
+    """Return the workers in the order in which they should take a bundle. Workers in `full` come last.
+
+    The share of bundles for which a worker is first is proportional to 1 / (1 + load). If a worker joins or leaves, the
+    other workers keep their order.
+    """
+
+    def sort_key(worker_id: str) -> tuple[bool, float, str]:
+        weight = 1 / (1 + workers[worker_id].load)
+        return worker_id in full, weight / math.log(_hash_to_unit_interval(bundle, worker_id)), worker_id
+
+    return sorted(workers, key=sort_key)
+
+
+def _hash_to_unit_interval(bundle: BundleId, worker_id: str) -> float:
+    """Return a number between 0 and 1, both exclusive, equal in every process. 52 bits make the half step exact."""
+    digest = hashlib.blake2b(f"{bundle}/{worker_id}".encode(), digest_size=8).digest()
+    return ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2**52
+
+
+def bundles_to_take(
+    view: OwnershipView, worker_id: str, *, free_for_s: Mapping[BundleId, float], takeover_grace_s: float
+) -> list[BundleId]:
+    """Return the free bundles that this worker should take now. Bundles for which it ranks first come first.
+
+    The first worker in a bundle's ranking takes the bundle at once. Each next worker takes it one grace later. Ranks
+    assume that each first worker has taken its bundles, so all workers stay within the maximum. Only a worker that
+    takes over bundles which other workers did not take may exceed the maximum.
+
+    Args:
+        view: View of this worker.
+        worker_id: This worker. It takes nothing before it sees itself alive.
+        free_for_s: Time for which it has seen each bundle without an owner. Absent bundles have just become free.
+        takeover_grace_s: Time between two ranks, longer than a view may be stale.
+    """
+    if worker_id not in view.workers:
+        return []
+    counts = view.count_bundles()
+    due = []
+    for bundle in view.free_bundles:
+        order = rank_workers(bundle, view.workers, full=_full_workers(view, counts))
+        counts[order[0]] += 1
+        rank = order.index(worker_id)
+        if free_for_s.get(bundle, 0.0) >= rank * takeover_grace_s:
+            due.append((rank, bundle))
+    return [bundle for _, bundle in sorted(due)]
+
+
+def bundles_to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> list[BundleId]:
+    """Return the bundles that this worker should release now. Other workers take them at once. Mostly there are none.
+
+    1. If a worker has fewer bundles than `OwnershipView.underload_limit`, workers above this limit release bundles for
+       which that worker ranks first.
+    2. A worker above `OwnershipView.max_bundles_per_worker` releases other bundles, too.
+
+    Each move crosses a limit in one direction, so moves end, and no worker takes back a bundle that it released. At
+    most `at_most` bundles of all workers are free at a time.
+    """
+    return [bundle for bundle in _plan_moves(view, at_most) if view.owners[bundle] == worker_id]
+
+
+def _plan_moves(view: OwnershipView, at_most: int) -> list[BundleId]:
+    """Return the bundles that all workers release, within `at_most`. Workers with the same view compute the same."""
+    counts, max_moves = view.count_bundles(), at_most - len(view.free_bundles)
+    owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # owners with most bundles first
+    moves: list[BundleId] = []
+    for limit in (view.underload_limit, view.max_bundles_per_worker):
+        for bundle, owner in owned:
+            if len(moves) >= max_moves or min(counts.values(), default=limit) >= limit:
+                break
+            if counts[owner] <= limit or bundle in moves:
+                continue
+            # At the first limit no worker counts as full, because a full worker may release bundles, too.
+            full = _full_workers(view, counts if limit == view.max_bundles_per_worker else {})
+            taker = rank_workers(bundle, view.workers, full=full)[0]
+            if counts[taker] < limit and view.workers[taker].room:
+                moves.append(bundle)
+                counts.update({owner: -1, taker: 1})
+    return moves
+
+
+def _full_workers(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
+    max_bundles = view.max_bundles_per_worker  # read once, because it counts the workers
+    return {
+        worker_id
+        for worker_id, load in view.workers.items()
+        if not load.room or counts.get(worker_id, 0) >= max_bundles
+    }
+
+
+class ReownDecision(StrEnum):
+    """Decision about one bundle after a reconnect."""
+
+    KEEP = "KEEP"  # node and acquisition belong to this session: the lease is valid
+    WAIT = "WAIT"  # this worker's node of an old session will vanish soon: do no work, and look again
+    UNLOAD = "UNLOAD"  # another worker's bundle: stop its work, forget the acquisition, and delete no node
+    CREATE = "CREATE"  # acquire the bundle: create the node, raise the fence, and read the node again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerNode:
+    """Node of a bundle owner in ZooKeeper."""
+
+    worker_id: str  # content of the node
+    session: int  # session of the ephemeral node; 0 if the node is not ephemeral
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acquisition:
+    """A worker's memory of a bundle that it acquired."""
+
+    session: int  # session that had the node after the fence was raised
+
+
+def decide_reown(
+    node: OwnerNode | None, *, session: int, worker_id: str, acquired: Acquisition | None
+) -> ReownDecision:
+    """Decide about a bundle that this worker had or should take.
+
+    The session decides, not the worker's name: a node of an old session vanishes with the session, and all work under
+    it ends. If the answer to a create was lost, this session has a node that the worker has not acquired. The worker
+    then acquires the bundle again, because others may have raised the fence in between.
+
+    A `node` of `None` means that there is no node, never that ZooKeeper did not answer.
+    """
+    if node is None:
+        return ReownDecision.CREATE
+    if node.session == session:
+        return ReownDecision.KEEP if acquired == Acquisition(session=session) else ReownDecision.CREATE
+    return ReownDecision.WAIT if node.worker_id == worker_id else ReownDecision.UNLOAD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReownAttempts:
+    """Attempts that one session has for each bundle. Not thread-safe.
+
+    Success restores no attempts, so that a loop of "acquired, lost, acquired, lost" ends.
+    """
+
+    session: int
+    creates: int  # attempts for each bundle, 0 or more
+    waits: (
+        int  # looks at a node that is about to vanish; with the pauses they must last longer than the session timeout
+    )
+    _spent: Counter[tuple[BundleId, ReownDecision]] = field(default_factory=Counter, init=False, repr=False)
+
+    def spend_attempt(self, bundle: BundleId, decision: ReownDecision) -> ReownDecision:
+        """Spend one attempt if the decision costs one, and return the decision. KEEP and UNLOAD cost nothing.
+
+        If no attempt remains, return UNLOAD. The bundle then goes to the next worker in its ranking.
+        """
+        limits = {ReownDecision.CREATE: self.creates, ReownDecision.WAIT: self.waits}
+        if decision not in limits:
+            return decision
+        if self._spent[bundle, decision] >= limits[decision]:
+            return ReownDecision.UNLOAD
+        self._spent[bundle, decision] += 1
+        return decision

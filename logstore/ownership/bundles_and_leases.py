@@ -1,0 +1,93 @@
+"""Bundles: equal parts of the hash range of topic names, and the lease of a bundle owner.
+
+The number of bundles is fixed when a catalog is created, so a topic never changes its bundle.
+
+Each bundle has a fence. A bundle owner raises this counter after its node exists in ZooKeeper. Each write under a lease
+requires that the lease's fence equals the counter. So a later owner fences all earlier owners.
+
+Source: Pulsar's `NamespaceBundleFactory` (CRC-32 of the topic's name over 0 to 2**32 - 1) and `NamespaceBundle` (form
+of a range; the last range includes its upper end). Fencing tokens: M. Kleppmann, "How to do distributed locking".
+PIP-57 has no fencing tokens.
+"""
+
+import re
+import zlib
+from dataclasses import dataclass
+from typing import Final, NewType
+
+from logstore.errors import InvalidInput
+from logstore.validated_names import TopicName
+
+BundleId = NewType("BundleId", int)
+"""Number from 0 to N - 1, ascending by hash range."""
+
+MAX_BUNDLES: Final = 16_384
+"""Most bundles of a catalog. Their names fit into one answer of ZooKeeper, which is 1 MiB by default."""
+
+_HASH_BITS = 32
+_MAX_HASH = 2**_HASH_BITS - 1
+
+
+def check_bundle_count(count: int) -> int:
+    """Return the number. Raise `InvalidInput` if it is outside 1 to `MAX_BUNDLES`."""
+    if not 1 <= count <= MAX_BUNDLES:
+        raise InvalidInput("bundles", expected=f"1 to {MAX_BUNDLES}", found=count)
+    return count
+
+
+def bundle_of(topic: TopicName, *, bundles: int) -> BundleId:
+    """Return the bundle of a topic in a catalog with `bundles` bundles."""
+    hashed = zlib.crc32(topic.encoded.encode("ascii"))
+    return BundleId(hashed * check_bundle_count(bundles) >> _HASH_BITS)
+
+
+def bundle_name(bundle: BundleId, *, bundles: int) -> str:
+    """Return a bundle's hash range, as `0x00000000_0x04000000`. Only the last bundle includes its upper end."""
+    if not 0 <= bundle < check_bundle_count(bundles):
+        raise InvalidInput("bundle", expected=f"0 to {bundles - 1}", found=bundle)
+    upper = min(_lowest_hash(bundle + 1, bundles), _MAX_HASH)
+    return f"0x{_lowest_hash(bundle, bundles):08x}_0x{upper:08x}"
+
+
+def parse_bundle(name: str, *, bundles: int) -> BundleId:
+    """Return the bundle whose hash range `bundle_name` wrote for the same number of bundles.
+
+    Raises:
+        InvalidInput: No bundle has this range. A range of another number of bundles is refused, never rounded.
+    """
+    try:
+        bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundles) >> _HASH_BITS)
+    except ValueError:
+        bundle = BundleId(0)
+    if not 0 <= bundle < bundles or bundle_name(bundle, bundles=bundles) != name:
+        raise InvalidInput("bundle", expected=f"the hash range of one of {bundles} bundles", found=name)
+    return bundle
+
+
+def _lowest_hash(bundle: int, bundles: int) -> int:
+    """Return the lowest hash of a bundle, rounded up. For the number after the last bundle it is 2**32."""
+    return -((-bundle << _HASH_BITS) // bundles)
+
+
+_WORKER_ID_FORM = re.compile(r"(?!\.\.?$)[A-Za-z0-9._@-]{1,128}")
+
+
+def check_worker_id(worker_id: str) -> str:
+    """Return a worker id that can name a Temporal task queue and a ZooKeeper node. Refuse any other id."""
+    if not _WORKER_ID_FORM.fullmatch(worker_id):
+        raise InvalidInput(
+            "worker id", expected="1 to 128 of A-Z, a-z, 0-9, dot, @, underscore, hyphen", found=worker_id
+        )
+    return worker_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Right to write for a bundle. It is valid until a worker raises the bundle's fence again."""
+
+    bundle: BundleId
+    fence: int  # the counter after this owner has raised it, 1 or more
+    worker_id: str
+
+    def __str__(self) -> str:
+        return f"bundle {self.bundle}, fence {self.fence} of worker {self.worker_id}"

@@ -1,0 +1,144 @@
+"""Bulk jobs, which the port `BulkJobs` runs. Each job of a plan reads the output of the jobs before it.
+
+Storage is listed before ledgers are read, because a row exists before its objects. Ledgers are read before intents,
+because an intent exists only after the row.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from logstore.delayed.jobs import BuildIndexes
+from logstore.records.rebuilding import RebuildRecords
+from logstore.transactions.buffer_serialization import BuildBuffers
+
+SCRUB_RATE: Final = 32 << 20
+"""Default rate of a scrub, in bytes a second."""
+
+MIN_SCRUB_RATE: Final = 128 << 10
+"""Lowest rate of a scrub, in bytes a second: a page of 8 GiB takes 19 of its 24 hours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListStorage:
+    """Job that lists every bucket of the catalog, or reads inventories instead.
+
+    The summary counts `objects`, as in `rules.SideCounts`.
+    """
+
+    run_id: str
+    inventories: tuple[str, ...] = ()  # paths of manifests, at most one per bucket
+
+    name = "list-storage"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadReferences:
+    """Job that reads ledgers with their copies, then unfinished intents and dead letters.
+
+    The summary counts `ledgers`, as in `rules.SideCounts`.
+    """
+
+    run_id: str
+
+    name = "read-references"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareSides:
+    """Job that compares storage with the catalog, and writes the differences as candidates.
+
+    The summary counts the fields of `rules.Overlap` for primary copies, and for tiered copies with the prefix
+    `tiered_`. `young` counts ledgers whose rows were left out because of their age. `expected` counts ledgers of which
+    a listing must show objects. The fact `ROWS_BEFORE` is the cut-off of rows. An inventory may make it earlier.
+    """
+
+    run_id: str
+    before_us: int  # younger objects, by the store's clock, are left out
+    rows_before_us: int  # younger rows, by the catalog's clock, are left out
+    next_ledger_id: int  # no ledger of this catalog has this id or a higher one
+
+    name = "compare-sides"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyFindings:
+    """Job that checks each candidate again in storage and catalog. `FindingFiles` reads its output."""
+
+    run_id: str
+    before_us: int
+
+    name = "verify-findings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutScrub:
+    """Job that cuts the ledgers of a scrub into pages. A page is a range of ledger ids.
+
+    The summary counts `pages`, and the `ledgers`, `objects` and `size_bytes` to be read.
+    """
+
+    run_id: str
+    topics: tuple[int, ...]  # ids; empty: every topic
+    next_ledger_id: int  # ledgers with this id or a higher one are left to the next scrub
+    bytes_per_s: int = SCRUB_RATE  # of all tasks of a page together; a page takes some minutes at this rate
+
+    name = "cut-scrub"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubPage:
+    """Job that reads each segment and tiered copy of one page, and compares digests.
+
+    `FindingFiles` reads its output. The summary counts the `objects` and `size_bytes` that were read. `elsewhere`
+    counts tiered copies in buckets that tasks do not read.
+    """
+
+    run_id: str
+    page: int
+    bytes_per_s: int  # of all tasks together, 1 or more
+
+    main = "scrub-page"
+
+    @property
+    def name(self) -> str:
+        """Name of the page's output. Each page has its own output, so that a scrub can continue."""
+        return f"{self.main}-{self.page:06d}"
+
+
+BulkJob = (
+    ListStorage
+    | ReadReferences
+    | CompareSides
+    | VerifyFindings
+    | CutScrub
+    | ScrubPage
+    | BuildBuffers
+    | BuildIndexes
+    | RebuildRecords
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkProgress:
+    """Progress of a job."""
+
+    stage: str  # a phrase
+    done: int  # tasks
+    tasks: int
+
+
+ROWS_BEFORE: Final = "rows_before_us"
+"""Name of the fact with the cut-off of rows: microseconds since 1970, by the catalog's clock."""
+
+LEFT_OUT: Final = "left out: "
+"""Prefix of fact names. The value of such a fact is a sentence that says why something was not compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BulkSummary:
+    """Summary that a job published with its output."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    folder: str = ""  # of the output
+    files: dict[str, int] = field(default_factory=dict)  # bytes by name

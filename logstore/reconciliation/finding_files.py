@@ -1,0 +1,180 @@
+"""Parquet files of findings and of their fates, read and written page by page in bounded memory.
+
+The job `verify-findings` publishes a folder of findings. A finding's number is its position in this folder. Files are
+ordered by name, and rows as in their file, so every reader computes the same numbers.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logstore.atomic_files import replace_atomically
+from logstore.errors import CorruptData
+from logstore.positions import LedgerId
+from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
+
+FINDING_SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("ledger_id", pa.int64()),
+        ("copy", pa.string()),
+        ("bucket", pa.string()),
+        ("key", pa.string()),
+        ("uuid", pa.string()),
+        ("row_id", pa.int64()),
+        ("topic", pa.string()),
+        ("objects", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("newest_us", pa.int64()),
+        ("statement", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+"""Columns of a finding. `statement` is one JSON object."""
+
+FATE_SCHEMA: Final = pa.schema(
+    [
+        ("number", pa.int64()),
+        ("fate", pa.string()),
+        ("reason", pa.string()),
+        ("objects", pa.int64()),
+        ("size_bytes", pa.int64()),
+    ]
+)
+
+FINDINGS_PER_PAGE: Final = 1_000
+"""Maximum number of findings of a page. A page is one row group of a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedFinding:
+    """Number and fate of a finding after an apply."""
+
+    number: int
+    fate: FindingFate
+    reason: str = ""
+    objects: int = 0  # confirmed as deleted
+    size_bytes: int = 0
+
+
+@contextmanager
+def _translate_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptData(f"{path}: expected findings, or what became of them, found {error}") from error
+
+
+class FindingFiles:
+    """Findings of one plan, in a published folder that does not change.
+
+    Every method raises `CorruptData` if a file is damaged, absent, or of another writer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _groups(self) -> list[tuple[Path, int, int]]:
+        """Pages in order: file, row group, and number of the first finding."""
+        groups, number = [], 0
+        for path in sorted(self._folder.glob("*.parquet")):
+            with _translate_errors(path):
+                metadata = pq.read_metadata(path)
+            for group in range(metadata.num_row_groups):
+                groups.append((path, group, number))
+                number += metadata.row_group(group).num_rows
+        return groups
+
+    @property
+    def pages(self) -> int:
+        return len(self._groups)
+
+    def page(self, number: int) -> dict[int, Finding]:
+        """Return the findings of a page by their numbers. Page numbers begin at 0."""
+        path, group, first = self._groups[number]
+        with _translate_errors(path):
+            rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
+            return {first + index: _to_finding(row) for index, row in enumerate(rows)}
+
+    def totals(self) -> dict[FindingKind, tuple[int, int]]:
+        """Return the number of findings and their bytes by kind, including zeros. Reads two columns, page by page."""
+        totals = dict.fromkeys(FindingKind, (0, 0))
+        for path, group, _ in self._groups:
+            with _translate_errors(path):
+                table = pq.ParquetFile(path).read_row_group(group, columns=["kind", "size_bytes"])
+                counts = table.group_by("kind").aggregate([("size_bytes", "count"), ("size_bytes", "sum")])
+                for row in counts.to_pylist():
+                    kind = FindingKind(row["kind"])
+                    findings, size_bytes = totals[kind]
+                    totals[kind] = (findings + row["size_bytes_count"], size_bytes + (row["size_bytes_sum"] or 0))
+        return totals
+
+    def iterate(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
+        """Yield each finding with its number, page by page. `kind` selects findings of one kind."""
+        for page in range(self.pages):
+            for number, finding in self.page(page).items():
+                if kind in {None, finding.kind}:
+                    yield number, finding
+
+
+def _to_finding(row: Mapping[str, Any]) -> Finding:
+    ledger_id = row["ledger_id"]
+    return Finding(
+        **{
+            **row,
+            "kind": FindingKind(row["kind"]),
+            "ledger_id": None if ledger_id is None else LedgerId(ledger_id),
+            "statement": json.loads(row["statement"] or "{}"),
+        }
+    )
+
+
+def to_table(findings: Sequence[Finding]) -> pa.Table:
+    """Return findings as rows of `FINDING_SCHEMA`."""
+    rows = [
+        {name: getattr(finding, name) for name in FINDING_SCHEMA.names}
+        | {"kind": finding.kind.value, "statement": json.dumps(dict(finding.statement), sort_keys=True)}
+        for finding in findings
+    ]
+    return pa.Table.from_pylist(rows, schema=FINDING_SCHEMA)
+
+
+class FateFiles:
+    """Fates of a plan's findings in a folder, with one file per page."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, page: int, results: Sequence[AppliedFinding]) -> None:
+        """Replace the file of a page atomically."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        rows = [
+            {name: getattr(result, name) for name in FATE_SCHEMA.names} | {"fate": result.fate.value}
+            for result in results
+        ]
+        with replace_atomically(self._path(page)) as new:
+            pq.write_table(pa.Table.from_pylist(rows, schema=FATE_SCHEMA), new)
+
+    def page(self, page: int) -> dict[int, AppliedFinding] | None:
+        """Return the fates of a page by number of the finding, or `None` if the page has no file.
+
+        Raises:
+            CorruptData: The file is damaged, or of another writer.
+        """
+        path = self._path(page)
+        if not path.exists():
+            return None
+        with _translate_errors(path):
+            rows = pq.read_table(path, partitioning=None).to_pylist()
+            return {row["number"]: AppliedFinding(**{**row, "fate": FindingFate(row["fate"])}) for row in rows}
+
+    def _path(self, page: int) -> Path:
+        return self._folder / f"page-{page:08d}.parquet"

@@ -1,0 +1,95 @@
+"""Checks of the runs of plans, scrubs and applies."""
+
+from pathlib import Path
+
+from logstore.errors import PreconditionFailed, StaleCatalog, UnknownObject
+from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
+from logstore.reconciliation.finding_files import FindingFiles
+from logstore.reconciliation.findings import PlanResult, apply_run_id, plan_result
+
+
+def finished_plan(run: ReconciliationRun) -> PlanResult:
+    """Return the result of a plan.
+
+    Raises:
+        PreconditionFailed: The run is not a finished plan.
+    """
+    if run.kind is not RunKind.PLAN:
+        raise PreconditionFailed(f"run {run.run_id}: expected a plan, found a run of {run.kind.value}")
+    if run.finished_us is None:
+        raise PreconditionFailed(f"plan {run.run_id}: expected one that finished, found no summary; plan again")
+    return plan_result(run.summary)
+
+
+def finished_findings(run: ReconciliationRun) -> PlanResult:
+    """Return the result of a plan or a scrub.
+
+    Raises:
+        PreconditionFailed: The run is not a finished plan or scrub.
+    """
+    if run.kind is not RunKind.SCRUB:
+        return finished_plan(run)
+    if run.finished_us is None:
+        raise PreconditionFailed(f"scrub {run.run_id}: expected one that finished, found no summary; scrub again")
+    return plan_result(run.summary)
+
+
+def appliable_plan(runs: Reconciliation, identities: Identities, run_id: str) -> tuple[PlanResult, int]:
+    """Return the result of a plan that may be applied, and the catalog's epoch.
+
+    Raises:
+        UnknownObject: No run has this id.
+        PreconditionFailed: The run is not a finished plan of this catalog.
+        StaleCatalog: The catalog was rebuilt after the plan.
+    """
+    run = runs.run(run_id)
+    plan = finished_plan(run)
+    catalog_id, planned_catalog_id = identities.catalog_id(), run.summary["catalog_id"]
+    if planned_catalog_id != catalog_id:
+        raise PreconditionFailed(
+            f"plan {run_id}: expected one of catalog {catalog_id}, found one of {planned_catalog_id}"
+        )
+    epoch = int(run.summary["epoch"])
+    require_epoch(runs, epoch, run_id)
+    return plan, epoch
+
+
+def require_epoch(runs: Reconciliation, planned_epoch: int, run_id: str) -> None:
+    """Raise `StaleCatalog` if the catalog has another epoch than the plan."""
+    epoch = runs.catalog_state().epoch
+    if planned_epoch != epoch:
+        raise StaleCatalog(f"plan {run_id}: expected catalog epoch {epoch}, found {planned_epoch}; plan again")
+
+
+def require_all_findings(files: FindingFiles, plan: PlanResult, run_id: str) -> FindingFiles:
+    """Return the files if their number of findings of each kind is the number in the plan's result.
+
+    Raises:
+        PreconditionFailed: The counts differ.
+    """
+    counts = {kind.value: rows for kind, (rows, _) in files.totals().items() if rows}
+    expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build may have other kinds
+    if counts != expected:
+        raise PreconditionFailed(f"plan {run_id}: expected its findings, {expected}, found {counts}")
+    return files
+
+
+def open_report(plan: PlanResult, run_id: str) -> FindingFiles:
+    """Open the findings of a plan or a scrub in the folder that its summary names.
+
+    Raises:
+        PreconditionFailed: This machine does not see the folder.
+    """
+    folder = Path(plan.report)
+    if not folder.is_dir():
+        where = "run this where the folder of bulk output is, the setting bulk_dir"
+        raise PreconditionFailed(f"plan {run_id}: expected its findings in {folder}, found no such folder; {where}")
+    return FindingFiles(folder)
+
+
+def find_apply(runs: Reconciliation, run_id: str) -> ReconciliationRun | None:
+    """Return the run of a plan's apply, finished or not, or `None` if the plan was not applied."""
+    try:
+        return runs.run(apply_run_id(run_id))
+    except UnknownObject:
+        return None

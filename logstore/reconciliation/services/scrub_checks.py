@@ -1,0 +1,92 @@
+"""Check of one stored object by a scrub: the whole object is read and compared with its digest.
+
+A finding means data loss, so an object that differs is read a second time. The object counts only if the catalog still
+names it, because its ledger may be trimmed meanwhile.
+
+Source: the scrubs of ZFS and Ceph.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from logstore.errors import CorruptData
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.services.segment_reader import SegmentGone, verify_segment_body
+from logstore.offload.services.tiered_copy_upload import compute_stored_digest
+from logstore.offload.tiered_copy import TieredIndex, data_key, index_key
+from logstore.ports.catalog import Segment
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId
+from logstore.reconciliation.findings import FindingKind
+
+Spend = Callable[[int], None]
+"""Function that counts the bytes of each read, and may wait to keep a rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """Problem of a stored object that the catalog names."""
+
+    kind: FindingKind  # MISSING_DATA or CORRUPT_DATA
+    detail: str
+
+
+def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Damage | None:
+    """Return the damage of an object, or `None`.
+
+    Args:
+        check: Reads the whole object. `SegmentGone` and `CorruptData` are damage. Any other error is raised, because
+            it says nothing about the data.
+        is_named: Asks whether the catalog still names the object.
+    """
+    problem: Damage | None = None
+    for _ in range(2):  # one bad read may be the network's
+        try:
+            check()
+        except SegmentGone as gone:
+            problem = Damage(kind=FindingKind.MISSING_DATA, detail=f"{gone}: absent, asked twice")
+        except CorruptData as corrupt:
+            problem = Damage(kind=FindingKind.CORRUPT_DATA, detail=f"{corrupt}; read twice")
+        else:
+            return None
+    return problem if is_named() else None
+
+
+def check_segment(objects: ObjectStore, segment: Segment, spend: Spend) -> None:
+    """Read a whole segment and compare it with its row. If the row has no digest, only the length is compared.
+
+    Raises:
+        SegmentGone: The object does not exist.
+        CorruptData: The object differs from its row.
+        StoreUnavailable: The store did not answer.
+    """
+    key = segment_key(segment.ledger_id, segment.number)
+    stored = objects.get(key)
+    if stored is None:
+        raise SegmentGone(segment.ledger_id, key)
+    spend(len(stored.body))
+    verify_segment_body(segment, stored)
+
+
+def check_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend: Spend) -> None:
+    """Read a tiered copy in parts, and compare it with its index.
+
+    Raises:
+        SegmentGone: The data or the index does not exist.
+        CorruptData: The data differs from the index, or the index belongs to another copy.
+        StoreUnavailable: The store did not answer.
+    """
+    key, name = data_key(uuid, ledger_id), index_key(uuid, ledger_id)
+    stored, data = objects.get(name), objects.head(key)
+    if stored is None or data is None:
+        raise SegmentGone(ledger_id, name if stored is None else key)
+    spend(len(stored.body))
+    index = TieredIndex.from_json(stored.body, name=name)
+    if (index.uuid, index.statement.ledger_id) != (uuid, ledger_id):
+        other = f"{index.uuid} of ledger {index.statement.ledger_id}"
+        raise CorruptData(f"{name}: expected the index of copy {uuid} of ledger {ledger_id}, found that of {other}")
+    if data[0].size_bytes != index.size_bytes:
+        raise CorruptData(f"{key}: expected {index.size_bytes} bytes, found {data[0].size_bytes}")
+    digest = compute_stored_digest(objects, key, index.size_bytes, on_part=spend)
+    if digest != index.sha256:
+        raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {digest}")

@@ -1,0 +1,90 @@
+"""Clock of this process, replaceable in tests, with the loop that repeats a call that may succeed later.
+
+Three other loops decide differently (ADR 17):
+
+- `Database.write` repeats a transaction while other transactions hold its locks.
+- kazoo's `KazooRetry` repeats a call within one session.
+- Temporal's `RetryPolicy` repeats an activity.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from logstore.errors import OutcomeUnknown, RetryableError
+from logstore.stop_checks import raise_if_stopped
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    """Number of attempts and the pauses between them. Pauses double, and half of each is random, to spread callers."""
+
+    attempts: int = 5  # 1 or more, including the first attempt
+    first_s: float = 0.1
+    longest_s: float = 5.0
+
+    def pause_s(self, failures: int) -> float:
+        """Return the pause, given the number of consecutive failures, which is at least 1."""
+        longest = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 30))
+        return random.uniform(longest / 2, longest)  # noqa: S311 - guards nothing
+
+
+_DEFAULT_BACKOFF: Final = Backoff()
+"""0.75 to 1.5 s of pauses in total: enough for a short disturbance, not for an outage."""
+
+
+def _is_transient(error: Exception) -> bool:
+    return isinstance(error, RetryableError | OutcomeUnknown)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Source of time. Decisions that destroy data use the clock of the catalog or of the store instead."""
+
+    now_us: Callable[[], int] = _now_us  # microseconds since 1970, UTC
+    monotonic_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def retry(
+        self,
+        ask: Callable[[], _Result],
+        *,
+        deadline_s: float,
+        backoff: Backoff = _DEFAULT_BACKOFF,
+        may_pass: Callable[[Exception], bool] = _is_transient,
+        wanted_s: Callable[[Exception], float] = lambda _: 0.0,
+    ) -> _Result:
+        """Call `ask` until it succeeds, within limits, with growing pauses.
+
+        Args:
+            ask: Call that is safe to repeat.
+            deadline_s: Time of `monotonic_s` before which every pause must end.
+            backoff: Number of attempts, and their pauses.
+            may_pass: Returns whether a repetition may help. The default accepts `RetryableError` and `OutcomeUnknown`.
+            wanted_s: Returns the seconds that the service wants to be added to the pause.
+
+        Raises:
+            Exception: Error of the last attempt. Either the error is not transient, or no attempt is left, or the next
+                pause would exceed the deadline.
+        """
+        failures = 0
+        while True:
+            try:
+                return ask()
+            except Exception as error:
+                failures += 1
+                if failures >= backoff.attempts or not may_pass(error):
+                    raise
+                pause_s = backoff.pause_s(failures) + wanted_s(error)
+                if self.monotonic_s() + pause_s >= deadline_s:
+                    raise
+            self.sleep(pause_s)
+            raise_if_stopped()  # not before the first attempt, so that a clean-up after a stop is tried once

@@ -1,0 +1,178 @@
+"""Snapshots of transaction buffers in storage, and the rebuild of a buffer from a snapshot and the log after it.
+
+A snapshot only bounds how much of the log a rebuild reads. Appends and commits do not wait for a snapshot, and a
+missing snapshot loses nothing. To write one:
+
+1. Read the buffer from SQL at one moment, and store it as a component ledger.
+2. Switch the topic to the new ledger in one SQL transaction.
+
+A writer that dies before step 2 leaves a newborn ledger, which a trim of the topic deletes.
+
+The end of a rebuild is fixed when the rebuild begins. Open transactions neither delay nor stop it (kafka-flow#857). A
+failed rebuild leaves nothing behind, and starts again from the beginning (apache/pulsar#14801, #14830).
+
+Source: Pulsar's SnapshotSegmentAbortedTxnProcessor (PIP-196).
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from logstore.cursors.cursor_state import LedgerSpan
+from logstore.errors import CorruptData, MissingData, SextonError
+from logstore.failpoints import effect
+from logstore.log.ledgers import Component
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
+from logstore.log.services.prefetcher import Prefetcher
+from logstore.log.services.segment_reader import SegmentGone
+from logstore.log.services.segment_sources import SegmentSource, TieredSegments
+from logstore.ports.catalog import Ledger, Ledgers, Segment, SnapshotSwitch, Transactions, TransactionSnapshots
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId, TopicId
+from logstore.stop_checks import raise_if_stopped
+from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffer
+from logstore.transactions.transaction_buffer import COLUMNS, Buffer, BufferFold, resolve_open_transactions
+
+_LOG: Final = logging.getLogger(__name__)
+
+_LEASE_S: Final = 60.0
+"""Time after which a topic is due again if its snapshot failed or its writer died."""
+
+_TOPICS_PER_PAGE: Final = 16
+_MAX_READ_ATTEMPTS: Final = 5
+"""Most attempts to read a log that is trimmed meanwhile."""
+
+
+class BufferSnapshots:
+    """Writer and reader of buffer snapshots. It is thread-safe, and several processes may run it at once."""
+
+    def __init__(self, *, snapshots: TransactionSnapshots, contents: ComponentLedgers) -> None:
+        self._snapshots, self._contents = snapshots, contents
+
+    def write_due(self) -> int:
+        """Write one page of due snapshots from the buffers in SQL. Return how many topics were due.
+
+        A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog did not return the due topics.
+        """
+        due = self._snapshots.take_due(limit=_TOPICS_PER_PAGE, lease_s=_LEASE_S)
+        for topic_id in due:
+            try:
+                expected = self._snapshots.current(topic_id).ledger_id
+                self._write(topic_id, self._snapshots.buffer(topic_id), expected)
+            except SextonError as error:
+                _LOG.warning("topic %s: its transactions' snapshot is not written: %s", topic_id, error)
+        return len(due)
+
+    def replace(self, topic_id: TopicId, buffer: Buffer) -> bool:
+        """Replace the topic's snapshot, unless it covers more entries than `buffer`. Return whether it was replaced.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy, OutcomeUnknown: Bounded retries were not enough. Repeat the call.
+        """
+        current = self._snapshots.current(topic_id)
+        return current.read_to <= buffer.read_to and self._write(topic_id, buffer, current.ledger_id)
+
+    def _write(self, topic_id: TopicId, buffer: Buffer, expected: LedgerId | None) -> bool:
+        switch = SnapshotSwitch(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
+        draft = EntryDraft(
+            topic_id=topic_id,
+            component=Component.TXN_SNAPSHOT,
+            keys={},
+            content=pack_buffer(topic_id, buffer),
+            properties={"read_to": str(buffer.read_to), "max_read_position": str(buffer.max_read_position)},
+        )
+
+        def publish(created: CreatedLedger) -> bool:
+            return self._snapshots.publish(
+                switch, created.ledger_id, size_bytes=created.size_bytes, sha256=created.sha256
+            )
+
+        with effect("transactions.write_snapshot"):
+            return self._contents.write(draft, publish)
+
+    def load(self, topic_id: TopicId) -> Buffer | None:
+        """Return the topic's snapshot, or `None` if it is missing or damaged. Damage is logged."""
+        ledger_id = self._snapshots.current(topic_id).ledger_id
+        if ledger_id is None:
+            return None
+        try:
+            content = self._contents.read(ledger_id)
+            return unpack_buffer(content or b"", topic_id)
+        except CorruptData as damaged:
+            _LOG.warning("topic %s: the whole log is read, because its snapshot is damaged: %s", topic_id, damaged)
+            return None
+
+
+class BufferRebuilder:
+    """Builder of buffers from the logs in storage. It is thread-safe.
+
+    A rebuild starts from the topic's snapshot. Without `snapshots`, or with `read_whole_log`, it reads the whole log. A
+    snapshot then only decides about transactions that neither the log nor the catalog knows.
+    """
+
+    def __init__(
+        self,
+        *,
+        ledgers: Ledgers,
+        transactions: Transactions,
+        objects: ObjectStore,
+        tiered: TieredSegments | None = None,
+        snapshots: BufferSnapshots | None = None,
+        read_whole_log: bool = False,
+    ) -> None:
+        self._ledgers, self._transactions = ledgers, transactions
+        self._objects, self._tiered, self._snapshots, self._read_whole_log = objects, tiered, snapshots, read_whole_log
+
+    def rebuild(self, topic_id: TopicId) -> Buffer:
+        """Return the topic's buffer up to the entry that is the last one when the call begins.
+
+        Raises:
+            MissingData: A listed ledger lacks an object in every copy.
+            CorruptData: A segment differs from its row in every copy.
+        """
+        known = self._snapshots.load(topic_id) if self._snapshots else None
+        start = Buffer() if known is None or self._read_whole_log else known
+        for _ in range(_MAX_READ_ATTEMPTS):
+            listed = self._ledgers.list_ledgers(topic_id)
+            try:
+                buffer = self._read(topic_id, listed, start)
+            except SegmentGone as gone:
+                missing = gone
+            else:
+                # The catalog is read after the log, so the states are no older than the markers.
+                states = self._transactions.states(list(buffer.open))
+                return resolve_open_transactions(buffer, states, known)
+            if missing.ledger_id in {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}:
+                break
+        raise MissingData(f"topic {topic_id}: {missing} is listed and no copy holds it")
+
+    def _read(self, topic_id: TopicId, listed: list[Ledger], start: Buffer) -> Buffer:
+        fold = BufferFold(start, [LedgerSpan(ledger.ledger_id, ledger.entries) for ledger in listed])
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic_id}")
+        prefetcher = Prefetcher()
+        try:
+            segments = self._unread_segments(listed, fold)
+            for (_, segment), table in prefetcher.run(segments, lambda pair: source.read(*pair, COLUMNS)):
+                raise_if_stopped()
+                fold.add(segment.ledger_id, segment.first_entry, table)
+        finally:
+            prefetcher.close()
+        return fold.buffer()
+
+    def _unread_segments(self, listed: list[Ledger], fold: BufferFold) -> Iterator[tuple[Ledger, Segment]]:
+        for ledger in listed:
+            unread = fold.unread_entries(ledger.ledger_id)
+            if not unread:
+                continue
+            next_entry = unread.start
+            for segment in self._ledgers.segments(ledger.ledger_id, from_entry=unread.start):
+                if segment.first_entry > next_entry or segment.first_entry >= unread.stop:
+                    break
+                next_entry = segment.first_entry + segment.entries
+                yield ledger, segment
+            if next_entry < unread.stop:
+                raise SegmentGone(ledger.ledger_id, f"entry {next_entry} of ledger {ledger.ledger_id}")

@@ -1,0 +1,128 @@
+"""Ids, states and participants of transactions.
+
+Source: Pulsar's transaction coordinator (TxnID, TxnStatus); PIP-31.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from logstore.errors import InvalidInput, TransactionEnded
+from logstore.positions import TopicId
+from logstore.validated_names import check_subscription
+
+MAX_TIMEOUT_S: Final = 24 * 3_600.0
+MIN_TIMEOUT_S: Final = 0.001
+MAX_COORDINATORS: Final = 4_096
+
+_ID_FORM: Final = re.compile(r"(?P<tc>0|[1-9][0-9]{0,3}):(?P<sequence>0|[1-9][0-9]{0,18})")
+_MAX_SEQUENCE: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TransactionId:
+    """Id of a transaction. The sequence of a coordinator increases, and no id is issued twice."""
+
+    tc_id: int
+    sequence: int
+
+    @staticmethod
+    def parse(text: str, *, field: str = "txn") -> "TransactionId":
+        """Parse `tc:sequence`, two decimal numbers without leading zeros."""
+        match = _ID_FORM.fullmatch(text)
+        if not match or int(match["sequence"]) > _MAX_SEQUENCE or int(match["tc"]) >= MAX_COORDINATORS:
+            expected = f"tc:sequence, as 3:17, tc up to {MAX_COORDINATORS - 1}"
+            raise InvalidInput(field, expected=expected, found=text)
+        return TransactionId(int(match["tc"]), int(match["sequence"]))
+
+    def __str__(self) -> str:
+        return f"{self.tc_id}:{self.sequence}"
+
+
+class TransactionState(StrEnum):
+    """State of a transaction. Only this state decides whether messages and acknowledgements count."""
+
+    OPEN = "OPEN"  # readers stop before its messages
+    COMMITTING = "COMMITTING"  # readers see its messages; participants are being told
+    COMMITTED = "COMMITTED"
+    ABORTING = "ABORTING"  # readers skip its messages; participants are being told
+    ABORTED = "ABORTED"
+
+    @property
+    def is_final(self) -> bool:
+        return self in {TransactionState.COMMITTED, TransactionState.ABORTED}
+
+    @property
+    def is_commit(self) -> bool:
+        return self in {TransactionState.COMMITTING, TransactionState.COMMITTED}
+
+
+BROADCASTING_STATES: Final = (TransactionState.COMMITTING.value, TransactionState.ABORTING.value)
+"""States of decided transactions that are still being broadcast."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Participant:
+    """Topic with messages of a transaction, or subscription with acknowledgements in the transaction."""
+
+    topic_id: TopicId
+    subscription: str = ""  # empty for the topic's messages
+
+    @staticmethod
+    def parse(text: str) -> "Participant":
+        topic_id, _, subscription = text.partition("/")
+        if subscription:
+            check_subscription(subscription)
+        if not topic_id.isascii() or not topic_id.isdecimal() or len(topic_id) > 18 or text.endswith("/"):
+            raise InvalidInput(
+                "participant", expected="a topic's id, or topic id/subscription, as 7/billing", found=text
+            )
+        return Participant(TopicId(int(topic_id)), subscription)
+
+    def __str__(self) -> str:
+        return f"{self.topic_id}/{self.subscription}" if self.subscription else str(self.topic_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owed:
+    """Participant of a decided transaction that has not been told yet."""
+
+    participant: str  # topic id, or topic id/subscription
+    topic: str
+    error: str
+
+
+MAX_REPORTED_PARTICIPANTS: Final = 20
+MAX_ERROR_CHARACTERS: Final = 300
+
+
+def summarize_failures(failures: Mapping[Participant, str]) -> str:
+    """Return one line with the errors of the first participants. Each error is truncated."""
+    reported = sorted(failures.items())[:MAX_REPORTED_PARTICIPANTS]
+    return "; ".join(f"{participant}: {error[:MAX_ERROR_CHARACTERS]}" for participant, error in reported)
+
+
+def check_timeout(timeout_s: float) -> None:
+    """Raise `InvalidInput` for a timeout outside `MIN_TIMEOUT_S` to `MAX_TIMEOUT_S`."""
+    if not MIN_TIMEOUT_S <= timeout_s <= MAX_TIMEOUT_S:
+        raise InvalidInput("timeout", expected=f"{MIN_TIMEOUT_S:g}s to {MAX_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s")
+
+
+def decide_state(txn: TransactionId, state: TransactionState, *, commit: bool, expired: bool) -> TransactionState:
+    """Return the state after a request to end a transaction. Only one of a commit and a timeout can succeed.
+
+    `state` is read under the lock of the row. `expired` means that the deadline has passed by the catalog's clock then.
+
+    Raises:
+        TransactionEnded: The opposite was decided before. Or the request is a commit, and the deadline has passed.
+    """
+    requested = TransactionState.COMMITTING if commit else TransactionState.ABORTING
+    if state is TransactionState.OPEN and not (commit and expired):
+        return requested
+    if state is not TransactionState.OPEN and state.is_commit == commit:
+        return state
+    verb = "commit" if commit else "abort"
+    found = "OPEN and past its deadline" if state is TransactionState.OPEN else state.value
+    raise TransactionEnded(str(txn), verb=verb, state=found)
