@@ -235,9 +235,9 @@ def _state(store: Damaged) -> Mapping[str, object]:
 
 
 _REASONS = {
-    orphan_inspection.NOT_SHOWN, orphan_inspection.YOUNG, orphan_inspection.UNKNOWN_FILE, orphan_inspection.UNSTATED, orphan_inspection.OTHER_APPLICATION,
-    orphan_inspection.OTHER_OWNER,
-    orphan_inspection.CHANGED, orphan_inspection.ENDED_UPLOAD, orphan_inspection.OTHER_BUCKET, "this catalog never gave out that id",
+    orphan_inspection.NOT_SHOWN, orphan_inspection.YOUNG, orphan_inspection.UNKNOWN_FILE, orphan_inspection.UNSTATED,
+    orphan_inspection.OTHER_APPLICATION, orphan_inspection.OTHER_OWNER, orphan_inspection.CHANGED,
+    orphan_inspection.ENDED_UPLOAD, orphan_inspection.OTHER_BUCKET, "this catalog never gave out that id",
     "it is of catalog epoch 99, and this is 1", "deletion of this copy is PENDING",
     "deletion of this copy is DEAD_LETTERED",
     "its row names this LEDGER copy", "and storage states a ledger of", "of another creation time than storage states",
