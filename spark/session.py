@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 
-from infra.stack.java import find_java
+from infra.stack.java_search import find_java
 from logstore.errors import ServiceFailed
 from logstore.reconciliation.spark_master_url import check_master, standalone_addresses
 from spark.failure_text import summarize_error

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 
-from infra.stack import stack
+from infra.stack import embedded_stack
 from logstore import failpoints
 from tests import postgres, shared
 from tests import servers as real_servers
@@ -132,14 +132,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def servers(pytestconfig: pytest.Config) -> Iterator[stack.StackAddresses]:
+def servers(pytestconfig: pytest.Config) -> Iterator[embedded_stack.StackAddresses]:
     """One SeaweedFS for the whole run, and one Temporal for each of its processes: schedules have fixed names."""
     with real_servers.running_servers(pytestconfig.stash[shared.FOLDER]) as where:
         yield where
 
 
 @pytest.fixture
-def settings(servers: stack.StackAddresses, tmp_path: Path) -> Settings:
+def settings(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Settings:
     """A log store of this test's own on the shared servers."""
     return real_servers.settings_on(servers, tmp_path)
 

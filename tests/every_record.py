@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection
 
-from infra.catalog.engine.dialects import DatabaseClock
+from infra.catalog.engine.dialect_sql import DatabaseClock
 from infra.catalog.records.outbox_rows import SOURCES
 
 

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from infra.catalog import Database, upgrade
-from infra.catalog.engine.versions import DEFAULT_BUNDLES
+from infra.catalog.engine.catalog_version import DEFAULT_BUNDLES
 
 
 def migrate(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.util import LRUCache
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from infra.catalog.engine import connections
+from infra.catalog.engine import database_connections
 
 _DIALECTS: Final = (SQLiteDialect_pysqlite, PGDialect_psycopg)
 _STATEMENTS: Final = LRUCache[Any, Any](4000)
@@ -27,7 +27,7 @@ def share_compiled_statements() -> None:
     for dialect in _DIALECTS:
         dialect.__eq__ = lambda self, other: type(self) is type(other)  # type: ignore[method-assign]
         dialect.__hash__ = lambda self: hash(type(self))  # type: ignore[method-assign]
-    connections.create_engine = _engine  # type: ignore[attr-defined]
+    database_connections.create_engine = _engine  # type: ignore[attr-defined]
 
 
 def share_descriptions_of_services() -> None:

@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from infra.catalog import Database
 from infra.objects import make_client
-from infra.stack import stack
-from infra.stack.ports import WantedPorts
+from infra.stack import embedded_stack
+from infra.stack.tcp_ports import WantedPorts
 from logstore.offload.tiered_copy import CopyLocation
 from tests.migrated import migrate
 from tests.shared import worker_number
@@ -29,26 +29,28 @@ CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c0de"
 
 
 @contextmanager
-def running_servers(folder: Path) -> Iterator[stack.StackAddresses]:
+def running_servers(folder: Path) -> Iterator[embedded_stack.StackAddresses]:
     """Temporal in memory, killed at the end, and SeaweedFS in the run's folder, which may run already."""
-    shared = stack.StackOptions(home=folder / _SHARED, ports=WantedPorts.any_free(), services=("seaweedfs",))
+    shared = embedded_stack.StackOptions(home=folder / _SHARED, ports=WantedPorts.any_free(), services=("seaweedfs",))
     home = Path(tempfile.mkdtemp(prefix="sx-"))  # short, for sockets
-    own = stack.StackOptions(home=home, ports=WantedPorts.any_free(), temporal_in_memory=True, services=("temporal",))
+    own = embedded_stack.StackOptions(
+        home=home, ports=WantedPorts.any_free(), temporal_in_memory=True, services=("temporal",)
+    )
     try:
-        storage, temporal = stack.up(shared), stack.up(own)
+        storage, temporal = embedded_stack.up(shared), embedded_stack.up(own)
         yield replace(storage, temporal=temporal.temporal, ui=temporal.ui)
     finally:
-        stack.kill(home)
+        embedded_stack.kill(home)
         shutil.rmtree(home, ignore_errors=True)
 
 
 def kill_shared(folder: Path) -> None:
     """End what the run's processes shared."""
     if (folder / _SHARED).exists():
-        stack.kill(folder / _SHARED)
+        embedded_stack.kill(folder / _SHARED)
 
 
-def settings_on(where: stack.StackAddresses, home: Path, **changes: object) -> Settings:
+def settings_on(where: embedded_stack.StackAddresses, home: Path, **changes: object) -> Settings:
     """Settings of a log store of its own on shared servers: a fresh bucket, SQLite catalog and task queue."""
     number = f"{worker_number()}-{next(_numbers)}"
     settings = Settings.model_validate(

@@ -1,4 +1,4 @@
-"""The catalog's tables for queries; written from `infra.declared.models` by `make tables`."""
+"""The catalog's tables for queries; written from `infra.declared.catalog_tables` by `make tables`."""
 
 from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text, text
 

@@ -7,7 +7,7 @@ catalog then refuses writes under the first worker's leases. The first worker co
 import threading
 from typing import Final
 
-from infra.coordination.holdings import OwnershipEvents
+from infra.coordination.bundle_holdings import OwnershipEvents
 from logstore.errors import CatalogBusy, NotOwner, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences

@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Column, MetaData, String, Table, Text, TextCl
 from sqlalchemy.sql.schema import DefaultClause
 from sqlmodel import AutoString
 
-_MODULE_HEAD = '''"""The catalog's tables for queries; written from `infra.declared.models` by `make tables`."""
+_MODULE_HEAD = '''"""The catalog's tables for queries; written from `infra.declared.catalog_tables` by `make tables`."""
 
 from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table, Text, text
 

@@ -3,6 +3,6 @@
 import sys
 
 from infra.declared import render_tables
-from infra.declared.models import metadata
+from infra.declared.catalog_tables import metadata
 
 sys.stdout.write(render_tables(metadata))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
-from infra.objects.keys import find_key_problems, find_keys_outside_xml
-from infra.objects.responses import (
+from infra.objects.key_rules import find_key_problems, find_keys_outside_xml
+from infra.objects.request_retries import DeleteRate, Retries
+from infra.objects.s3_responses import (
     ABSENT_CODES,
     TEMPORARY_CODES,
     THROTTLE_CODES,
@@ -17,7 +18,6 @@ from infra.objects.responses import (
     is_throttle,
     translate_s3_errors,
 )
-from infra.objects.retries import DeleteRate, Retries
 from infra.objects.single_delete import DeleteOutcomes, SingleDelete
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport

@@ -2,7 +2,7 @@
 
 Every reader compares `(epoch, version)` and uses no clock. The cold start loads the winners. Defragmentation drops
 other record versions. A raid keeps a tombstone while it covers a record version. If two topics have the same name,
-`newest_of_each` in `infra/catalog/records/version_rows.py` takes the newer topic.
+`newest_of_each` in `infra/catalog/records/rows_from_versions.py` takes the newer topic.
 
 All functions work on columns. To bound memory, callers read ranges of ids. Each record is in exactly one range.
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.catalog import SqlCatalog, open_catalog
-from infra.catalog.delayed.due import delayed_sizes
+from infra.catalog.delayed.index_work_queries import delayed_sizes
 from logstore.atomic_files import replace_atomically
 from logstore.delayed.jobs import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
 from logstore.delayed.sealing import merge_ranges

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
+from infra.catalog.engine.arrow_bulk import arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
 from logstore.atomic_files import replace_atomically
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareSides

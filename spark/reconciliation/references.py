@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from sqlalchemy import Select
 
-from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
-from infra.catalog.engine.dialects import parse_context_or_empty
-from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
+from infra.catalog.engine.arrow_bulk import arrow_schema, open_arrow_reader
+from infra.catalog.engine.dialect_sql import parse_context_or_empty
+from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.reconciliation import bulk_queries
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.offload.tiered_copy import parse_lengths

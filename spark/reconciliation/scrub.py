@@ -15,8 +15,8 @@ from zlib import crc32
 
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
-from infra.catalog.engine.dialects import parse_context_or_empty
+from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
+from infra.catalog.engine.dialect_sql import parse_context_or_empty
 from infra.catalog.reconciliation import bulk_queries
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData

@@ -14,10 +14,10 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.adbc import ArrowReader, open_arrow_reader
-from infra.catalog.engine.dialects import parse_context_or_empty
+from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
+from infra.catalog.engine.dialect_sql import parse_context_or_empty
 from infra.catalog.reconciliation import bulk_queries
-from infra.catalog.reconciliation.naming_rows import read_ledger_rows
+from infra.catalog.reconciliation.rows_naming_ledgers import read_ledger_rows
 from logstore.atomic_files import replace_atomically
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import CopyKind, LedgerStatement

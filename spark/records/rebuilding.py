@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from infra.catalog.records.version_rows import (
+from infra.catalog.records.rows_from_versions import (
     UNIQUE_COLUMNS,
     Ids,
     TableRows,

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Select
 
 from infra.catalog import SqlCatalog
-from infra.catalog.engine.adbc import open_arrow_reader
+from infra.catalog.engine.arrow_bulk import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
 from logstore.identity.bucket_markers import NamedBucket, Role
 from logstore.identity.services.marker_checked_buckets import OwnStores

@@ -31,7 +31,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from infra.catalog.engine.adbc import arrow_schema, open_arrow_reader
+from infra.catalog.engine.arrow_bulk import arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS

@@ -15,8 +15,8 @@ from tests.architecture.source import Module, modules
 
 _DOORS: Final = {
     "adoption": "records.adoption_rows",
-    "audit": "audits",
-    "bucket_marker": "identity.identities",
+    "audit": "audit_log",
+    "bucket_marker": "identity.catalog_identity",
     "bundle_fence": "ownership.fences",
     "catalog": "log.ledger_rows",
     "cursor": "cursors.cursor_rows",
@@ -26,12 +26,12 @@ _DOORS: Final = {
     "ledger_copy": "log.ledger_rows",
     "ledger_list": "log.ledger_rows",
     "pending_deletion": "deletion.intent_rows",
-    "producer_sequence": "log.producer_rows",
-    "record_log": "records.log_rows",
+    "producer_sequence": "log.producer_sequence_rows",
+    "record_log": "records.record_log_row",
     "record_outbox": "records.outbox_rows",
-    "record_staged": "records.log_rows",
-    "run": "deletion.runs",
-    "schema_version": "log.schemas",
+    "record_staged": "records.record_log_row",
+    "run": "deletion.run_rows",
+    "schema_version": "log.schema_versions",
     "segment": "log.ledger_rows",
     "tombstone": "records.tombstone_rows",
     "topic": "log.topic_rows",
@@ -39,14 +39,14 @@ _DOORS: Final = {
     "buffer_range": "transactions.buffer_rows",
     "transaction": "transactions.transaction_rows",
     "transaction_coordinator": "transactions.transaction_rows",
-    "transaction_snapshot": "transactions.snapshots",
+    "transaction_snapshot": "transactions.buffer_snapshots",
     "transaction_participant": "transactions.participant_rows",
 }
 """Table → its module of writes in `infra.catalog`."""
 
-_MAKES_A_CATALOG: Final = {"infra/catalog/engine/versions.py": {"catalog"}}
+_MAKES_A_CATALOG: Final = {"infra/catalog/engine/catalog_version.py": {"catalog"}}
 _WRITES: Final = {"insert", "update", "delete", "dialect_insert", "insert_if_absent"}
-_OWN: Final = "infra/catalog/engine/dialects.py"  # where the last two are made, for whatever table
+_OWN: Final = "infra/catalog/engine/dialect_sql.py"  # where the last two are made, for whatever table
 _OF_REPLICAS: Final = "infra/catalog/records/replica_rows.py"  # of every table: their databases refuse all others
 _TEXT: Final = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.IGNORECASE)
 

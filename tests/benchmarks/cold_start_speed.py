@@ -28,7 +28,7 @@ from adbc_driver_sqlite import dbapi
 from pyroaring import BitMap64
 from pyspark.sql import functions as sql
 
-from infra.catalog.records.loading import SqlRebuild
+from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import Role
 from logstore.ports.catalog.rebuilding import CatalogLoad
 from logstore.records.kinds import RecordKind, block_schema

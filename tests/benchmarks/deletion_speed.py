@@ -21,8 +21,8 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.worker import Worker
 
 from activities.deletion.phase_two import delete_ledger_id
-from infra.stack.home import StackHome
-from infra.stack.process import ServiceProcess
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
 from logstore.deletion.intents import IntentKey
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.log.ledgers import CopyKind

@@ -16,8 +16,8 @@ from typing import Any
 
 from infra.catalog import Database, upgrade
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.owner import BundleOwner
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.bundle_owner import BundleOwner
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.ownership import BundleId, Lease
 from tests.infra.coordination.zookeeper import ZooKeeper
 

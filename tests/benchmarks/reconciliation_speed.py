@@ -27,8 +27,8 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from infra.catalog.engine.catalog_version import upgrade
 from infra.catalog.engine.database import Database
-from infra.catalog.engine.versions import upgrade
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import BulkJob, BulkSummary, CompareSides, ListStorage, ReadReferences

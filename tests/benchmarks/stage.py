@@ -14,7 +14,7 @@ from sqlalchemy import Connection, insert
 
 from infra.catalog import Database
 from infra.catalog import tables as t
-from infra.stack import stack
+from infra.stack import embedded_stack
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStatement
@@ -60,7 +60,7 @@ def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
     home = Path(tempfile.mkdtemp(prefix="sexton-bench-"))
     own = settings.with_changes(home=home, database_url="", bulk_dir="")
     try:
-        where = stack.up(stack_options(own, free_ports=True, in_memory=True))
+        where = embedded_stack.up(stack_options(own, free_ports=True, in_memory=True))
         own = with_stack_addresses(own, where)
         prepare_catalog_and_namespace(own)
         for number in range(workers):

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from infra.coordination.faults import PemFiles
+from infra.coordination.zookeeper_errors import PemFiles
 from logstore.identity.bucket_markers import Role
 from tests.architecture.source import ROOT
 from tests.tls import Authority

@@ -12,9 +12,9 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from infra.stack import stack
-from infra.stack.home import StackHome
-from infra.stack.process import ServiceProcess
+from infra.stack import embedded_stack
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
 from tests.e2e.shell import Inside, Shell
 from workers.operations.status import WORKER
 
@@ -89,7 +89,7 @@ def homes() -> Iterator[list[Home]]:
         finally:
             for home in Path(folder).glob("*/.sexton"):
                 ServiceProcess(WORKER, StackHome.at(home)).kill()
-                stack.kill(home)
+                embedded_stack.kill(home)
 
 
 def _identity(shell: Shell) -> tuple[bool, str]:

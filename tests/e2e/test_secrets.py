@@ -21,9 +21,9 @@ from sqlalchemy import make_url
 from temporalio.api.workflowservice.v1 import RegisterNamespaceRequest
 from temporalio.service import RPCError
 
-from infra.stack.home import StackHome
-from infra.stack.stack import StackAddresses
-from infra.stack.workers import live_workers
+from infra.stack.embedded_stack import StackAddresses
+from infra.stack.stack_home import StackHome
+from infra.stack.worker_records import live_workers
 from tests.e2e.shell import Inside
 from tests.faults.real import eventually
 from tests.postgres import Postgres, postgres

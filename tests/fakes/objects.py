@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import BinaryIO, TypeVar
 
-from infra.objects.keys import check_key, check_metadata, check_written_key, find_key_problem
+from infra.objects.key_rules import check_key, check_metadata, check_written_key, find_key_problem
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
 from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
 from logstore.stop_checks import raise_if_stopped

@@ -19,8 +19,8 @@ from botocore.config import Config
 from temporalio.client import WorkflowHandle
 
 from activities.deletion.phase_two import delete_ledger_id
-from infra.stack.home import StackHome
-from infra.stack.process import ServiceProcess
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
 from logstore import failpoints
 from logstore.deletion.intents import DeletionState, IntentKey
 from logstore.identity.bucket_markers import MARKER_KEY, marker_content

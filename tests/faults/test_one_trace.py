@@ -10,7 +10,7 @@ import pytest
 from opentelemetry import trace
 from temporalio.client import WorkflowHandle
 
-from infra.stack import stack
+from infra.stack import embedded_stack
 from infra.telemetry.span_reader import SpanReader
 from infra.telemetry.span_tree import SpanNode, remark, span_trees
 from infra.telemetry.tracing import make_provider
@@ -36,7 +36,7 @@ _CHUNK = "Activity:deletion.delete_chunk"
 
 
 @pytest.fixture
-def world(servers: stack.StackAddresses, tmp_path: Path) -> Iterator[RealWorld]:
+def world(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Iterator[RealWorld]:
     """A world on the shared servers."""
     found = RealWorld(settings_on(servers, tmp_path)).prepare()
     yield found

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHandle
 
-from infra.stack import stack
+from infra.stack import embedded_stack
 from logstore.ports.catalog import Topic
 from logstore.records.kinds import RecordKind
 from logstore.records.winners import select_winners
@@ -96,7 +96,7 @@ def _first_ledger(world: RealWorld) -> tuple[Topic, Any]:
 
 
 def test_workers_killed_in_a_flush_a_defragmentation_and_a_raid_are_replaced(
-    servers: stack.StackAddresses, tmp_path: Path
+    servers: embedded_stack.StackAddresses, tmp_path: Path
 ) -> None:
     """Promises 5 and 8: what ended durably never returns, and every other ledger would be found by a rebuild."""
     world = RealWorld(settings_on(servers, tmp_path)).prepare()

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack import stack
-from infra.stack.home import StackHome
-from infra.stack.ports import WantedPorts
-from infra.stack.process import ServiceProcess
+from infra.stack import embedded_stack
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
+from infra.stack.tcp_ports import WantedPorts
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.programs import Programs
 from tests.faults.real import REAL, RealWorld, Worker, eventually, trim
@@ -36,10 +36,10 @@ class OwnStack:
     """Temporal on disk and SeaweedFS, for tests that kill them."""
 
     def __init__(self, home: Path) -> None:
-        self.options = stack.StackOptions(
+        self.options = embedded_stack.StackOptions(
             home=home, ports=WantedPorts.any_free(), services=("temporal", "seaweedfs"), temporal_in_memory=False
         )
-        self.addresses = stack.up(self.options)
+        self.addresses = embedded_stack.up(self.options)
 
     def kill(self, service: str) -> None:
         """End one server at once."""
@@ -47,7 +47,7 @@ class OwnStack:
 
     def revive(self) -> None:
         """Start what does not run, on its data and its ports."""
-        assert stack.up(self.options) == self.addresses
+        assert embedded_stack.up(self.options) == self.addresses
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def own_stack() -> Iterator[OwnStack]:
     try:
         yield OwnStack(home)
     finally:
-        stack.kill(home)
+        embedded_stack.kill(home)
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from threading import Lock
 
 import pytest
 
-from infra.stack import stack
+from infra.stack import embedded_stack
 from logstore.errors import ServiceFailed
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.conftest import SEED, Course
@@ -198,7 +198,7 @@ def _side_by_side(cases: Sequence[tuple[Case, Interruption]], worlds: Callable[[
 
 
 @pytest.fixture
-def worlds(servers: stack.StackAddresses, tmp_path: Path) -> Callable[[], RealWorld]:
+def worlds(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Callable[[], RealWorld]:
     """Worlds on the shared servers, each with its bucket, catalog and queue."""
     numbers, one_at_a_time = iter(range(1_000)), Lock()  # Alembic migrates one database at a time
     quick = {"deletion_chunk": 2, "deletion_parallelism": 1, "deletion_retry_interval": 1}

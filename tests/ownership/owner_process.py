@@ -15,10 +15,10 @@ from pathlib import Path
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.holdings import OwnershipEvents, UnloadReason
-from infra.coordination.owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.bundle_holdings import OwnershipEvents, UnloadReason
+from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
 from tests.ownership import story

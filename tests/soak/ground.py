@@ -18,10 +18,10 @@ from uuid import uuid4
 
 import psutil
 
-from infra.stack import stack
-from infra.stack.home import StackHome
-from infra.stack.ports import WantedPorts
-from infra.stack.process import ServiceProcess
+from infra.stack import embedded_stack
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
+from infra.stack.tcp_ports import WantedPorts
 from logstore import failpoints
 from logstore.errors import ServiceFailed
 from tests.ownership.proxy import Proxy
@@ -55,7 +55,7 @@ class Ground:
     direct: Settings  # of the auditor: S3 itself
     wire: Wire
     plan: Plan
-    options: stack.StackOptions
+    options: embedded_stack.StackOptions
     postgres: Postgres | None
     mark: str
     members: dict[tuple[str, int], Member] = field(default_factory=dict)
@@ -78,20 +78,20 @@ class Ground:
         before: Callable[["Ground"], None] = lambda _: None,
     ) -> "Ground":
         """Start servers, catalog, topics, workers and clients; `before` is called when the topics are there."""
-        options = stack.StackOptions(home=home, ports=WantedPorts.any_free())
-        where = stack.up(options)
+        options = embedded_stack.StackOptions(home=home, ports=WantedPorts.any_free())
+        where = embedded_stack.up(options)
         postgres = Postgres() if database == "postgresql" else None
         if postgres:
             for name in ("soak", REPLICA, REBUILT):
                 postgres.execute(f"CREATE DATABASE {name}")
         url = {"database_url": postgres.url("soak")} if postgres else {}
         first = with_stack_addresses(Settings.model_validate({"home": home, **QUICK, **url}), where)
-        options = stack.StackOptions(
+        options = embedded_stack.StackOptions(
             home=home,
             ports=WantedPorts.any_free(),
             buckets=(first.primary_bucket, first.tiered_bucket, first.records_bucket, REPLICA_BUCKET),
         )
-        stack.up(options)
+        embedded_stack.up(options)
         wire = Wire(first.s3_endpoint.removeprefix("http://"), seed=plan.seed)
         ground = cls(
             home=home,
@@ -205,9 +205,9 @@ class Ground:
         with self._lock:
             for _ in range(_STARTS):
                 with suppress(ServiceFailed):  # on a busy machine a server may take longer than its start may
-                    stack.up(self.options)
+                    embedded_stack.up(self.options)
                     return
-            stack.up(self.options)
+            embedded_stack.up(self.options)
 
     def _pause(self, fault: Fault) -> Callable[[], None]:
         member = self._member(fault)
@@ -278,7 +278,7 @@ class Ground:
                 every.callback(proxy.close)
             if self.postgres:
                 every.callback(self.postgres.stop)
-            every.callback(stack.kill, self.home)
+            every.callback(embedded_stack.kill, self.home)
             every.callback(end_marked, _MARK, self.mark)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from infra.stack.java import find_java
+from infra.stack.java_search import find_java
 from spark.sources.objects import NativeAddresses, StoreAddress
 from tests.logstore.eventually import assert_eventually
 

@@ -13,9 +13,9 @@ from threading import Lock
 from activities.records.following import RecordFollowing
 from activities.records.rebuilding import LoadedCatalog, Rebuilding
 from infra.catalog import open_catalog
-from infra.catalog.engine.connections import mask_passwords
-from infra.catalog.records.following import open_replica
-from infra.catalog.records.loading import SqlRebuild
+from infra.catalog.engine.database_connections import mask_passwords
+from infra.catalog.records.rebuild_loading import SqlRebuild
+from infra.catalog.records.replica_database import open_replica
 from logstore.errors import ServiceRefused
 from logstore.identity.bucket_markers import Role
 from logstore.identity.services.marker_checked_buckets import OwnStores

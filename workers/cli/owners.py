@@ -19,7 +19,7 @@ from workers.cli.progress import showing_progress
 from workers.pages.texts import select_fields
 
 if TYPE_CHECKING:
-    from infra.coordination.directory import OwnershipDirectory
+    from infra.coordination.ownership_nodes import OwnershipDirectory
     from workers.operations.owners import BundleRow, OwnedBundle
 
 

@@ -139,7 +139,7 @@ config = group("config", "Settings and where they come from.")
 @command(config, "show", "", "SEXTON_DELETION_CHUNK=50 sexton config show --json")
 def show(context: CommandContext) -> Answer:
     """Show each setting's value and origin; secrets are masked."""
-    from infra.catalog.engine.connections import mask_passwords  # noqa: PLC0415 - start-up time
+    from infra.catalog.engine.database_connections import mask_passwords  # noqa: PLC0415 - start-up time
 
     values = context.settings.model_dump(mode="json")
     values["database_url"] = mask_passwords(values["database_url"])

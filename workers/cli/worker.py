@@ -50,8 +50,8 @@ def deploy(
     take part where the setting deployment_name is set. A build of which no worker polls each of its task queues now is
     refused. Repeating it is harmless.
     """
-    from infra.stack.home import StackHome  # noqa: PLC0415 - start-up time
-    from infra.stack.workers import crashed_worker_ids  # noqa: PLC0415
+    from infra.stack.stack_home import StackHome  # noqa: PLC0415 - start-up time
+    from infra.stack.worker_records import crashed_worker_ids  # noqa: PLC0415
     from workers.client.connections import run_with_client  # noqa: PLC0415
     from workers.operations import builds  # noqa: PLC0415
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from infra.stack import stack
-from infra.stack.home import StackHome
-from infra.stack.process import ServiceProcess
+from infra.stack import embedded_stack
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
 from logstore import failpoints
 from logstore.errors import ServiceFailed
 from logstore.log.ledger_object_keys import ledger_prefix
@@ -116,7 +116,7 @@ def _demo_settings(settings: Settings, home: Path, topics: int, ledgers: int) ->
 
 def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     started_s = time.monotonic()
-    addresses = stack.up(stack_options(settings, free_ports=True, in_memory=True), on_progress=say)
+    addresses = embedded_stack.up(stack_options(settings, free_ports=True, in_memory=True), on_progress=say)
     settings = with_stack_addresses(settings, addresses)
     prepare_catalog_and_namespace(settings)
     auditor = Auditor(settings)

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from infra.stack import stack
-from infra.stack.home import StackHome
-from infra.stack.process import ServiceProcess
+from infra.stack import embedded_stack
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
 from logstore.errors import ServiceFailed
 from workers.operations.status import WORKER
 
@@ -95,6 +95,6 @@ def remove_home(home: Path) -> None:
 
 def _kill_processes(home: StackHome) -> None:
     with ExitStack() as kills:
-        kills.callback(stack.kill, home.root)
+        kills.callback(embedded_stack.kill, home.root)
         for path in home.pids.glob(f"{WORKER}*.json"):
             kills.callback(ServiceProcess(path.stem, home).kill)

@@ -18,7 +18,7 @@ from aiohttp import web
 from google.protobuf import json_format
 from temporalio.api.common.v1 import Payloads
 
-from infra.telemetry.endpoints import resolve_address
+from infra.telemetry.metrics_endpoint import resolve_address
 from logstore.errors import InvalidInput
 from workers.client.payload_codec import EncryptingCodec
 from workers.hosting.http import Page, PageRouter

@@ -21,7 +21,7 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureEr
 from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
-from infra.catalog.engine.connections import mask_passwords
+from infra.catalog.engine.database_connections import mask_passwords
 from logstore import failpoints
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.identity.bucket_markers import Role

@@ -19,10 +19,10 @@ from temporalio.worker import Worker
 
 from activities.records.metrics import BUCKETS as RECORDS_BUCKETS
 from activities.transactions.coordination import BUCKETS
-from infra.stack.home import StackHome
-from infra.stack.workers import record_worker
-from infra.telemetry.endpoints import MetricsEndpoint, start_metrics
-from infra.telemetry.logs import start_logs
+from infra.stack.stack_home import StackHome
+from infra.stack.worker_records import record_worker
+from infra.telemetry.log_stream import start_logs
+from infra.telemetry.metrics_endpoint import MetricsEndpoint, start_metrics
 from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError

@@ -29,7 +29,7 @@ from typing import Final
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from infra.telemetry.endpoints import format_host_port, resolve_address
+from infra.telemetry.metrics_endpoint import format_host_port, resolve_address
 from logstore.errors import InvalidInput
 from workers.hosting.readiness import Readiness
 from workers.settings import OFF

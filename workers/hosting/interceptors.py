@@ -30,7 +30,7 @@ from temporalio.worker import (
 
 from activities.dispatch import WorkDone
 from infra.telemetry import current_trace_id
-from infra.telemetry.logs import bind_log_fields
+from infra.telemetry.log_stream import bind_log_fields
 from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE
 from logstore.errors import InvalidInput, NotOwner, ProgramMissing, SextonError, TerminalError
 from workers.hosting.request_subject import (

@@ -10,8 +10,8 @@ from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from infra.stack.home import StackHome
-from infra.stack.workers import crashed_worker_ids, live_workers
+from infra.stack.stack_home import StackHome
+from infra.stack.worker_records import crashed_worker_ids, live_workers
 from logstore.errors import PreconditionFailed
 from workers.client.pollers import live_pollers
 from workers.settings import Settings

@@ -21,8 +21,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, StatusCode
 from temporalio.common import MetricMeter
 
-from infra.coordination.holdings import OwnershipEvents, UnloadReason
-from infra.coordination.session import SessionState
+from infra.coordination.bundle_holdings import OwnershipEvents, UnloadReason
+from infra.coordination.zookeeper_session import SessionState
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease
 

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from infra.coordination.faults import PemFiles
-from infra.coordination.holdings import OwnershipEvents
-from infra.coordination.identity import claim_path
-from infra.coordination.owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.bundle_holdings import OwnershipEvents
+from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
+from infra.coordination.path_identity import claim_path
 from infra.coordination.single_owner import SingleOwner
+from infra.coordination.zookeeper_errors import PemFiles
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of
 from logstore.ports.catalog import Fences

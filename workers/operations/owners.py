@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.directory import LiveWorker, OwnershipDirectory
-from infra.coordination.identity import check_path
-from infra.coordination.session import ZooKeeperSession
+from infra.coordination.ownership_nodes import LiveWorker, OwnershipDirectory
+from infra.coordination.path_identity import check_path
+from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId, OwnerNode, bundle_name
 from logstore.ports.catalog import AuditLog, Cause, Fence, Fences

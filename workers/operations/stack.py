@@ -13,11 +13,11 @@ from temporalio.client import Client
 from temporalio.common import WorkerDeploymentVersion
 
 from infra.catalog import Database, SqlCatalog, mask_passwords, open_catalog, upgrade, version
-from infra.stack import stack
-from infra.stack.home import StackHome
-from infra.stack.ports import WantedPorts
-from infra.stack.process import ServiceProcess
-from infra.stack.workers import crashed_worker_ids
+from infra.stack import embedded_stack
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
+from infra.stack.tcp_ports import WantedPorts
+from infra.stack.worker_records import crashed_worker_ids
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.client import Sexton, visibility
 from workers.client.connections import connect_client, run_with_client
@@ -46,7 +46,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         ServiceFailed: A service or the worker could not be started.
         CatalogVersionMismatch, CatalogMismatch, CatalogOutdated: As `prepare_catalog_and_namespace` raises them.
     """
-    where = stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
+    where = embedded_stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
     settings = with_stack_addresses(settings, where)
     worker = ServiceProcess(WORKER, StackHome.at(settings.home))
     earlier_worker = worker.find_process()
@@ -65,7 +65,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         with suppress(ServiceFailed):  # keep the first error
             if earlier_worker is None:
                 worker.kill()  # it has no work to drain
-            stack.stop_started(settings.home, where.started)
+            embedded_stack.stop_started(settings.home, where.started)
         raise
     return {
         "temporal": where.temporal,
@@ -92,7 +92,9 @@ async def _prepare_for_runs(
     await Sexton(client, settings).apply_schedules()
 
 
-def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bool = False) -> stack.StackOptions:
+def stack_options(
+    settings: Settings, *, free_ports: bool = False, in_memory: bool = False
+) -> embedded_stack.StackOptions:
     """Return the options of the embedded stack that the settings describe."""
     configured_ports = WantedPorts(
         temporal=settings.temporal_port,
@@ -100,7 +102,7 @@ def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bo
         s3=settings.s3_port,
         zookeeper=settings.zookeeper_port,
     )
-    return stack.StackOptions(
+    return embedded_stack.StackOptions(
         home=settings.home,
         ports=WantedPorts.any_free() if free_ports else configured_ports,
         temporal_in_memory=in_memory,
@@ -108,8 +110,8 @@ def stack_options(settings: Settings, *, free_ports: bool = False, in_memory: bo
     )
 
 
-def with_stack_addresses(settings: Settings, where: stack.StackAddresses) -> Settings:
-    """Return the settings with the addresses of a running stack."""
+def with_stack_addresses(settings: Settings, where: embedded_stack.StackAddresses) -> Settings:
+    """Return the settings with the addresses of a running embedded_stack."""
     return settings.with_changes(
         temporal_address=where.temporal,
         ui_address=where.ui,
@@ -218,4 +220,4 @@ def down(settings: Settings) -> list[str]:
     home = StackHome.at(settings.home)
     workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
     stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _STOP_MARGIN_S)]
-    return stopped + stack.down(settings.home)
+    return stopped + embedded_stack.down(settings.home)

@@ -13,13 +13,13 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from infra.catalog import Database, check_version, open_catalog
-from infra.catalog.engine.versions import check_writable, find_lost_write_ahead
-from infra.coordination.directory import OwnershipDirectory
-from infra.coordination.identity import check_path
+from infra.catalog.engine.catalog_version import check_writable, find_lost_write_ahead
+from infra.coordination.ownership_nodes import OwnershipDirectory
+from infra.coordination.path_identity import check_path
 from infra.objects import read_store_clock_s
-from infra.stack.home import StackHome
-from infra.stack.java import find_java
-from infra.stack.workers import crashed_worker_ids, live_workers
+from infra.stack.java_search import find_java
+from infra.stack.stack_home import StackHome
+from infra.stack.worker_records import crashed_worker_ids, live_workers
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
 from logstore.identity.services.marker_checked_buckets import OwnStores

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select, tuple_
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, read_spans_by_topic, store_cursors
-from infra.catalog.engine.dialects import among
+from infra.catalog.engine.dialect_sql import among
 from infra.catalog.transactions.participant_rows import insert_participants, read_held, replace_held
 from logstore.cursors.cursor_state import (
     CursorState,

@@ -7,7 +7,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import among, dataclass_from_row
+from infra.catalog.engine.dialect_sql import among, dataclass_from_row
 from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.cursor_state import (
     CursorState,

@@ -20,10 +20,10 @@ from infra.catalog.cursors.cursor_rows import (
 )
 from infra.catalog.deletion.intent_rows import file_intents
 from infra.catalog.engine.database import CatalogAdapter, reads, writes
-from infra.catalog.engine.dialects import among
-from infra.catalog.log.components import read_newborn, retire_ledger, share_lock_newborn_topic
+from infra.catalog.engine.dialect_sql import among
+from infra.catalog.log.component_ledgers import read_newborn, retire_ledger, share_lock_newborn_topic
+from infra.catalog.log.data_ledgers import read_epoch
 from infra.catalog.log.ledger_rows import data_list_id, lock_component_list, publish_newborn, raise_version
-from infra.catalog.log.ledgers import read_epoch
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.cursors.cursor_state import (
     CursorSnapshot,

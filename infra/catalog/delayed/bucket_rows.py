@@ -11,9 +11,9 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, literal, select, true, update
 
 from infra.catalog import tables as t
-from infra.catalog.delayed.due import count_entries_behind, delayed_sizes
-from infra.catalog.deletion.runs import UNCLAIMED, claim_columns
-from infra.catalog.engine.dialects import (
+from infra.catalog.delayed.index_work_queries import count_entries_behind, delayed_sizes
+from infra.catalog.deletion.run_rows import UNCLAIMED, claim_columns
+from infra.catalog.engine.dialect_sql import (
     BIG,
     DatabaseClock,
     Statement,

@@ -24,9 +24,9 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intents import INTENT, intents_for, lock_unfinished
-from infra.catalog.deletion.runs import UNCLAIMED, claim_columns, is_stalled
-from infra.catalog.engine.dialects import among, insert_if_absent
+from infra.catalog.deletion.intent_queries import INTENT, intents_for, lock_unfinished
+from infra.catalog.deletion.run_rows import UNCLAIMED, claim_columns, is_stalled
+from infra.catalog.engine.dialect_sql import among, insert_if_absent
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind

@@ -13,18 +13,18 @@ from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, selec
 
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import read_mark_deletes
-from infra.catalog.deletion import whole_topics
-from infra.catalog.deletion.detachable import ListView, choose_detachable, find_detachable
-from infra.catalog.deletion.detaching import (
+from infra.catalog.deletion import topic_deletion
+from infra.catalog.deletion.detach_selection import ListView, choose_detachable, find_detachable
+from infra.catalog.deletion.list_detaching import (
     Order,
     detach_tiered_copy,
     fingerprint_operation,
     replace_by_intents,
     resolve_operation,
 )
-from infra.catalog.deletion.runs import fingerprint, is_stalled, open_run, run_once_per_batch
+from infra.catalog.deletion.run_rows import fingerprint, is_stalled, open_run, run_once_per_batch
 from infra.catalog.engine.database import Database, reads, writes
-from infra.catalog.engine.dialects import among
+from infra.catalog.engine.dialect_sql import among
 from infra.catalog.log.ledger_rows import data_list_id, last_ledger_id
 from infra.catalog.log.topic_rows import read_topic
 from infra.catalog.ownership.fences import LeasedPort, hold_lease
@@ -199,11 +199,11 @@ class SqlPhaseOne(LeasedPort):
         return self._db.read(lambda connection: _count_detached(connection, batch_id, _P.batch_id == batch_id))
 
     def count_contents(self, topic_id: TopicId) -> TopicContents:
-        return self._db.read(lambda connection: whole_topics.read_contents(connection, topic_id))
+        return self._db.read(lambda connection: topic_deletion.read_contents(connection, topic_id))
 
     @writes("catalog.begin_topic_deletion")
     def begin_topic(self, connection: Connection, topic_id: TopicId, name: str, cause: Cause) -> int:
-        return whole_topics.begin(connection, self._db, topic_id, name, cause)
+        return topic_deletion.begin(connection, self._db, topic_id, name, cause)
 
     @writes("catalog.detach_topic")
     def detach_all(
@@ -216,17 +216,17 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> DetachedBatch:
-        work = partial(whole_topics.detach_all, database=self._db, topic_id=topic_id, durable=durable)
+        work = partial(topic_deletion.detach_all, database=self._db, topic_id=topic_id, durable=durable)
         return partial(work, batch_id=batch_id, claim=claim, cause=cause)(connection)
 
     @writes("catalog.remove_topic")
     def remove_topic(
         self, connection: Connection, topic_id: TopicId, cause: Cause, *, durable: bool | None = None
     ) -> bool:
-        return whole_topics.remove(connection, self._db, topic_id, cause, durable=durable)
+        return topic_deletion.remove(connection, self._db, topic_id, cause, durable=durable)
 
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
-        return self._db.read(lambda connection: whole_topics.topic_tally(connection, topic_id, since_us))
+        return self._db.read(lambda connection: topic_deletion.topic_tally(connection, topic_id, since_us))
 
     def _run_once(
         self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], DetachedBatch]

@@ -13,13 +13,13 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from infra.catalog.engine.connections import (
+from infra.catalog.engine.database_connections import (
     parse_database_url,
     postgresql_engine,
     read_only_sqlite_engine,
     sqlite_engine,
 )
-from infra.catalog.engine.faults import is_contention, may_have_landed, message_line, translate_database_error
+from infra.catalog.engine.database_errors import is_contention, may_have_landed, message_line, translate_database_error
 from logstore import failpoints
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
 

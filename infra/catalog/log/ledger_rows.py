@@ -12,7 +12,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, delete, exists, func, insert, literal, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import (
+from infra.catalog.engine.dialect_sql import (
     BIG,
     TEXT,
     Statement,

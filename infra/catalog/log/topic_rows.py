@@ -6,7 +6,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, delete, insert, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import among, dataclass_from_row, insert_if_absent
+from infra.catalog.engine.dialect_sql import among, dataclass_from_row, insert_if_absent
 from infra.catalog.log.ledger_rows import ensure_list
 from logstore.deletion.retention import MAX_RETENTION_S, RetentionPolicy
 from logstore.errors import AlreadyExists, IdsExhausted, PreconditionFailed, UnknownObject

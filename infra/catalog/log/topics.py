@@ -8,9 +8,9 @@ from sqlalchemy import Connection, func, select
 from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import to_stored_cursor
 from infra.catalog.engine.database import CatalogAdapter, writes
-from infra.catalog.engine.dialects import among
-from infra.catalog.log.sums import count_topic_backlogs, read_totals
+from infra.catalog.engine.dialect_sql import among
 from infra.catalog.log.topic_rows import TOPIC_QUERY, create_topic, read_topic, to_topic
+from infra.catalog.log.totals_and_backlogs import count_topic_backlogs, read_totals
 from infra.catalog.transactions.buffer_rows import read_buffers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UnknownObject

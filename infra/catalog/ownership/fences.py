@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import CatalogAdapter
-from infra.catalog.engine.dialects import dataclass_from_row, dialect_insert
+from infra.catalog.engine.dialect_sql import dataclass_from_row, dialect_insert
 from infra.catalog.identity.catalog_row import read_catalog_row
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect

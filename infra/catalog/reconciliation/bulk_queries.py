@@ -10,10 +10,10 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, literal_column, or_, select, union
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.runs import is_stalled
-from infra.catalog.engine.dialects import DatabaseClock, as_text, text_or_empty
-from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.reconciliation.naming_rows import segment_totals
+from infra.catalog.deletion.run_rows import is_stalled
+from infra.catalog.engine.dialect_sql import DatabaseClock, as_text, text_or_empty
+from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
+from infra.catalog.reconciliation.rows_naming_ledgers import segment_totals
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState

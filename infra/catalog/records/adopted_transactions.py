@@ -9,8 +9,8 @@ from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
 from infra.catalog.transactions.buffer_rows import forget_entries_from, hide_entries, insert_ranges
-from infra.catalog.transactions.deciding import settle_cursors, store_decisions
 from infra.catalog.transactions.participant_rows import insert_participants, replace_held
+from infra.catalog.transactions.transaction_decisions import settle_cursors, store_decisions
 from infra.catalog.transactions.transaction_rows import insert_open, lock_transactions, read_states
 from logstore.cursors.cursor_state import unpack_acknowledged
 from logstore.ports.catalog import StoredParticipant

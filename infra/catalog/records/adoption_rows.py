@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter, insert_if_absent
+from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, among, bulk_parameter, insert_if_absent
 from logstore.ports.catalog.rebuilding import MAX_SAMPLE_ITEMS, AdoptionOutcome, StagedLedger, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
 

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, cast, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intents import INTENT, to_intent
+from infra.catalog.deletion.intent_queries import INTENT, to_intent
 from infra.catalog.engine.database import CatalogAdapter, reads
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter
-from infra.catalog.records.log_rows import (
+from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, among, bulk_parameter
+from infra.catalog.records.outbox_rows import (
+    SOURCES,
+    enqueue_records,
+    is_unflushed,
+    remove_changes,
+    select_all_records,
+    unflushed_ids,
+)
+from infra.catalog.records.record_log_row import (
     begin_stamp,
     is_manifest_settled,
     read_known_manifest,
@@ -23,14 +31,6 @@ from infra.catalog.records.log_rows import (
     stage_blocks,
     take_claim,
     unstage_blocks,
-)
-from infra.catalog.records.outbox_rows import (
-    SOURCES,
-    enqueue_records,
-    is_unflushed,
-    remove_changes,
-    select_all_records,
-    unflushed_ids,
 )
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
@@ -42,7 +42,7 @@ from logstore.stop_checks import raise_if_stopped
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from infra.catalog.records.changes import SqlChanges
+    from infra.catalog.records.outbox_changes import SqlChanges
 
 _L, _P, _S = t.ledger.c, t.pending_deletion.c, t.tombstone.c
 _KEYS_PER_STATEMENT = 50_000
@@ -70,7 +70,7 @@ class SqlRecords(CatalogAdapter):
 
     @contextmanager
     def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlChanges]":
-        from infra.catalog.records.changes import SqlChanges  # noqa: PLC0415 - its pyarrow costs start-up time
+        from infra.catalog.records.outbox_changes import SqlChanges  # noqa: PLC0415 - its pyarrow costs start-up time
 
         with self._db.snapshot() as connection:
             yield SqlChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))

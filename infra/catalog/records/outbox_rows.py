@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import among
+from infra.catalog.engine.dialect_sql import among
 from logstore.records.kinds import RecordKind
 
 

@@ -27,8 +27,8 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, among, bulk_parameter, dialect_insert
-from infra.catalog.records.version_rows import Ids
+from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, among, bulk_parameter, dialect_insert
+from infra.catalog.records.rows_from_versions import Ids
 
 _ROWS_PER_STATEMENT: Final = 10_000
 _TABLES_OF_LEDGER: Final = (t.ledger_copy, t.segment, t.buffer_hidden, t.ledger)

@@ -31,7 +31,7 @@ from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import CatalogAdapter, writes
-from infra.catalog.engine.dialects import BIG, Statement, among, bulk_parameter, dataclass_from_row, dialect_insert
+from infra.catalog.engine.dialect_sql import BIG, Statement, among, bulk_parameter, dataclass_from_row, dialect_insert
 from infra.catalog.records.outbox_rows import is_unflushed
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import RecordId, Tombstone, TombstoneCounts

@@ -18,7 +18,7 @@ from pyroaring import BitMap
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, BulkParameter, Statement, among, bulk_parameter, dialect_insert
+from infra.catalog.engine.dialect_sql import BIG, BulkParameter, Statement, among, bulk_parameter, dialect_insert
 from logstore.cursors.cursor_state import unite_entries
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState

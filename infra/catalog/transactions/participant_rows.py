@@ -22,7 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dialect_insert
+from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, bulk_parameter, dialect_insert
 from infra.catalog.transactions.buffer_rows import match_transactions, txn_pairs
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import Settlement, StoredParticipant

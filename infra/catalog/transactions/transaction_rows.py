@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialects import BIG, TEXT, Statement, bulk_parameter, dataclass_from_row, insert_if_absent
+from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, bulk_parameter, dataclass_from_row, insert_if_absent
 from infra.catalog.transactions.buffer_rows import match_transactions, txn_pairs
 from infra.catalog.transactions.participant_rows import has_owed_participant, read_participants, remove_participants
 from infra.telemetry import current_trace_id

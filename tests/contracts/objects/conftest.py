@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infra.objects.client import make_client
-from infra.objects.store import S3ObjectStore
-from infra.stack.stack import StackAddresses
+from infra.objects.s3_client import make_client
+from infra.objects.s3_store import S3ObjectStore
+from infra.stack.embedded_stack import StackAddresses
 from logstore.ports.objects import ObjectStore
 from tests.fakes.objects import FakeObjectStore
 

@@ -10,7 +10,7 @@ from threading import Barrier
 
 import pytest
 
-from infra.objects.store import S3ObjectStore
+from infra.objects.s3_store import S3ObjectStore
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, OutcomeUnknown, ServiceRefused
 from logstore.failpoints import SimulatedCrash
 from logstore.ports.objects import ObjectStore, object_keys

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack import stack
+from infra.stack import embedded_stack
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import OutcomeUnknown, RetryableError, TransactionEnded
 from logstore.log.entries import NewEntry
@@ -129,7 +129,7 @@ class _Run:
 @pytest.mark.sigkill
 @pytest.mark.timeout(1_500)
 def test_concurrent_transactions_whose_workers_are_killed_have_a_serial_order(
-    servers: stack.StackAddresses, tmp_path: Path
+    servers: embedded_stack.StackAddresses, tmp_path: Path
 ) -> None:
     """Two workers die by SIGKILL in the middle of broadcasts, a third one ends them (promises 4 and 8)."""
     world = RealWorld(settings_on(servers, tmp_path, transaction_coordinators=2)).prepare()

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import QueuePool
 
 from infra.catalog import Database
-from infra.catalog.records import following, loading
+from infra.catalog.records import rebuild_loading, replica_database
 from tests.migrated import migrate
 from tests.postgres import Postgres, own_postgres, postgres
 
@@ -18,7 +18,7 @@ __all__ = ["own_postgres", "postgres"]
 def _copied_catalogs() -> Iterator[None]:
     """Let rebuilds and replicas begin with a copy of a migrated catalog."""
     with pytest.MonkeyPatch.context() as patched:
-        for module in (loading, following):
+        for module in (rebuild_loading, replica_database):
             patched.setattr(module, "upgrade", migrate)
         yield
 

@@ -10,8 +10,8 @@ from sqlalchemy import URL, Select, func, literal_column, select
 
 from infra.catalog import Database
 from infra.catalog import tables as t
-from infra.catalog.engine import adbc
-from infra.catalog.engine.adbc import compile_sql, open_arrow_reader
+from infra.catalog.engine import arrow_bulk
+from infra.catalog.engine.arrow_bulk import compile_sql, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import (
     CatalogBusy,
@@ -95,7 +95,7 @@ def test_sqlite_file_that_is_none_or_damaged_is_said_so(tmp_path: Path) -> None:
 
 def test_sqlite_file_that_somebody_locks_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Contention is told from a fault: it is worth asking again."""
-    monkeypatch.setattr(adbc, "_READER_PRAGMAS", ("busy_timeout=1",))
+    monkeypatch.setattr(arrow_bulk, "_READER_PRAGMAS", ("busy_timeout=1",))
     url = migrated(tmp_path / "catalog.db")
     with subprocess.Popen(
         [sys.executable, "-c", _LOCKS, tmp_path / "catalog.db"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

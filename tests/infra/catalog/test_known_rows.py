@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 
 from infra.catalog import tables as t
-from infra.catalog.log.components import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.reconciliation.naming_rows import segment_totals
+from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
+from infra.catalog.reconciliation.rows_naming_ledgers import segment_totals
 from logstore.log.ledgers import Component
 from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, SegmentSums, doubt_unreferenced
 

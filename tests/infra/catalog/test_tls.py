@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import URL, make_url, text
 
 from infra.catalog import Database
-from infra.catalog.engine.adbc import open_arrow_reader
-from infra.catalog.engine.faults import describe_lost_server
+from infra.catalog.engine.arrow_bulk import open_arrow_reader
+from infra.catalog.engine.database_errors import describe_lost_server
 from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import StoreUnavailable
 from tests.migrated import migrate

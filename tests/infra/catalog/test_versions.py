@@ -15,8 +15,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
 from infra.catalog import Database, SqlCatalog, check_version, upgrade
-from infra.catalog.engine.versions import VERSIONS, _build_alembic_config
-from infra.declared.models import metadata
+from infra.catalog.engine.catalog_version import VERSIONS, _build_alembic_config
+from infra.declared.catalog_tables import metadata
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogVersionMismatch, InvalidInput, ServiceFailed
 from logstore.ownership import MAX_BUNDLES
@@ -172,7 +172,7 @@ def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monk
     """A catalog of an earlier release is upgraded by choice, not by the way."""
     database = connect(url)
     upgrade(database)
-    monkeypatch.setattr("infra.catalog.engine.versions.VERSIONS", (*VERSIONS, "0002"))
+    monkeypatch.setattr("infra.catalog.engine.catalog_version.VERSIONS", (*VERSIONS, "0002"))
     with pytest.raises(CatalogVersionMismatch, match="expected 0002, found 0001; run"):
         check_version(database)
 

@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.session import Ensemble
+from infra.coordination.zookeeper_session import Ensemble
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.migrated import migrate

@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable
 
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.holdings import OwnershipEvents
-from infra.coordination.owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.bundle_holdings import OwnershipEvents
+from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
 from tests.logstore.eventually import assert_eventually

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.directory import SESSIONS, OwnershipDirectory, WorkerDirectory
-from infra.coordination.session import Ensemble, ZooKeeperSession
+from infra.coordination.ownership_nodes import SESSIONS, OwnershipDirectory, WorkerDirectory
+from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
 from logstore.ownership import BundleId, WorkerLoad
 
 pytestmark = pytest.mark.external_service

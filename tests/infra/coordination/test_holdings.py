@@ -8,7 +8,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.directory import OWNERS, WORKERS, WorkerDirectory
+from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerDirectory
 from logstore.errors import OutcomeUnknown, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from tests.infra.coordination.crew import BUNDLES, Crew

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.identity import CATALOG, check_path, claim_path
-from infra.coordination.session import Ensemble, ZooKeeperSession
+from infra.coordination.path_identity import CATALOG, check_path, claim_path
+from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
 from logstore.errors import CatalogMismatch
 
 pytestmark = pytest.mark.external_service

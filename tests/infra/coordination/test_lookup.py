@@ -8,9 +8,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.coordination.directory import OWNERS, OwnershipDirectory, WorkerDirectory
-from infra.coordination.owner import BundleOwner
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.bundle_owner import BundleOwner
+from infra.coordination.ownership_nodes import OWNERS, OwnershipDirectory, WorkerDirectory
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from logstore.ownership import bundle_name, bundle_of
 from logstore.ports.owners import OtherOwner

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.directory import OWNERS, WORKERS, WorkerDirectory
-from infra.coordination.session import Ensemble, ZooKeeperSession
+from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerDirectory
+from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
 from logstore.errors import PreconditionFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad, bundle_name
 from tests.infra.coordination.zookeeper import ZooKeeper

@@ -9,9 +9,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
-from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, session_path
-from infra.coordination.owner import BundleOwner, ExpiredPolicy
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.bundle_owner import BundleOwner, ExpiredPolicy
+from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, session_path
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, ServiceFailed, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from logstore.validated_names import TopicName

@@ -12,10 +12,10 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
-from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, WorkerDirectory
-from infra.coordination.faults import PemFiles
-from infra.coordination.identity import claim_path
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerDirectory
+from infra.coordination.path_identity import claim_path
+from infra.coordination.zookeeper_errors import PemFiles
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, ServiceFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually

@@ -10,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually

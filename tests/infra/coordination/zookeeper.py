@@ -10,11 +10,11 @@ from pathlib import Path
 
 from kazoo.client import KazooClient
 
-from infra.coordination.session import ZooKeeperSession
-from infra.stack.home import StackHome
-from infra.stack.ports import ZOOKEEPER, WantedPorts
-from infra.stack.process import ServiceProcess
-from infra.stack.stack import StackAddresses, StackOptions, kill, up
+from infra.coordination.zookeeper_session import ZooKeeperSession
+from infra.stack.embedded_stack import StackAddresses, StackOptions, kill, up
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
+from infra.stack.tcp_ports import ZOOKEEPER, WantedPorts
 from tests.logstore.eventually import assert_eventually
 
 _quiet = logging.getLogger("tests.zookeeper")

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from infra.catalog import tables
 from infra.declared import render_tables
-from infra.declared.models import metadata
+from infra.declared.catalog_tables import metadata
 
 
 def test_source_of_the_declared_classes_is_the_module_of_tables() -> None:

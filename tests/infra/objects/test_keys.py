@@ -3,8 +3,8 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from infra.objects.keys import find_key_problem, find_key_problems, find_keys_outside_xml
-from infra.objects.listing import safe_start_after
+from infra.objects.bucket_listing import safe_start_after
+from infra.objects.key_rules import find_key_problem, find_key_problems, find_keys_outside_xml
 
 TRICKY = st.text(alphabet="a0./\\\0\x01 é\ud800-", max_size=6) | st.sampled_from(["x" * 1024, "x" * 1025, "é" * 600])
 

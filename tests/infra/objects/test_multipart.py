@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.objects.client import make_client
-from infra.objects.multipart import PART_BYTES
-from infra.objects.store import S3ObjectStore
+from infra.objects.multipart_uploads import PART_BYTES
+from infra.objects.s3_client import make_client
+from infra.objects.s3_store import S3ObjectStore
 from logstore.errors import AlreadyExists, OutcomeUnknown, StoreUnavailable, UploadTimedOut
 from logstore.offload.tiered_copy import UPLOAD_GRACE_S
 from tests.infra.objects.peer import Answer, Peer, Request, fault, scripted

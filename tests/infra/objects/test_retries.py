@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from infra.objects.retries import DeleteRate, Retries
+from infra.objects.request_retries import DeleteRate, Retries
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.retrying_clock import Backoff, Clock
 from logstore.stop_checks import use_stop_check

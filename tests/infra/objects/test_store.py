@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.objects.client import make_client
-from infra.objects.retries import Retries
-from infra.objects.store import S3ObjectStore
+from infra.objects.request_retries import Retries
+from infra.objects.s3_client import make_client
+from infra.objects.s3_store import S3ObjectStore
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
 from logstore.ports.objects import DeleteReport, object_keys
 from logstore.retrying_clock import Backoff, Clock

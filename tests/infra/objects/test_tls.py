@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.stack import StackAddresses
+from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.identity.bucket_markers import MARKER_KEY, Role
 from tests.tls import HOST, Authority, TlsFront

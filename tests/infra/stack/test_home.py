@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from infra.stack.home import StackHome
+from infra.stack.stack_home import StackHome
 from logstore.errors import ServiceFailed
 
 
@@ -117,6 +117,6 @@ def test_lock_held_by_another_makes_the_next_wait(home: StackHome) -> None:
 
 def test_lock_never_given_up_is_reported(home: StackHome, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for a hung up or down is told so in the end."""
-    monkeypatch.setattr("infra.stack.home._LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("infra.stack.stack_home._LOCK_WAIT_S", 0.1)
     with home.locked(), pytest.raises(ServiceFailed, match="has held"), home.locked():
         pass

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.java import find_java, parse_java_version
+from infra.stack.java_search import find_java, parse_java_version
 from logstore.errors import ProgramMissing
 
 

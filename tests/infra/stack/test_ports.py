@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.home import StackHome
-from infra.stack.ports import (
+from infra.stack.stack_home import StackHome
+from infra.stack.tcp_ports import (
     ALL_SERVICES,
     LOOPBACK,
     PORT_NAMES_BY_SERVICE,
@@ -57,7 +57,7 @@ def test_choice_without_room_below_the_ephemeral_range_still_finds_ports(
     """On a system whose ephemeral range starts low, the system picks."""
     low = tmp_path / "range"
     low.write_text("10000 60999", encoding="ascii")
-    monkeypatch.setattr("infra.stack.ports._EPHEMERAL_RANGE", low)
+    monkeypatch.setattr("infra.stack.tcp_ports._EPHEMERAL_RANGE", low)
     ports = list(asdict(_choose()).values())
     assert all(ports)
     assert len(set(ports)) == 13

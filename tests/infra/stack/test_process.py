@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.stack.home import StackHome
-from infra.stack.process import ServiceProcess
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
 from logstore.errors import ServiceFailed
 from tests.logstore.eventually import assert_eventually
 
@@ -175,7 +175,7 @@ def test_log_grown_large_is_put_aside_at_the_next_start(
     process: ServiceProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logs of a stack that is restarted for months stay bounded."""
-    monkeypatch.setattr("infra.stack.process._MAX_LOG_BYTES", 10)
+    monkeypatch.setattr("infra.stack.service_process._MAX_LOG_BYTES", 10)
     process.log_file.write_text("x" * 11)
     _start(process)
     assert process.log_file.stat().st_size == 0

@@ -19,14 +19,14 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.stack.home import Credentials, StackHome
-from infra.stack.ports import ALL_SERVICES, SEAWEEDFS, TEMPORAL, ZOOKEEPER, ChosenPorts, WantedPorts, read_ports
-from infra.stack.process import ServiceProcess
-from infra.stack.seaweedfs import seaweedfs_service
-from infra.stack.service import Service, end_services
-from infra.stack.stack import StackAddresses, StackOptions, addresses, down, health, kill, up
-from infra.stack.temporal import temporal_service
-from infra.stack.zookeeper import zookeeper_service
+from infra.stack.embedded_stack import StackAddresses, StackOptions, addresses, down, health, kill, up
+from infra.stack.seaweedfs_service import seaweedfs_service
+from infra.stack.service_lifecycle import Service, end_services
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import Credentials, StackHome
+from infra.stack.tcp_ports import ALL_SERVICES, SEAWEEDFS, TEMPORAL, ZOOKEEPER, ChosenPorts, WantedPorts, read_ports
+from infra.stack.temporal_service import temporal_service
+from infra.stack.zookeeper_service import zookeeper_service
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.logstore.eventually import assert_eventually
 
@@ -228,7 +228,7 @@ def test_up_that_fails_stops_what_it_started(scratch: Path, monkeypatch: pytest.
 @pytest.mark.external_service
 def test_service_that_dies_while_starting_is_quoted(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error carries the server's own last words and where to read more."""
-    monkeypatch.setattr("infra.stack.zookeeper._CONFIG", "nonsense={port}{address}\n")
+    monkeypatch.setattr("infra.stack.zookeeper_service._CONFIG", "nonsense={port}{address}\n")
     with pytest.raises(
         ServiceFailed, match=r"zookeeper: it ended while starting \(.*Exception.*; see .*zookeeper\.log"
     ):
@@ -238,8 +238,8 @@ def test_service_that_dies_while_starting_is_quoted(scratch: Path, monkeypatch: 
 @pytest.mark.external_service
 def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that runs but does not answer is replaced: alive is not healthy."""
-    monkeypatch.setattr("infra.stack.service._UNHEALTHY_GRACE_S", 0.5)
-    monkeypatch.setattr("infra.stack.service.PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("infra.stack.service_lifecycle._UNHEALTHY_GRACE_S", 0.5)
+    monkeypatch.setattr("infra.stack.service_lifecycle.PROBE_TIMEOUT_S", 0.5)
     options = replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER))
     stack = up(options)
     hung = ServiceProcess(ZOOKEEPER, StackHome.at(scratch)).find_process()
@@ -248,8 +248,8 @@ def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.
     assert_eventually(lambda: [each.name for each in health(scratch) if not each.ok] == [ZOOKEEPER])
     # As if long past its start: a server within its start time-out is waited for.
     later = SimpleNamespace(time=lambda: hung.create_time() + 3600, monotonic=time.monotonic)
-    monkeypatch.setattr("infra.stack.service.time", later)
-    monkeypatch.setattr("infra.stack.stack.zookeeper_service", _impatient)
+    monkeypatch.setattr("infra.stack.service_lifecycle.time", later)
+    monkeypatch.setattr("infra.stack.embedded_stack.zookeeper_service", _impatient)
     assert up(options) == stack
     assert not hung.is_running()
     assert all(each.ok for each in health(scratch))

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.stack.home import StackHome
-from infra.stack.workers import WorkerRecord, crashed_worker_ids, live_workers, record_worker
+from infra.stack.stack_home import StackHome
+from infra.stack.worker_records import WorkerRecord, crashed_worker_ids, live_workers, record_worker
 
 _URL = "http://127.0.0.1:9464/metrics"
 
@@ -48,7 +48,7 @@ def test_worker_that_was_killed_is_not_shown_and_its_record_goes(
         with record_worker(home, again, metrics_url=_URL):
             assert [one.worker_id for one in live_workers(home)] == [again]
             assert crashed_worker_ids(home) == {"gone", "reused"}
-    monkeypatch.setattr("infra.stack.workers._POLLER_RETENTION_S", 0.0)
+    monkeypatch.setattr("infra.stack.worker_records._POLLER_RETENTION_S", 0.0)
     with record_worker(home, "y", metrics_url=_URL):
         assert len(list(home.workers.glob("*.json"))) == 1
 

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from opentelemetry import trace
 
-from infra.telemetry.logs import bind_log_fields, start_logs
+from infra.telemetry.log_stream import bind_log_fields, start_logs
 from infra.telemetry.tracing import make_provider
 
 

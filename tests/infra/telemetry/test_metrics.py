@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from activities.transactions.coordination import BROADCAST, BUCKETS
-from infra.telemetry.endpoints import start_metrics
+from infra.telemetry.metrics_endpoint import start_metrics
 from logstore.errors import InvalidInput
 
 

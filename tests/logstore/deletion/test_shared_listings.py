@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from infra.objects.listing import safe_start_after
+from infra.objects.bucket_listing import safe_start_after
 from logstore.deletion.services import shared_store_requests
 from logstore.deletion.services.primary_copies import PrimaryCopies
 from logstore.deletion.services.shared_store_requests import SharedListings

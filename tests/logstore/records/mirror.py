@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from infra.catalog.records.following import open_replica
+from infra.catalog.records.replica_database import open_replica
 from logstore.records.jobs import FollowedRecords
 from logstore.records.services.following import Follower, FollowSettings
 from logstore.records.services.record_log import RecordLog

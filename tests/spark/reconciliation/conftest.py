@@ -6,7 +6,7 @@ from typing import Protocol
 
 import pytest
 
-from infra.objects.client import read_store_clock_s
+from infra.objects.s3_client import read_store_clock_s
 from logstore.reconciliation.bulk_jobs import (
     ROWS_BEFORE,
     BulkJob,

@@ -13,8 +13,8 @@ import pytest
 
 from activities.reconciliation.preview import ApplyPreviewResult
 from activities.reconciliation.values import BeginApplyInput, PageInput, PlanInput
-from infra.objects.client import read_store_clock_s
-from infra.stack.stack import StackAddresses
+from infra.objects.s3_client import read_store_clock_s
+from infra.stack.embedded_stack import StackAddresses
 from logstore.deletion.intents import Outcome
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerStatement

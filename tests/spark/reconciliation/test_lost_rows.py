@@ -10,8 +10,8 @@ import pytest
 
 from activities.reconciliation.values import BeginApplyInput, BeginPlanInput, BulkInput, PageInput, PlanInput
 from infra.catalog import tables as t
-from infra.objects.client import read_store_clock_s
-from infra.stack.stack import StackAddresses
+from infra.objects.s3_client import read_store_clock_s
+from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key, index_key

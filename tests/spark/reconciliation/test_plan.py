@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.stack import StackAddresses
+from infra.stack.embedded_stack import StackAddresses
 from logstore.log.ledger_object_keys import segment_number_from_key
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.reconciliation import listing

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Table, delete, insert, select, text, update
 
 from infra.catalog import Database
 from infra.catalog import tables as t
-from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.outbox import SqlRecords
+from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import MARKER_KEY, Role, marker_content
 from logstore.identity.services.lost_catalog_identity import LostCatalog
 from logstore.identity.services.marker_checked_buckets import OwnStore

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import Database
-from infra.catalog.records.loading import SqlRebuild
 from infra.catalog.records.outbox import SqlRecords
+from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import Role
 from logstore.records.rebuilding import RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog

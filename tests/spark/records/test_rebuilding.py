@@ -10,7 +10,7 @@ from sqlalchemy import delete, insert, select, text, update
 
 from infra.catalog import Database
 from infra.catalog import tables as t
-from infra.catalog.records.loading import SqlRebuild
+from infra.catalog.records.rebuild_loading import SqlRebuild
 from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
 from logstore.cursors.cursor_state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported

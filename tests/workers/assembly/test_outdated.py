@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.stack import StackAddresses
+from infra.stack.embedded_stack import StackAddresses
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogOutdated
 from logstore.failpoints import SimulatedCrash, arm, disarm

@@ -312,7 +312,7 @@ def test_command_that_reads_sql_imports_neither_temporal_nor_a_store(tmp_path: P
         "temporalio",
         "workers.assembly",
         "logstore.log.services",
-        "infra.catalog.log.commits",
+        "infra.catalog.log.group_commit",
     }
 
 

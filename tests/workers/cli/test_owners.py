@@ -13,10 +13,10 @@ from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
 from infra.catalog import Database, SqlCatalog
-from infra.coordination.directory import OWNERS, SESSIONS, WORKERS, WorkerDirectory
-from infra.coordination.owner import BundleOwner, BundleOwnerOptions
-from infra.coordination.session import Ensemble, ZooKeeperSession
+from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
+from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerDirectory
 from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of
@@ -257,7 +257,7 @@ def test_unload_that_gets_no_answer_has_said_before_what_it_meant(
     def cut_off(*_: object) -> bool:
         raise StoreUnavailable("zookeeper: no answer")
 
-    monkeypatch.setattr("infra.coordination.directory.OwnershipDirectory.delete_owner_node", cut_off)
+    monkeypatch.setattr("infra.coordination.ownership_nodes.OwnershipDirectory.delete_owner_node", cut_off)
     document(run("owners", "unload", "0", "--reason", "r", "--json"), code=4)
     assert [(row["act"], row["reason"]) for row in document(run("audit", "list", "--json"))] == [("unload", "r")]
 

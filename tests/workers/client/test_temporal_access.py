@@ -15,8 +15,8 @@ from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from infra.stack.service import find_program
-from infra.stack.stack import StackAddresses
+from infra.stack.embedded_stack import StackAddresses
+from infra.stack.service_lifecycle import find_program
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.tls import HOST, NAME, Authority, TemporalFront
 from tests.workflows.house import assert_eventually

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.stack.home import StackHome
-from infra.stack.process import ServiceProcess
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
 from logstore.errors import ServiceFailed
 from workers.demo import run as demo_run
 from workers.demo import run_demo, throw_away

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowHandle
 
-from infra.stack import stack
-from infra.stack.home import StackHome
-from infra.stack.workers import live_workers
+from infra.stack import embedded_stack
+from infra.stack.stack_home import StackHome
+from infra.stack.worker_records import live_workers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.validated_names import TopicName
 from tests.faults.real import STOPS_WITHIN_S, eventually
@@ -35,7 +35,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def storage(servers: stack.StackAddresses) -> Iterator[Proxy]:
+def storage(servers: embedded_stack.StackAddresses) -> Iterator[Proxy]:
     """The object store behind a wire that can be cut."""
     proxy = Proxy(servers.s3.removeprefix("http://"))
     yield proxy
@@ -43,7 +43,7 @@ def storage(servers: stack.StackAddresses) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def settings(servers: stack.StackAddresses, tmp_path: Path) -> Settings:
+def settings(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Settings:
     """A log store of this test's own."""
     return settings_on(servers, tmp_path, metrics_address="off", http_address="127.0.0.1:0")
 

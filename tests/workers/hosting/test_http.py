@@ -11,7 +11,7 @@ import psutil
 import pytest
 from aiohttp import ClientSession, web
 
-from infra.telemetry.endpoints import start_metrics
+from infra.telemetry.metrics_endpoint import start_metrics
 from logstore.errors import InvalidInput
 from tests.faults.real import eventually
 from workers.hosting.http import ConnectionLimits, PageRouter, create_page_router, serve_pages

@@ -13,12 +13,12 @@ from opentelemetry.trace import StatusCode
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.directory import OwnershipDirectory
-from infra.coordination.holdings import UnloadReason
-from infra.coordination.owner import BundleOwner, BundleOwnerOptions
-from infra.coordination.session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.bundle_holdings import UnloadReason
+from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
+from infra.coordination.ownership_nodes import OwnershipDirectory
 from infra.coordination.single_owner import SingleOwner
 from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from infra.telemetry import sql_spans, zookeeper_spans
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ownership import BundleId, Lease

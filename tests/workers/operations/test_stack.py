@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.stack import StackAddresses
+from infra.stack.embedded_stack import StackAddresses
 from logstore.ownership import check_worker_id
 from workers.operations.stack import _make_worker_id, with_stack_addresses
 from workers.settings import Settings

@@ -24,10 +24,10 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.directory import LiveWorker
-from infra.stack.home import StackHome
-from infra.stack.ports import ChosenPorts, write_ports
-from infra.stack.workers import WorkerRecord, record_worker
+from infra.coordination.ownership_nodes import LiveWorker
+from infra.stack.stack_home import StackHome
+from infra.stack.tcp_ports import ChosenPorts, write_ports
+from infra.stack.worker_records import WorkerRecord, record_worker
 from logstore.deletion.intents import GuardRefusal
 from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
@@ -245,7 +245,7 @@ def test_status_sees_that_the_write_ahead_file_is_gone(tmp_path: Path, held: boo
 def test_status_sees_that_the_database_takes_no_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that another process holds is told too, and not waited for without end."""
     settings = _upgraded(tmp_path)
-    monkeypatch.setattr("infra.catalog.engine.versions._PATIENCE_S", 0.01)
+    monkeypatch.setattr("infra.catalog.engine.catalog_version._PATIENCE_S", 0.01)
     with closing(sqlite3.connect(tmp_path / "catalog.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         row = _named(settings, "database")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from infra.coordination.session import Ensemble
-from infra.stack.home import Credentials
+from infra.coordination.zookeeper_session import Ensemble
+from infra.stack.stack_home import Credentials
 from logstore.identity.bucket_markers import Role
 from tests.tls import Authority
 from workers.assembly.adapters import native_addresses, store_address

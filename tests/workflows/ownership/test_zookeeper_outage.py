@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.coordination.session import Ensemble
+from infra.coordination.zookeeper_session import Ensemble
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.infra.coordination.conftest import ensemble, zookeeper
 from tests.infra.coordination.crew import Crew

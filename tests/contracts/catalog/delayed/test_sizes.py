@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from infra.catalog.delayed.due import delayed_sizes
-from infra.catalog.engine import adbc
+from infra.catalog.delayed.index_work_queries import delayed_sizes
+from infra.catalog.engine import arrow_bulk
 from tests.contracts.catalog.delayed.steps import delay, sealed
 from tests.contracts.catalog.steps import NAME, append, filled, new_topic, roll
 from tests.contracts.catalog.worlds import SqlWorld
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.postgres
 def _found(world: SqlWorld) -> Counter[int]:
     world.database.close()  # a file is opened by one of the two libraries at a time
     found = Counter[int]()
-    with adbc.open_arrow_reader(world.url) as reader:
+    with arrow_bulk.open_arrow_reader(world.url) as reader:
         for query in delayed_sizes():
             for row in reader.table(query).to_pylist():
                 found[row["topic_id"]] += row["size"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.catalog.log.inspection import SqlInspection
+from infra.catalog.log.ledger_inspection import SqlInspection
 from logstore.deletion.intents import DeletionState, Outcome, find_refusal
 from logstore.identity.bucket_markers import Role
 from logstore.log.ledgers import CopyKind, CopyState

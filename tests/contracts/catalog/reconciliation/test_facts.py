@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Select
 
-from infra.catalog.engine import adbc
+from infra.catalog.engine import arrow_bulk
 from infra.catalog.reconciliation import bulk_queries
 from logstore.deletion.intents import Outcome
 from logstore.errors import CorruptData, InvalidInput
@@ -27,10 +27,10 @@ pytestmark = pytest.mark.postgres
 _ALL = (0, 2**62)
 
 
-def _connect(world: SqlWorld) -> AbstractContextManager[adbc.ArrowReader]:
+def _connect(world: SqlWorld) -> AbstractContextManager[arrow_bulk.ArrowReader]:
     """A file is opened by one of the two libraries at a time; the catalog opens it again when it is used again."""
     world.database.close()
-    return adbc.open_arrow_reader(world.url)
+    return arrow_bulk.open_arrow_reader(world.url)
 
 
 def _read(world: SqlWorld, query: Select[Any]) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def test_ledgers_are_those_of_a_half_open_range(sql_world: SqlWorld) -> None:
     assert [list(part) for part in parts] == [ids[:2], ids[2:]]
     with _connect(sql_world) as reader:
         empty = reader.table(bulk_queries.ledgers(ids[3] + 1, 2**62, "sexton"))
-    assert (empty.num_rows, empty.schema) == (0, adbc.arrow_schema(bulk_queries.ledgers(0, 1, "sexton")))
+    assert (empty.num_rows, empty.schema) == (0, arrow_bulk.arrow_schema(bulk_queries.ledgers(0, 1, "sexton")))
 
 
 def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: SqlWorld) -> None:
@@ -304,7 +304,7 @@ database.close()
 
 def test_bulk_read_holds_no_writer_up(sql_world: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is half drawn stays what it was at its beginning; what is committed meanwhile the next read sees."""
-    monkeypatch.setattr(adbc, "_BATCH_ROWS", 1)
+    monkeypatch.setattr(arrow_bulk, "_BATCH_ROWS", 1)
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 3)
     with _connect(sql_world) as reader:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from infra.catalog import SqlCatalog
-from infra.catalog.identity.identities import SqlIdentities
+from infra.catalog.identity.catalog_identity import SqlIdentities
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.records.steps import high

@@ -11,7 +11,7 @@ from temporalio.testing import ActivityEnvironment
 from activities.records.rebuilding import LoadedCatalog, Rebuilding
 from activities.records.values import AdoptShardsInput, RebuildStep
 from infra.catalog import Database, SqlCatalog
-from infra.catalog.records.loading import SqlRebuild
+from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.identity.bucket_markers import NamedBucket, Role
 from logstore.identity.services.lost_catalog_identity import LostCatalog

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, delete, insert, select, text, update
 
 from infra.catalog import Database, SqlCatalog
 from infra.catalog import tables as t
-from infra.catalog.engine.versions import upgrade
-from infra.catalog.records.following import open_replica
-from infra.catalog.records.loading import SqlRebuild
+from infra.catalog.engine.catalog_version import upgrade
+from infra.catalog.records.rebuild_loading import SqlRebuild
+from infra.catalog.records.replica_database import open_replica
 from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogBusy, PreconditionFailed

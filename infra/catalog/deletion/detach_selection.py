@@ -1,0 +1,173 @@
+"""Selection of ledgers to detach, from the rows of a locked ledger list."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, exists, func, select
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.run_rows import is_stalled
+from infra.catalog.engine.dialect_sql import among
+from infra.catalog.log.data_ledgers import filter_listed
+from infra.catalog.offload.upload_ends import is_abandoned_upload
+from infra.catalog.transactions.buffer_rows import has_unsettled_range
+from logstore.deletion.intent_queue_rules import MAX_IDS_PER_CALL, normalize_ids
+from logstore.deletion.intents import Outcome
+from logstore.deletion.retention import (
+    LedgerFacts,
+    RetentionPolicy,
+    detachable_prefix,
+    reason_to_keep,
+    require_unneeded,
+    simulate_roll,
+)
+from logstore.errors import InvalidInput, UnknownObject
+from logstore.log.ledgers import CopyKind, CopyState, LedgerState
+from logstore.ports.catalog import Ledger
+from logstore.positions import LedgerId, Position, TopicId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListView:
+    """Facts about a topic's locked list that selection needs."""
+
+    topic_id: TopicId
+    topic: str
+    list_id: int
+    policy: RetentionPolicy
+    durable_delete: bool | None  # the topic's setting
+    last: LedgerId
+    marks: dict[str, Position]  # mark-delete position by subscription
+    now_us: int
+    abandoned_us: int  # a newborn ledger that was created earlier is abandoned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detachable:
+    """Ledgers of a list to detach."""
+
+    ids: Sequence[LedgerId]
+    rows: ColumnElement[bool]
+    finished: dict[str, int]  # requested rows that had ended before, by outcome
+
+
+def find_detachable(
+    connection: Connection,
+    view: ListView,
+    requested_ids: Sequence[LedgerId] | None,
+    *,
+    force: bool,
+    rolled: LedgerId | None = None,
+) -> Detachable:
+    """Return the requested ledgers. `None` selects the ledgers that retention does not keep.
+
+    `rolled` is the last ledger. It counts as closed, with another ledger after it.
+
+    Raises:
+        InvalidInput: No ids, or too many for one transaction.
+        UnknownObject: An id was never in this list.
+        LedgerStillNeeded: A requested ledger must stay.
+    """
+    if requested_ids is None:
+        return _select_by_retention(connection, view, rolled)
+    return _select_by_id(connection, view, requested_ids, force=force)
+
+
+def _select_by_retention(connection: Connection, view: ListView, rolled: LedgerId | None) -> Detachable:
+    in_list, is_listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
+    total_bytes = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(in_list, is_listed)).scalar_one()
+    facts = _read_ledger_facts(connection, in_list, view.now_us)
+    prefix = detachable_prefix(
+        (simulate_roll(ledger, view.now_us) if ledger.ledger_id == rolled else ledger for ledger in facts),
+        marks=view.marks,
+        policy=view.policy,
+        total_bytes=int(total_bytes or 0),
+        last=LedgerId(-1) if view.last == rolled else view.last,  # -1: the ledger after the roll has no id yet
+        now_us=view.now_us,
+    )
+    ids = [ledger.ledger_id for ledger in prefix]
+    end = ids[-1] if ids else -1
+    return Detachable(ids=ids, rows=in_list & is_listed & (t.ledger.c.ledger_id <= end), finished={})
+
+
+def _select_by_id(
+    connection: Connection, view: ListView, requested_ids: Sequence[LedgerId], *, force: bool
+) -> Detachable:
+    ids = normalize_ids("ledger ids", requested_ids)
+    rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
+    listed_ledgers = {ledger.ledger_id: ledger for ledger in _read_ledger_facts(connection, rows, view.now_us)}
+    finished = _count_earlier_outcomes(
+        connection, view, [ledger_id for ledger_id in ids if ledger_id not in listed_ledgers]
+    )
+    marks = {} if force else view.marks
+    require_unneeded(view.topic, listed_ledgers.values(), last=view.last, marks=marks)
+    return Detachable(ids=sorted(listed_ledgers), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
+
+
+def choose_detachable(
+    connection: Connection, view: ListView, chosen: Sequence[Ledger]
+) -> tuple[Detachable, dict[LedgerId, str]]:
+    """Check ledgers that were read earlier. Return the ledgers to detach, and the reason to keep each other ledger."""
+    ids = [ledger.ledger_id for ledger in chosen]
+    if len(ids) > MAX_IDS_PER_CALL:
+        raise InvalidInput("ledgers", expected=f"at most {MAX_IDS_PER_CALL}", found=len(ids))
+    rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
+    now = {ledger.ledger_id: ledger for ledger in filter_listed(connection, view.topic_id, ids)}
+    reason_by_ledger = {ledger.ledger_id: _describe_change(ledger, now.get(ledger.ledger_id)) for ledger in chosen}
+    for facts in _read_ledger_facts(connection, rows, view.now_us):
+        reason = reason_by_ledger.get(facts.ledger_id) or reason_to_keep(facts, last=view.last, marks=view.marks)
+        reason_by_ledger[facts.ledger_id] = reason or ""
+    detached_ids = sorted(ledger_id for ledger_id, reason in reason_by_ledger.items() if not reason)
+    where = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None)
+    to_detach = Detachable(
+        ids=detached_ids, rows=where & among(connection, t.ledger.c.ledger_id, detached_ids), finished={}
+    )
+    return to_detach, {ledger_id: reason for ledger_id, reason in reason_by_ledger.items() if reason}
+
+
+def _describe_change(read: Ledger, now: Ledger | None) -> str:
+    if now is None:
+        return "it is in its list no more"
+    return "" if now == read else "it has changed since it was looked at"
+
+
+def _count_earlier_outcomes(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[str, int]:
+    """Count outcomes of ledgers that were detached earlier. RETRYING means that a workflow is at work.
+
+    Stalled intents are not counted, because the caller adopts them.
+    """
+    p = t.pending_deletion.c
+    is_requested = among(connection, p.ledger_id, ids)
+    stalled = is_stalled(view.now_us).label("stalled")
+    query = select(p.ledger_id, p.outcome, stalled).where(p.topic_id == view.topic_id, is_requested)
+    rows = connection.execute(query).all() if ids else []
+    unknown = sorted(set(ids) - {row.ledger_id for row in rows})
+    if unknown:
+        raise UnknownObject("ledger", expected=f"a ledger of {view.topic}", found=unknown[0])
+    outcomes = [row.outcome or Outcome.RETRYING.value for row in rows if not row.stalled]
+    return {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
+
+
+def _read_ledger_facts(connection: Connection, rows: ColumnElement[bool], now_us: int) -> Iterator[LedgerFacts]:
+    c = t.ledger_copy.c
+    writing = exists().where(
+        c.ledger_id == t.ledger.c.ledger_id,
+        c.kind == CopyKind.OFFLOADED_LEDGER.value,
+        c.state == CopyState.WRITING.value,
+        ~is_abandoned_upload(now_us),
+    )
+    columns = (t.ledger.c.ledger_id, t.ledger.c.state, t.ledger.c.entries, t.ledger.c.size_bytes, t.ledger.c.closed_us)
+    transacting = has_unsettled_range(t.ledger.c.ledger_id).label("transacting")
+    query = select(*columns, writing.label("offloading"), transacting).where(rows, t.ledger.c.place.is_not(None))
+    ordered = query.order_by(t.ledger.c.place)
+    with connection.execute(ordered, execution_options={"yield_per": 1000}) as result:
+        for row in result:
+            yield LedgerFacts(
+                ledger_id=LedgerId(row.ledger_id),
+                state=LedgerState(row.state),
+                entries=row.entries,
+                size_bytes=row.size_bytes,
+                closed_us=row.closed_us,
+                is_offloading=bool(row.offloading),
+                has_open_transaction=bool(row.transacting),
+            )

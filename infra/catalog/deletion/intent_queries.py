@@ -1,0 +1,236 @@
+"""Conversion of rows of `pending_deletion` to intents, even if they are damaged."""
+
+from collections.abc import Iterable
+from functools import cache
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_, bindparam, func, literal, or_, select
+
+from infra.catalog import tables as t
+from infra.catalog.engine.dialect_sql import (
+    BIG,
+    Statement,
+    as_text,
+    bulk_parameter,
+    dataclass_from_row,
+    parse_context,
+    parse_context_or_empty,
+    parse_json_object,
+)
+from logstore.deletion.intent_queue_rules import split_into_ranges
+from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
+from logstore.log.ledger_object_keys import SHARDS
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import Cause, FiledCount, RowRange, Tally
+from logstore.positions import TopicId
+
+_P = t.pending_deletion.c
+_NUMBERS = (
+    "ledger_id", "generation", "topic_id", "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch",
+    "attempts", "openings", "durable",
+)  # fmt: skip
+_TEXTS = ("batch_id", "application", "component", "topic")
+
+INTENT: tuple[ColumnElement[Any], ...] = (
+    *(column for column in t.pending_deletion.c if column.name != "context"),
+    as_text(t.pending_deletion.c.context),
+)
+"""Columns that `to_intent` reads. The context is read as text, because invalid JSON would fail the whole result."""
+
+
+def to_intent(row: Row[Any]) -> DeletionIntent:
+    """Convert a row of `INTENT`.
+
+    A damaged row gets `damage`. An error would stop the whole chunk (YahooArchive/bookkeeper#17).
+    """
+    values = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
+    damage = _find_damage(values)
+    numbers = {name: number_in(values[name]) for name in _NUMBERS}
+    texts = {  # SQLite accepts bytes in a text column
+        name: text.decode(errors="replace") if isinstance(text := values[name], bytes) else str(text) for name in _TEXTS
+    }
+    return dataclass_from_row(
+        DeletionIntent,
+        row,
+        **(numbers | {"durable": bool(numbers["durable"])}),
+        **texts,
+        copy=CopyKind(values["copy"]) if values["copy"] in set(CopyKind) else CopyKind.LEDGER,
+        keys=keys_of(values["keys"]),
+        context=parse_context_or_empty(values["context"]),
+        state=state_of(values["state"]),
+        outcome=outcome_of(values["state"], values["outcome"]),
+        last_error=values["last_error"] or (damage and f"damaged {damage}"),
+        keys_left_attempts=number_in(values["keys_left_attempts"]),
+        handed_to=values["claim_workflow"],
+        damage=damage,
+    )
+
+
+def is_dead_letter() -> ColumnElement[bool]:
+    """Select rows that are neither pending nor deleted, including unknown states. Ranges make the index usable."""
+    state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
+    return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
+
+
+def state_of(stored: str) -> DeletionState:
+    """Parse a stored state. An unknown state counts as a dead letter."""
+    return DeletionState(stored) if stored in set(DeletionState) else DeletionState.DEAD_LETTERED
+
+
+def outcome_of(state: str, outcome: str | None) -> Outcome | None:
+    """Parse a stored outcome. Derive an unreadable outcome from the state."""
+    if state not in set(DeletionState):
+        return Outcome.INVALID
+    if outcome in set(Outcome):
+        return Outcome(outcome)
+    return None if state == DeletionState.PENDING else Outcome(state)
+
+
+def keys_of(text: str) -> dict[str, str]:
+    """Parse the keys of a component. An unreadable text gives no keys."""
+    return {name: str(value) for name, value in (parse_json_object(text) or {}).items()}
+
+
+def number_in(stored: object) -> int:
+    """Return a stored number, or 0 for another type, which SQLite accepts in a number column."""
+    return stored if isinstance(stored, int) else 0
+
+
+def _find_damage(found: RowMapping) -> str | None:
+    readable = {
+        "state": found["state"] in set(DeletionState),
+        "copy": found["copy"] in set(CopyKind),
+        "keys": parse_json_object(found["keys"]) is not None,
+        "context": parse_context(found["context"]) is not None,
+        **{name: isinstance(found[name], int) for name in _NUMBERS},
+        **{name: isinstance(found[name], str) for name in _TEXTS},
+    }
+    return next(
+        (f"{name} (found {str(found[name])[:80]!r})" for name, is_readable in readable.items() if not is_readable), None
+    )
+
+
+def count_by_outcome(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
+    """Count intents by outcome."""
+    sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
+    query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
+    rows = [(outcome_of(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
+    names = sorted({row[0].value for row in rows})
+    return Tally(
+        outcomes={name: sum(row[1] for row in rows if row[0] == name) for name in names},
+        objects=int(sum(row[2] for row in rows)),
+        size_bytes=int(sum(row[3] for row in rows)),
+    )
+
+
+def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+    """Return the next ranges of unfinished rows of the batch, after row id `after`."""
+    page = connection.execute(_page(batch_id, after, rows * limit)).all()
+    rows_of_page = ((row.row_id, number_in(row.segments), bool(row.left)) for row in page)
+    return [
+        RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+        for ids in islice(split_into_ranges(rows_of_page, rows), limit)
+    ]
+
+
+def _page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
+    left, batch = and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)), _P.batch_id == batch_id
+    page = select(_P.row_id).where(batch, _P.row_id > after, left).order_by(_P.row_id).limit(max_rows).subquery()
+    ends = select(func.min(page.c.row_id).label("first"), func.max(page.c.row_id).label("last")).subquery()
+    within = and_(_P.row_id >= ends.c.first, _P.row_id <= ends.c.last)
+    columns = (_P.row_id, _P.segments, left.label("left"))
+    return select(*columns).join(ends, within).where(batch).order_by(_P.row_id)
+
+
+def intents_for(
+    to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
+) -> tuple[list[str], Select[Any]]:
+    """Return the column names of intents, and a query of their values. Arguments are those of `file_intents`."""
+    columns: dict[str, Any] = {
+        "batch_id": literal(batch_id),
+        "ledger_id": t.ledger.c.ledger_id,
+        "copy": t.ledger_copy.c.kind,
+        "generation": t.ledger.c.generation + 1,
+        "application": t.ledger.c.application,
+        "component": t.ledger_list.c.component,
+        "topic_id": t.topic.c.topic_id,
+        "topic": t.topic.c.name,
+        "keys": t.ledger_list.c.owner,
+        "context": t.ledger_copy.c.context,
+        "segments": t.ledger.c.segments,
+        "last_segment": t.ledger.c.last_segment,
+        "ledger_created_us": t.ledger.c.created_us,
+        "size_bytes": t.ledger.c.size_bytes,
+        "epoch": t.ledger.c.epoch,
+        "state": literal(DeletionState.PENDING.value),
+        "attempts": literal(0),
+        "objects_deleted": literal(0),
+        "bytes_deleted": literal(0),
+        "created_us": literal(now_us, t.Big),
+        "actor": literal(cause.actor if cause else ""),
+        "reason": literal(cause.reason if cause else ""),
+        "durable": literal(int(durable)),
+    }
+    query = select(*(value.label(name) for name, value in columns.items())).select_from(_COPIES).where(to_delete)
+    # Order by shard, so that a chunk has few shards and its ledgers share listings.
+    return list(columns), query.order_by(t.ledger.c.ledger_id % SHARDS, t.ledger.c.ledger_id, t.ledger_copy.c.kind)
+
+
+_COPIES = (
+    t.ledger.join(t.ledger_copy, t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
+    .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
+    .join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+)
+
+
+def select_fileable(ledgers: ColumnElement[bool]) -> Select[Any]:
+    """Select the ids of ledgers for which `intents_for` returns a row: rows of copy, list and topic exist."""
+    return select(t.ledger.c.ledger_id).select_from(_COPIES).where(ledgers).distinct()
+
+
+def count_filed(
+    connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
+) -> tuple[FiledCount, ...]:
+    """Count the intents that this transaction filed for a batch. Adopted intents are not counted.
+
+    `now_us` is the time of the filing. `topic_id` limits the read to one topic of a large batch.
+    """
+    p = t.pending_deletion.c
+    mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
+    query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
+    rows = connection.execute(query.group_by(p.component, p.copy))
+    return tuple(FiledCount(component=row[0], copy=row[1], rows=row[2]) for row in rows)
+
+
+_NAMES = (
+    "row_id", "ledger_id", "copy", "generation", "topic_id", "topic", "batch_id", "claim_workflow", "actor", "reason",
+)  # fmt: skip
+_LOCKED_COLUMNS = [_P[name] for name in _NAMES]
+
+
+def lock_unfinished(
+    connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
+) -> dict[int, Row[Any]]:
+    """Lock rows that are PENDING and held by the holder. Return them by row id.
+
+    Rows are locked in ascending order, which prevents deadlocks.
+
+    Args:
+        connection: In a writing transaction.
+        row_ids: Rows to lock.
+        holder: Batch, or workflow with the claim of a row.
+        unclaimed: Whether to leave out rows with a workflow of their own.
+    """
+    query = _unfinished_query(connection.dialect.name, unclaimed=unclaimed)
+    return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}
+
+
+@cache
+def _unfinished_query(dialect: str, *, unclaimed: bool) -> Statement:
+    ids, batch = bulk_parameter(dialect, "asked", {"id": BIG}), _P.batch_id == bindparam("holder")
+    whose = (
+        and_(batch, _P.claim_workflow.is_(None)) if unclaimed else or_(batch, _P.claim_workflow == bindparam("holder"))
+    )
+    mine = (_P.row_id.in_(select(ids.source.c.id)), _P.state == DeletionState.PENDING.value, whose)
+    return Statement(sql=select(*_LOCKED_COLUMNS).where(*mine).order_by(_P.row_id).with_for_update(), rows=ids)

@@ -1,0 +1,292 @@
+"""Queue of phase two in SQL."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, union_all
+
+from infra.catalog import tables as t
+from infra.catalog.audit_log import AuditedLedgers, audit
+from infra.catalog.deletion.intent_queries import INTENT, count_by_outcome, is_dead_letter, next_ranges, to_intent
+from infra.catalog.deletion.intent_rows import claim_row, end_rows, hand_over_rows, keep_claim
+from infra.catalog.deletion.run_rows import (
+    find_holder,
+    finish_run,
+    mark_paused,
+    pause_run,
+    release_run,
+    renew_run,
+    resume_run,
+)
+from infra.catalog.engine.database import reads, writes
+from infra.catalog.engine.dialect_sql import BIG, Statement, among, as_text, bulk_parameter, parse_context
+from infra.catalog.log.data_ledgers import require_epoch
+from infra.catalog.ownership.fences import LeasedPort, hold_lease
+from logstore.deletion.intent_queue_rules import require_unclaimed
+from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
+from logstore.errors import ClaimHeld, UnknownObject
+from logstore.failpoints import effect
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange, Tally
+from logstore.positions import LedgerId, TopicId
+
+T = TypeVar("T")
+
+_P = t.pending_deletion.c
+_PENDING = DeletionState.PENDING.value
+_A = t.audit.c
+_ANY_UUID = "*"
+_KEY = (_P.ledger_id == bindparam("ledger"), _P.copy == bindparam("kind"), _P.generation == bindparam("detached"))
+_BY_KEY = select(*INTENT).where(*_KEY).with_for_update()
+
+
+class SqlDeletions(LeasedPort):
+    """The `Deletions` port."""
+
+    def _write(self, work: Callable[[Connection], T]) -> T:
+        def fenced(connection: Connection) -> T:
+            hold_lease(connection, self._lease)
+            return work(connection)
+
+        return super()._write(fenced)
+
+    def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+        return self._db.read(lambda c: next_ranges(c, batch_id, after=after, rows=rows, limit=limit))
+
+    def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
+        rows = (_P.batch_id == batch_id, _P.row_id >= chunk.first, _P.row_id <= chunk.last)
+        query = select(*INTENT).where(*rows).order_by(_P.row_id)
+        return self._db.read(
+            lambda connection: _to_intents_with_references(connection, connection.execute(query).all())
+        )
+
+    @writes("catalog.renew")
+    def renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
+        renew_run(connection, batch_id, claim, self._db.now_us(connection))
+
+    @writes("catalog.pause")
+    def pause(self, connection: Connection, batch_id: str) -> None:
+        pause_run(connection, batch_id, self._db.now_us(connection))
+
+    @writes("catalog.resume")
+    def resume(self, connection: Connection, batch_id: str) -> None:
+        resume_run(connection, batch_id)
+
+    @writes("catalog.release")
+    def release(self, connection: Connection, batch_id: str) -> bool:
+        return release_run(connection, batch_id, self._db.now_us(connection))
+
+    def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
+        def work(connection: Connection) -> frozenset[int]:
+            now = self._db.now_us(connection)
+            rows = end_rows(connection, ended, holder, now_us=now)
+            for result in ended:
+                # The batch's audit row only counts such a row as RETRYING, so the row gets its own audit row.
+                if result.row_id in rows and rows[result.row_id].claim_workflow == holder:
+                    _audit_ledger(connection, rows[result.row_id], result, at_us=now)
+            return frozenset(rows)
+
+        if not ended:
+            return frozenset()
+        with effect("catalog.finish"):
+            return self._write(work)
+
+    def hand_over(
+        self, row_ids: Mapping[int, str], *, batch_id: str, errors: Mapping[int, str], ttl_s: float
+    ) -> frozenset[int]:
+        def work(connection: Connection) -> frozenset[int]:
+            until_us = self._db.now_us(connection) + int(ttl_s * 1_000_000)
+            return hand_over_rows(connection, row_ids, batch_id, errors, until_us=until_us)
+
+        if not row_ids:
+            return frozenset()
+        with effect("catalog.hand_over"):
+            return self._write(work)
+
+    @writes("catalog.take")
+    def take(
+        self,
+        connection: Connection,
+        ledger_id: LedgerId,
+        copy: CopyKind,
+        generation: int,
+        claim: Claim,
+        *,
+        epoch: int | None = None,
+        attempt: bool = True,
+        topic: str | None = None,
+    ) -> DeletionIntent:
+        require_epoch(connection, epoch)
+        key = {"ledger": ledger_id, "kind": copy.value, "detached": generation}
+        row = connection.execute(_BY_KEY, key).first()
+        if row is None:
+            expected = "an intent that was filed and not yet removed"
+            raise UnknownObject("deletion", expected=expected, found=claim.workflow_id)
+        intent = to_intent(row)
+        require_topic(intent, topic)
+        if intent.state is not DeletionState.PENDING:
+            return intent
+        now = self._db.now_us(connection)
+        own = (row.claim_workflow, row.claim_until_us)
+        batch = None if row.claim_workflow else find_holder(connection, row.batch_id, now)
+        require_unclaimed(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
+        attempts = row.attempts + int(attempt)
+        claimed = claim_row(connection, row.row_id, claim, attempts=attempts, now_us=now)
+        return _to_intents_with_references(connection, [claimed])[0]
+
+    @writes("catalog.hold")
+    def hold(
+        self,
+        connection: Connection,
+        row_id: int,
+        claim: Claim,
+        *,
+        error: str | None = None,
+        keys_left: int | None = None,
+    ) -> int:
+        now = self._db.now_us(connection)
+        attempts = keep_claim(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
+        if attempts is None:  # a row that ended needs no claim
+            query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
+            if other := connection.execute(query).first():
+                found = other[0] or f"batch {other[1]!r}"
+                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found}")
+        return 0 if attempts is None or keys_left is None else attempts
+
+    def tally(self, batch_id: str) -> Tally:
+        return self._db.read(lambda connection: count_by_outcome(connection, _P.batch_id == batch_id))
+
+    @writes("catalog.close")
+    def close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
+        now = self._db.now_us(connection)
+        topic_id, tally = finish_run(connection, batch_id, now), count_by_outcome(connection, _P.batch_id == batch_id)
+        if topic_id is None:  # an earlier call finished the run
+            return tally
+        _audit_batch(connection, batch_id, topic_id, cause, tally, at_us=now)
+        return replace(tally, closed=True)
+
+    def inflight(self) -> Inflight:
+        by_state, deleted = select(_P.state, func.count()).group_by(_P.state), DeletionState.DELETED.value
+        # By two ranges, the index skips the many deleted rows.
+        query = union_all(by_state.where(_P.state < deleted), by_state.where(_P.state > deleted))
+        first = select(func.min(_P.row_id)).where(_P.state == _PENDING).scalar_subquery()
+        oldest = select(_P.created_us).where(_P.row_id == first)
+        state_counts, oldest_us = self._db.read(
+            lambda c: (c.execute(query).all(), c.execute(oldest).scalar_one_or_none())
+        )
+        counts = {row[0]: row[1] for row in state_counts}
+        pending = counts.pop(_PENDING, 0)
+        return Inflight(estimated_inflight=pending, dead_lettered=sum(counts.values()), oldest_us=oldest_us)
+
+    def list(
+        self, state: DeletionState | None, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
+    ) -> list[DeletionIntent]:
+        is_dead = (
+            state is DeletionState.DEAD_LETTERED
+        )  # few rows: `row_id + 0` makes the planner use the index of states
+        query = select(*INTENT).order_by((_P.row_id + 0 if is_dead else _P.row_id).desc()).limit(limit)
+        if topic is not None:
+            query = query.where(_P.topic == topic)
+        if ledger_id is not None:
+            query = query.where(_P.ledger_id == ledger_id)
+        if state:
+            query = query.where(is_dead_letter() if is_dead else _P.state == state.value)
+        return self._db.read(lambda c: mark_paused(c, [to_intent(row) for row in c.execute(query)]))
+
+    @reads
+    def failures(
+        self,
+        connection: Connection,
+        *,
+        topic_id: TopicId | None = None,
+        batch_id: str | None = None,
+        ledger_ids: Sequence[LedgerId] | None = None,
+        limit: int,
+    ) -> Sequence[DeletionIntent]:
+        alone = and_(_P.state == _PENDING, _P.claim_workflow.is_not(None))
+        query = select(*INTENT).where(or_(is_dead_letter(), alone)).order_by(_P.row_id.desc()).limit(limit)
+        if topic_id is not None:
+            query = query.where(_P.topic_id == topic_id)
+        if batch_id is not None:
+            query = query.where(_P.batch_id == batch_id)
+        if ledger_ids is not None:
+            query = query.where(among(connection, _P.ledger_id, ledger_ids))
+        return [to_intent(row) for row in connection.execute(query)]
+
+
+def _to_intents_with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
+    """Convert rows to intents, and set `referenced`. A copy of another upload, with another uuid, does not count.
+
+    A listed copy with an unreadable uuid counts as referenced.
+    """
+    intents = [to_intent(row) for row in rows]
+    copies = _copies(connection.dialect.name).execute(connection, {(intent.ledger_id,) for intent in intents})
+    uuid_by_copy: dict[tuple[int, str], str | None] = {}
+    for row in copies:
+        context = parse_context(row.context)
+        uuid_by_copy[row.ledger_id, row.kind] = _ANY_UUID if context is None else context.get("uuid")
+    keys = [(intent.ledger_id, intent.copy.value) for intent in intents]
+    return [
+        replace(intent, referenced=key in uuid_by_copy and uuid_by_copy[key] in {_ANY_UUID, intent.context.get("uuid")})
+        for intent, key in zip(intents, keys, strict=True)
+    ]
+
+
+@cache
+def _copies(dialect: str) -> Statement:
+    ledgers, c = bulk_parameter(dialect, "ledgers", {"id": BIG}), t.ledger_copy.c
+    listed = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == c.ledger_id)
+    query = select(c.ledger_id, c.kind, as_text(c.context)).select_from(listed)
+    return Statement(sql=query.where(c.ledger_id.in_(select(ledgers.source.c.id))), rows=ledgers)
+
+
+def _audit_ledger(connection: Connection, row: Row[Any], result: IntentResult, *, at_us: int) -> None:
+    actor, reason = _find_decision(connection, row)
+    detail = {
+        "ledger": row.ledger_id,
+        "copy": row.copy,
+        "generation": row.generation,
+        "outcome": result.outcome.value,
+        "objects": result.objects,
+        "size_bytes": result.size_bytes,
+        "error": result.error,
+    }
+    audit(
+        connection,
+        "delete-ledger",
+        Cause(actor=actor, reason=reason, workflow_id=row.claim_workflow),
+        at_us=at_us,
+        topic_id=TopicId(row.topic_id),
+        topic=row.topic,
+        run_id=row.batch_id or None,
+        detail=detail,
+    )
+
+
+def _find_decision(connection: Connection, row: Row[Any]) -> tuple[str, str]:
+    """Return actor and reason of the detach, or of the batch if the ledger's creator gave it up."""
+    if row.actor:
+        return row.actor, row.reason
+    of_batch = select(_A.actor, _A.reason).where(_A.run_id == row.batch_id).order_by(_A.audit_id).limit(1)
+    decision = connection.execute(of_batch).first()
+    return (decision.actor, decision.reason) if decision else ("sexton", "")
+
+
+def _audit_batch(
+    connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, tally: Tally, *, at_us: int
+) -> None:
+    names = select(func.min(_P.topic), func.max(_P.topic)).where(_P.batch_id == batch_id)
+    topic, other = connection.execute(names).one()
+    audit(
+        connection,
+        "delete-ledgers",
+        cause,
+        at_us=at_us,
+        topic_id=topic_id,
+        topic=topic if topic == other else None,  # a batch may be of several topics
+        run_id=batch_id,
+        detail={"outcomes": dict(tally.outcomes), "objects": tally.objects, "size_bytes": tally.size_bytes},
+        span=AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == batch_id),
+    )

@@ -1,0 +1,178 @@
+"""Component ledgers in SQL: their lists, creation, publication and retirement."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Row, select
+
+from infra.catalog import tables as t
+from infra.catalog.audit_log import audit
+from infra.catalog.deletion.intent_queries import keys_of
+from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
+from infra.catalog.engine.database import CatalogAdapter, writes
+from infra.catalog.engine.dialect_sql import among
+from infra.catalog.log.ledger_rows import canonical_json, ensure_list, insert_newborn, to_ledger
+from infra.catalog.log.topic_rows import lock_active_topic, read_topic
+from logstore.errors import UnknownObject
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
+from logstore.ports.catalog import Cause, Ledger, Topic
+from logstore.positions import LedgerId, TopicId
+from logstore.records.tombstones import EndingOperation, is_durable
+
+REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
+    Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,
+    Component.SCHEMA_STORAGE.value: t.schema_version.c.ledger_id,
+    Component.TXN_SNAPSHOT.value: t.transaction_snapshot.c.ledger_id,
+    Component.DELAYED_INDEX.value: t.delayed_bucket.c.ledger_id,
+}
+"""Column that refers to a ledger in use, for components whose ledgers are used by reference and not by place."""
+
+
+_LEDGERS_PER_PAGE: Final = 1_000  # about a megabyte, read in a hundredth of a second
+_LISTS_PER_READ: Final = 500  # lists of cursors, schemas and indexes, which have few ledgers each
+
+
+class SqlComponents(CatalogAdapter):
+    """The `Components` port."""
+
+    @writes("catalog.create_component_ledger")
+    def create(
+        self,
+        connection: Connection,
+        topic_id: TopicId,
+        component: Component,
+        keys: Mapping[str, str],
+        *,
+        application: str,
+    ) -> LedgerStatement:
+        topic = lock_active_topic(connection, topic_id)
+        owner = LedgerOwner(
+            application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
+        )
+        list_id = ensure_list(connection, topic_id, component, keys)
+        return insert_newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
+
+    def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
+        return [ledger for page in self.iterate_pages(topic_id) for ledger in page]
+
+    def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
+        lists = self._db.read(lambda connection: _lists(connection, topic_id, component))
+        data = Component.MANAGED_LEDGER
+        # The data list has any number of ledgers, and other lists have few.
+        single_chunks = [[owned_list] for owned_list in lists if owned_list.component is data]
+        other_lists = [owned_list for owned_list in lists if owned_list.component is not data]
+        other_chunks = [other_lists[at : at + _LISTS_PER_READ] for at in range(0, len(other_lists), _LISTS_PER_READ)]
+        for chunk in (*single_chunks, *other_chunks):
+            yield from self._pages_of(topic_id, chunk)
+
+    def _pages_of(self, topic_id: TopicId, chunk: "Sequence[_OwnedList]") -> Iterator[Sequence[Ledger]]:
+        limit = _LEDGERS_PER_PAGE if chunk[0].component is Component.MANAGED_LEDGER else None
+
+        def read(after: int) -> list[Ledger]:
+            return self._db.read(lambda connection: _page(connection, topic_id, chunk, after=after, limit=limit))
+
+        page = read(-1)
+        while page:
+            yield page
+            page = read(page[-1].ledger_id) if limit is not None and len(page) == limit else []
+
+
+def share_lock_newborn_topic(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
+    """Return the topic under a share lock, or `None` if it was deleted.
+
+    If it was deleted, storage is searched again for objects that the creator stored since.
+    """
+    try:
+        return read_topic(connection, topic_id, share=True)
+    except UnknownObject:
+        reopen_intent(connection, ledger_id)
+        return None
+
+
+def read_newborn(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
+    """Return the row of a ledger that its creator wants to publish, or `None` if the ledger was abandoned.
+
+    If it was abandoned, storage is searched again for objects that the creator stored since.
+
+    The caller holds the lock of the list. `ledger_id` may be a ledger that is already published.
+    """
+    query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
+    row = connection.execute(query).first()
+    if row is None:
+        reopen_intent(connection, ledger_id)
+    return row
+
+
+def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
+    """Replace a component ledger by an audited intent without a workflow.
+
+    A trim of the topic or a sweep takes up the intent, even if this process dies (apache/pulsar#982).
+    """
+    durable = is_durable(EndingOperation.UPKEEP, topic_setting=topic.durable_delete)
+    file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us, durable=durable)
+    cause = Cause(actor="sexton", reason=reason, workflow_id="")
+    audit(
+        connection,
+        "retire",
+        cause,
+        at_us=now_us,
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        detail={"ledger": int(ledger_id)},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnedList:
+    list_id: int
+    component: Component
+    keys: Mapping[str, str]
+
+
+def _lists(connection: Connection, topic_id: TopicId, component: Component | None) -> list[_OwnedList]:
+    """Return the topic's lists, data first. They are sorted here, because a database sorts text by its locale."""
+    lists = t.ledger_list.c
+    query = select(lists.list_id, lists.component, lists.owner).where(lists.topic_id == topic_id)
+    if component is not None:
+        query = query.where(lists.component == component.value)
+    owned_lists = [
+        _OwnedList(row.list_id, Component(row.component), keys_of(row.owner)) for row in connection.execute(query)
+    ]
+    data = Component.MANAGED_LEDGER
+    return sorted(
+        owned_lists,
+        key=lambda owned_list: (
+            owned_list.component is not data,
+            owned_list.component,
+            canonical_json(owned_list.keys),
+        ),
+    )
+
+
+def _page(
+    connection: Connection, topic_id: TopicId, chunk: Sequence[_OwnedList], *, after: int, limit: int | None
+) -> list[Ledger]:
+    """Return at most `limit` ledgers of these lists with ids above `after`, in the order of the lists."""
+    index_by_list = {owned_list.list_id: index for index, owned_list in enumerate(chunk)}
+    conditions = (
+        among(connection, t.ledger.c.list_id, index_by_list),
+        t.ledger.c.place.is_not(None),
+        t.ledger.c.ledger_id > after,
+    )
+    rows = connection.execute(select(t.ledger).where(*conditions).order_by(t.ledger.c.ledger_id).limit(limit)).all()
+    copy = t.ledger_copy.c
+    is_live = (among(connection, copy.ledger_id, [row.ledger_id for row in rows]), copy.state == CopyState.LIVE.value)
+    kinds_by_ledger: dict[int, set[CopyKind]] = {}
+    for row in connection.execute(select(copy.ledger_id, copy.kind).where(*is_live)):
+        kinds_by_ledger.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
+    return [
+        to_ledger(
+            row,
+            topic_id,
+            component=chunk[index_by_list[row.list_id]].component,
+            copies=tuple(sorted(kinds_by_ledger.get(row.ledger_id, ()))),
+            keys=chunk[index_by_list[row.list_id]].keys,
+        )
+        for row in sorted(rows, key=lambda row: (index_by_list[row.list_id], row.ledger_id))
+    ]

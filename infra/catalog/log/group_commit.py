@@ -1,0 +1,275 @@
+"""Group commit in SQL: many small writes in one transaction of set-based statements.
+
+1. All rows that the writes depend on are locked: topics, ledgers, sequences, transactions, cursors, in this order, and
+   by key within each kind.
+2. Each write is decided under these locks.
+3. All accepted writes are written. Each refused write gets its error.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+from pyroaring import BitMap
+from sqlalchemy import Connection, select
+
+from infra.catalog import tables as t
+from infra.catalog.cursors.acknowledgements import acknowledge_all
+from infra.catalog.delayed.bucket_rows import count_delayed
+from infra.catalog.deletion.intent_rows import reopen_late
+from infra.catalog.engine.database import CatalogAdapter, writes
+from infra.catalog.engine.dialect_sql import BIG, Statement, bulk_parameter, dataclass_from_row
+from infra.catalog.log.data_ledgers import read_epoch
+from infra.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
+from infra.catalog.log.producer_sequence_rows import ProducerKey, lock_sequences, put_sequences
+from infra.catalog.log.topic_rows import add_share_lock
+from infra.catalog.transactions.buffer_rows import hide_entries, insert_ranges
+from infra.catalog.transactions.participant_rows import insert_participants
+from infra.catalog.transactions.transaction_decisions import begin_transactions, end_transactions
+from infra.catalog.transactions.transaction_rows import lock_transactions
+from logstore.errors import (
+    LedgerFenced,
+    SextonError,
+    TransactionNotOpen,
+)
+from logstore.log.ledgers import LedgerState
+from logstore.log.producer_sequences import ProducerSequence
+from logstore.ports.catalog import (
+    Acknowledge,
+    BeginTransaction,
+    EndTransaction,
+    LedgerEnd,
+    RegisterSegment,
+    RegisterSegmentResult,
+    TopicState,
+    Write,
+    WriteResult,
+)
+from logstore.positions import LedgerId
+from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
+
+W = TypeVar("W", bound=Write)
+
+
+class SqlCommits(CatalogAdapter):
+    """The `Commits` port."""
+
+    @writes("catalog.group_commit")
+    def commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
+        registrations, ends = _writes_of_kind(writes, RegisterSegment), _writes_of_kind(writes, EndTransaction)
+        locked = _lock_rows(connection, registrations) if registrations else None
+        transactions = lock_transactions(connection, _find_transactions(writes))
+        states = {txn: TransactionState(row.state) for txn, row in transactions.items()}
+        begins, acknowledgements = _writes_of_kind(writes, BeginTransaction), _writes_of_kind(writes, Acknowledge)
+        cursors = {(acknowledgement.topic_id, acknowledgement.subscription) for acknowledgement in acknowledgements}
+        now_us = self._db.now_us(connection) if begins or ends else 0  # read under the locks; appends need no clock
+        results_by_kind: dict[type[Write], Iterator[WriteResult]] = {
+            RegisterSegment: iter(_register_all(connection, locked, registrations, states) if locked else ()),
+            BeginTransaction: iter(begin_transactions(connection, begins, now_us=now_us)),
+            EndTransaction: iter(
+                end_transactions(connection, ends, transactions, states, next_cursors=cursors, now_us=now_us)
+            ),
+            Acknowledge: iter(acknowledge_all(connection, acknowledgements, states)),
+        }
+        return [next(results_by_kind[type(write)]) for write in writes]
+
+
+def _writes_of_kind(writes: Sequence[Write], kind: type[W]) -> list[W]:
+    return [write for write in writes if isinstance(write, kind)]
+
+
+def _find_transactions(writes: Sequence[Write]) -> set[TransactionId]:
+    """Return the transactions that any write depends on. Locking all at once prevents deadlocks between two commits."""
+    txns: set[TransactionId] = set()
+    for write in writes:
+        match write:
+            case RegisterSegment():
+                txns |= {part.txn for part in write.transactions}
+            case Acknowledge(txn=TransactionId() as txn) | EndTransaction(txn=txn):
+                txns.add(txn)
+    return txns
+
+
+@dataclass(slots=True, kw_only=True)
+class _LockedLedger:
+    topic_id: int
+    state: str
+    entries: int
+    size_bytes: int
+    segments: int
+    last_segment: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _LockedRows:
+    """Locked rows that the registrations of a batch depend on. Only ACTIVE topics are locked."""
+
+    epoch: int
+    topics: dict[int, str]
+    names: dict[int, str]
+    ledgers: dict[int, _LockedLedger]
+    sequences: dict[ProducerKey, ProducerSequence]
+    segments: list[tuple[int, int, int, int, int, str | None, int]] = field(default_factory=list)
+    touched: set[int] = field(default_factory=set)
+    delayed: dict[int, int] = field(default_factory=dict)  # entries with a delivery time, by topic
+    advanced: dict[ProducerKey, ProducerSequence] = field(default_factory=dict)
+
+
+def _register_all(
+    connection: Connection,
+    locked: _LockedRows,
+    writes: Sequence[RegisterSegment],
+    transactions: Mapping[TransactionId, TransactionState],
+) -> list[WriteResult]:
+    """Decide registrations in order. A refused registration changes neither its ledger nor its producers."""
+    results = [_decide_registration(locked, write, transactions) for write in writes]
+    if locked.segments:
+        rows = [
+            (ledger_id, *(getattr(locked.ledgers[ledger_id], name) for name in GROWING_COLUMNS))
+            for ledger_id in locked.touched
+        ]
+        insert_segments(connection, locked.segments, rows)
+    registered = [
+        (write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, RegisterSegmentResult)
+    ]
+    _add_to_buffers(
+        connection,
+        locked,
+        [(write, result.first_entry) for write, result in registered if write.transactions or write.markers],
+    )
+    put_sequences(connection, locked.advanced)
+    if locked.delayed:
+        count_delayed(connection, locked.delayed)
+    # An OPEN ledger has its primary copy, so phase two has not searched storage for this ledger. Uploads to other
+    # ledgers may be late.
+    open_ledgers = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
+    late_ledgers = {
+        write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in open_ledgers
+    }
+    if late_ledgers:
+        reopen_late(connection, late_ledgers, epoch=locked.epoch)
+    return results
+
+
+def _lock_rows(connection: Connection, writes: Sequence[RegisterSegment]) -> _LockedRows:
+    """Lock topics, then ledgers, then sequences, each by key, so that two batches cannot deadlock."""
+    locks = _lock_statements(connection.dialect.name)
+    topic_ids = {write.topic_id for write in writes}
+    topics = locks.topics.execute(connection, {(topic_id,) for topic_id in topic_ids}).all()
+    states = {row.topic_id: row.state for row in topics}
+    ledgers = locks.ledgers.execute(connection, {(write.ledger_id,) for write in writes}).all()
+    pairs = {(write.topic_id, part.producer) for write in writes for part in write.producers}
+    sequences = lock_sequences(connection, pairs)
+    topic_columns, inactive = t.topic.c, topic_ids - states.keys()
+    if inactive:
+        rows = connection.execute(
+            select(topic_columns.topic_id, topic_columns.state).where(topic_columns.topic_id.in_(inactive))
+        )
+        states |= {row.topic_id: row.state for row in rows}
+    return _LockedRows(
+        epoch=(topics and topics[0].epoch) or read_epoch(connection),  # no epoch: the row is lost
+        topics=states,
+        names={row.topic_id: row.name for row in topics},
+        ledgers={row.ledger_id: dataclass_from_row(_LockedLedger, row) for row in ledgers},
+        sequences=sequences,
+    )
+
+
+def _add_to_buffers(connection: Connection, locked: _LockedRows, writes: Sequence[tuple[RegisterSegment, int]]) -> None:
+    """Add transactional entries and transaction markers of registered segments to the buffers of their topics."""
+    if not writes:
+        return
+    ranges, hidden, participants = [], dict[LedgerId, BitMap](), set()
+    for write, first_entry in writes:
+        for part in write.transactions:
+            row = (
+                write.ledger_id,
+                first_entry + part.offset,
+                part.entries,
+                write.topic_id,
+                part.txn.tc_id,
+                part.txn.sequence,
+            )
+            ranges.append(row)
+            participants.add((part.txn, Participant(write.topic_id), locked.names[write.topic_id]))
+        if write.markers:
+            bits = BitMap(first_entry + offset for offset in write.markers)
+            hidden[write.ledger_id] = hidden.get(write.ledger_id, BitMap()) | bits
+    insert_participants(connection, participants)
+    insert_ranges(connection, ranges)
+    hide_entries(connection, {write.ledger_id: write.topic_id for write, _ in writes}, hidden)
+
+
+def _decide_registration(
+    locked: _LockedRows, write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
+) -> WriteResult:
+    ledger = locked.ledgers.get(write.ledger_id)
+    keys = {(write.topic_id, advance.producer) for advance in write.producers}
+    refusal = write.refusal(
+        epoch=locked.epoch,
+        topic=locked.topics.get(write.topic_id),
+        ledger=LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
+        sequences={key[1]: locked.sequences[key] for key in keys & locked.sequences.keys()},
+    ) or _transaction_refusal(write, transactions)
+    if refusal or ledger is None:  # an unlisted ledger is refused
+        return refusal or LedgerFenced(f"ledger {write.ledger_id}: expected one in a list")
+    first_entry = ledger.entries
+    ledger.entries += write.entries
+    ledger.size_bytes += write.size_bytes
+    ledger.segments += 1
+    ledger.last_segment = write.number
+    locked.touched.add(write.ledger_id)
+    locked.segments.append(
+        (write.ledger_id, write.number, first_entry, write.entries, write.size_bytes, write.sha256, write.delayed)
+    )
+    if write.delayed:
+        locked.delayed[write.topic_id] = locked.delayed.get(write.topic_id, 0) + write.delayed
+    for part in write.producers:
+        key = (write.topic_id, part.producer)
+        sequence = locked.sequences.get(key, ProducerSequence())
+        locked.sequences[key] = locked.advanced[key] = sequence.advance(part.last, part.txn)
+    return RegisterSegmentResult(
+        first_entry=first_entry, ledger_entries=ledger.entries, ledger_size_bytes=ledger.size_bytes
+    )
+
+
+def _transaction_refusal(
+    write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
+) -> SextonError | None:
+    """Return an error if a transaction is not open. The writer then removes its entries and appends the others."""
+    for part in write.transactions:
+        state = transactions.get(part.txn)
+        if state is None:
+            return TransactionNotOpen(str(part.txn), doing="append", state="no such transaction")
+        if state is not TransactionState.OPEN:
+            return TransactionNotOpen(str(part.txn), doing="append", state=state.value)
+    return None
+
+
+class _LockStatements(NamedTuple):
+    topics: Statement  # share-locks the ACTIVE ones, and reads the catalog's epoch
+    ledgers: Statement  # locks the listed ones, and reads the topic of their list
+
+
+@cache
+def _lock_statements(dialect: str) -> _LockStatements:
+    topics, ledgers = (
+        bulk_parameter(dialect, "asked", {"topic_id": BIG}),
+        bulk_parameter(dialect, "asked", {"ledger_id": BIG}),
+    )
+    epoch = select(t.catalog.c.epoch).scalar_subquery()
+    of_topics = select(t.topic.c.topic_id, t.topic.c.name, t.topic.c.state, epoch.label("epoch"))
+    active = (t.topic.c.topic_id.in_(select(topics.source.c.topic_id)), t.topic.c.state == TopicState.ACTIVE.value)
+    listed = (t.ledger.c.ledger_id.in_(select(ledgers.source.c.ledger_id)), t.ledger.c.place.is_not(None))
+    columns = (
+        t.ledger.c.ledger_id,
+        t.ledger.c.state,
+        *(t.ledger.c[name] for name in GROWING_COLUMNS),
+        t.ledger_list.c.topic_id,
+    )
+    of_ledgers = select(*columns).join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).where(*listed)
+    return _LockStatements(
+        topics=Statement(sql=add_share_lock(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),
+        ledgers=Statement(sql=of_ledgers.order_by(t.ledger.c.ledger_id).with_for_update(of=t.ledger), rows=ledgers),
+    )

@@ -1,0 +1,217 @@
+"""All records of the catalog about one ledger, read in one transaction."""
+
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.intent_queries import INTENT, keys_of, to_intent
+from infra.catalog.deletion.run_rows import SEVERAL_TOPICS, is_stalled
+from infra.catalog.engine.database import CatalogAdapter, reads
+from infra.catalog.engine.dialect_sql import as_text, dataclass_from_row, parse_context, parse_context_or_empty
+from infra.catalog.identity.catalog_row import read_catalog_row
+from infra.catalog.log.ledger_rows import last_ledger_id
+from infra.catalog.records.tombstone_rows import find_tombstone
+from logstore.deletion.intents import DeletionIntent
+from logstore.errors import UnknownObject
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
+from logstore.ports.catalog import (
+    AuditEntry,
+    InspectedCopy,
+    InspectedIntent,
+    LedgerHistory,
+    LiveLedger,
+    Reference,
+    ReferenceKind,
+)
+from logstore.positions import LedgerId, TopicId
+
+_A = t.audit.c
+
+
+class SqlInspection(CatalogAdapter):
+    """The `Inspection` port."""
+
+    @reads
+    def ledger(self, connection: Connection, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
+        ceiling = read_catalog_row(connection).next_ledger_id
+        if not 0 <= ledger_id < ceiling:
+            expected = f"an id that was given to a ledger, below {ceiling}"
+            raise UnknownObject("ledger", expected=expected, found=ledger_id)
+        row = read_live_ledger(connection, ledger_id)
+        filed = _read_intents(connection, ledger_id, now_us=self._db.now_us(connection))
+        live = list(read_live_copies(connection, row)) if row else []
+        topics = {one.intent.topic_id for one in filed} | ({row.topic_id} if row else set())
+        # If the ledger's topic is not known any more, the whole audit log is read, because nothing else identifies the
+        # rows.
+        of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
+        named = _concerns_ledger(ledger_id, of_topics, filed, live=row is not None)
+        return LedgerHistory(
+            ledger_id=ledger_id,
+            live=dataclass_from_row(LiveLedger, row, state=LedgerState(row.state), listed=row.place is not None)
+            if row
+            else None,
+            references=list(_references(connection, row)) if row else [],
+            copies=[*live, *_detached_copies(filed, live)],
+            intents=filed,
+            decisions=list(islice(_iterate_concerning(connection, ledger_id, filed, named), decisions)),
+            tombstone=find_tombstone(connection, ledger_id),
+        )
+
+    @reads
+    def decisions(
+        self, connection: Connection, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
+    ) -> list[AuditEntry]:
+        of_topic = true() if topic is None else _A.topic == topic
+        if ledger_id is None:
+            return list(islice(_iterate_entries(connection, of_topic), limit))
+        filed, live = (
+            _read_intents(connection, ledger_id, now_us=0),
+            read_live_ledger(connection, ledger_id) is not None,
+        )
+        named = and_(of_topic, _concerns_ledger(ledger_id, of_topic, filed, live=live))
+        return list(islice(_iterate_concerning(connection, ledger_id, filed, named), limit))
+
+
+def _read_intents(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[InspectedIntent]:
+    p = t.pending_deletion.c
+    query = select(*INTENT).add_columns(is_stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
+    return [
+        dataclass_from_row(InspectedIntent, row, intent=to_intent(row), stalled=bool(row.stalled))
+        for row in connection.execute(query.order_by(p.row_id.desc()))
+    ]
+
+
+def _detached_copies(intents: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
+    """Yield copies that only intents describe. Of each copy, the newest generation is yielded."""
+    known_copies = {(copy.intent.copy, copy.intent.context.get("uuid")) for copy in live}
+    for intent in intents:
+        key = (intent.intent.copy, intent.intent.context.get("uuid"))
+        if key not in known_copies:
+            known_copies.add(key)
+            yield InspectedCopy(state=intent.intent.state.value, intent=intent.intent)
+
+
+def _concerns_ledger(
+    ledger_id: LedgerId, of_topics: ColumnElement[bool], intents: list[InspectedIntent], *, live: bool
+) -> ColumnElement[bool]:
+    """Select rows about this ledger or its batches. If the ledger is gone, also select ranges that may contain it."""
+    is_in_range = and_(of_topics, _A.first_ledger <= ledger_id, _A.last_ledger >= ledger_id)
+    if live:
+        is_in_range = and_(is_in_range, _A.first_ledger == _A.last_ledger)
+    return or_(is_in_range, _A.run_id.in_(sorted(_batch_ids(intents))))
+
+
+def _batch_ids(intents: list[InspectedIntent]) -> set[str]:
+    return {intent.intent.batch_id for intent in intents} - {""}
+
+
+def _iterate_concerning(
+    connection: Connection, ledger_id: LedgerId, intents: list[InspectedIntent], condition: ColumnElement[bool]
+) -> Iterator[AuditEntry]:
+    batch_ids = _batch_ids(intents)
+    return (
+        entry for entry in _iterate_entries(connection, condition) if not _is_unrelated(entry, ledger_id, batch_ids)
+    )
+
+
+def _is_unrelated(entry: AuditEntry, ledger_id: LedgerId, batch_ids: Container[str | None]) -> bool:
+    """Return whether the range of an audit row does not mean this ledger. A complete sample decides.
+
+    With an incomplete sample, the answer depends on the topics. Ledgers of one topic are contiguous, so the range means
+    this ledger. Ledgers of several topics are not, so only the batch id decides.
+    """
+    sample, count = entry.detail.get("sample"), entry.detail.get("ledgers")
+    if isinstance(sample, list) and count == len(sample):
+        return ledger_id not in sample
+    return isinstance(sample, list) and entry.topic is None and entry.run_id not in batch_ids
+
+
+def _iterate_entries(connection: Connection, where: ColumnElement[bool]) -> Iterator[AuditEntry]:
+    """Yield rows of the audit log, newest first. They are read while the caller iterates."""
+    newest = select(t.audit).where(where).order_by(_A.audit_id.desc())
+    with connection.execute(newest, execution_options={"yield_per": 100}) as result:
+        yield from (dataclass_from_row(AuditEntry, row) for row in result)
+
+
+def read_live_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
+    """Return the ledger's row with the owner of its list and the name of its topic, or `None`."""
+    lists, topics = t.ledger_list, t.topic
+    source = t.ledger.join(lists, lists.c.list_id == t.ledger.c.list_id).join(
+        topics, topics.c.topic_id == lists.c.topic_id
+    )
+    columns = (t.ledger, lists.c.topic_id, lists.c.component, lists.c.owner, topics.c.name.label("topic"))
+    return connection.execute(select(*columns).select_from(source).where(t.ledger.c.ledger_id == ledger_id)).first()
+
+
+def read_live_copies(connection: Connection, row: Row[Any]) -> Iterator[InspectedCopy]:
+    """Yield the ledger's copies, each with the intent that a detach would file."""
+    c = t.ledger_copy.c
+    query = select(c.kind, c.state, as_text(c.context)).where(c.ledger_id == row.ledger_id)
+    for copy in connection.execute(query.order_by(c.kind)):
+        yield InspectedCopy(state=copy.state, intent=_intent_of_detach(row, copy))
+
+
+def _intent_of_detach(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
+    return DeletionIntent(
+        row_id=0,
+        batch_id="",
+        ledger_id=LedgerId(row.ledger_id),
+        copy=CopyKind(copy.kind),
+        generation=row.generation + 1,
+        application=row.application,
+        component=row.component,
+        topic_id=TopicId(row.topic_id),
+        topic=row.topic,
+        keys=keys_of(row.owner),
+        context=parse_context_or_empty(copy.context),
+        damage=None if parse_context(copy.context) is not None else f"context (found {copy.context[:80]!r})",
+        segments=row.segments,
+        last_segment=row.last_segment,
+        ledger_created_us=row.created_us,
+        size_bytes=row.size_bytes,
+        epoch=row.epoch,
+    )
+
+
+def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
+    """Yield the references to the ledger. An unlisted ledger has no references."""
+    if row.place is None:
+        return
+    last = last_ledger_id(connection, row.list_id) == row.ledger_id
+    where = {"component": row.component, "keys": keys_of(row.owner), "place": row.place, "last": last}
+    yield Reference(kind=ReferenceKind.LIST, facts=where)
+    yield from _cursor_references(connection, row)
+    v, c = t.schema_version.c, t.ledger_copy.c
+    versions = select(v.version).where(v.topic_id == row.topic_id, v.ledger_id == row.ledger_id).order_by(v.version)
+    for version in connection.execute(versions).scalars():
+        yield Reference(kind=ReferenceKind.SCHEMA, facts={"version": version})
+    s = t.transaction_snapshot.c
+    buffers = select(s.read_ledger, s.read_entry).where(s.topic_id == row.topic_id, s.ledger_id == row.ledger_id)
+    for at, entry in connection.execute(buffers):
+        yield Reference(kind=ReferenceKind.TXN_SNAPSHOT, facts={"read_to": f"{at}:{entry}"})
+    b = t.delayed_bucket.c
+    ends = (b.first_ledger, b.first_entry, b.last_ledger, b.last_entry)
+    buckets = select(b.messages, *ends).where(b.topic_id == row.topic_id, b.ledger_id == row.ledger_id)
+    for messages, *at in connection.execute(buckets):
+        facts = {"from": f"{at[0]}:{at[1]}", "to": f"{at[2]}:{at[3]}", "messages": messages}
+        yield Reference(kind=ReferenceKind.DELAYED_INDEX, facts=facts)
+    writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
+    offloads = select(as_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
+    for context in connection.execute(offloads).scalars():
+        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": parse_context_or_empty(context).get("uuid")})
+
+
+def _cursor_references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
+    """Yield, by name, subscriptions that have not acknowledged the whole ledger, or whose state the ledger holds."""
+    c = t.cursor.c
+    inside = and_(c.mark_ledger == row.ledger_id, c.mark_entry < row.entries - 1)
+    holds_data = row.component == Component.MANAGED_LEDGER.value and row.entries > 0
+    needs = or_(c.mark_ledger < row.ledger_id, inside) if holds_data else c.snapshot_ledger == row.ledger_id
+    query = select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == row.topic_id, needs)
+    kind = ReferenceKind.CURSOR if holds_data else ReferenceKind.CURSOR_SNAPSHOT
+    for cursor in sorted(connection.execute(query).all()):
+        facts = {"subscription": cursor.name, "mark_delete": f"{cursor.mark_ledger}:{cursor.mark_entry}"}
+        yield Reference(kind=kind, facts=facts)

@@ -1,0 +1,115 @@
+"""Rows of producers' sequence ids. No other module writes these rows.
+
+The last ids of a row may be in a transaction, whose outcome decides whether they count. The outcome is read each time.
+It is written into the row only before the transaction is forgotten. So the end of a transaction costs no statement
+here.
+
+Locks: after topics and ledgers, before transactions, by topic and producer.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from typing import Any, Final
+
+from sqlalchemy import Connection, and_, case, delete, select, true, tuple_, update
+from sqlalchemy.types import TypeEngine
+
+from infra.catalog import tables as t
+from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, bulk_parameter, dialect_insert
+from infra.catalog.transactions.transaction_rows import read_states
+from logstore.log.producer_sequences import ProducerSequence
+from logstore.positions import TopicId
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
+
+ProducerKey = tuple[int, str]
+"""Id of a topic, and name of a producer."""
+
+_P: Final = t.producer_sequence.c
+_COLUMNS: Final = (_P.topic_id, _P.producer, _P.sequence_id, _P.kept_id, _P.txn_tc, _P.txn_seq)
+_OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
+
+
+def read_sequences(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
+    """Return the sequences by producer. Producers without a row are left out."""
+    query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
+    sequences = _to_sequences(connection, connection.execute(query).all())
+    return {producer: sequence for (_, producer), sequence in sequences.items()}
+
+
+def lock_sequences(connection: Connection, keys: Collection[ProducerKey]) -> dict[ProducerKey, ProducerSequence]:
+    """Lock the rows of producers. A missing row is protected by the lock of the topic's open ledger."""
+    rows = _locking(connection.dialect.name).execute(connection, keys).all() if keys else []
+    return _to_sequences(connection, rows)
+
+
+@cache
+def _locking(dialect: str) -> Statement:
+    requested = bulk_parameter(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
+    c = requested.source.c
+    query = select(*_COLUMNS).join(requested.source, and_(_P.topic_id == c.topic_id, _P.producer == c.producer))
+    in_order = query.order_by(_P.topic_id, _P.producer).with_for_update(of=t.producer_sequence)
+    return Statement(sql=in_order, rows=requested)
+
+
+def _to_sequences(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, ProducerSequence]:
+    """Return the sequences of rows.
+
+    A transaction that is decided meanwhile counts as open, so that its producer asks again.
+    """
+    txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
+    states = read_states(connection, txns) if txns else {}
+    return {
+        (topic_id, producer): ProducerSequence(last, last)
+        if tc_id is None
+        else _sequence_in_transaction(last, kept, TransactionId(tc_id, sequence), states)
+        for topic_id, producer, last, kept, tc_id, sequence in rows
+    }
+
+
+def _sequence_in_transaction(
+    last: int, kept: int, txn: TransactionId, states: Mapping[TransactionId, TransactionState]
+) -> ProducerSequence:
+    state = states.get(txn)
+    if state is TransactionState.OPEN:
+        return ProducerSequence(kept, last, txn)
+    return ProducerSequence.without_transaction(last if state is None or state.is_commit else kept)
+
+
+def put_sequences(connection: Connection, sequences: Mapping[ProducerKey, ProducerSequence]) -> None:
+    """Write sequences of producers whose rows are locked."""
+    rows_without_txn = [(*key, sequence.last) for key, sequence in sequences.items() if sequence.txn is None]
+    rows_in_txn = [
+        (*key, sequence.last, sequence.committed, txn.tc_id, txn.sequence)
+        for key, sequence in sequences.items()
+        if (txn := sequence.txn)
+    ]
+    for rows, columns in ((rows_without_txn, ()), (rows_in_txn, _OF_TRANSACTION)):
+        if rows:
+            _putting(connection.dialect.name, columns).execute(connection, rows)
+
+
+@cache
+def _putting(dialect: str, more: tuple[str, ...]) -> Statement:
+    """Return the statement that writes the columns and `more`. Other columns become null."""
+    type_by_column: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
+    moved = bulk_parameter(dialect, "moved", {**type_by_column, **dict.fromkeys(more, BIG)})
+    source = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite misreads ON as a join
+    statement = dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, source)
+    new = {name: statement.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # others become null
+    return Statement(sql=statement.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved)
+
+
+def conclude_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
+    """Write the outcomes of transactions that are forgotten next. Aborted ids were never stored."""
+    if not state_by_txn:
+        return
+    row_txn = tuple_(_P.txn_tc, _P.txn_seq)
+    aborted = [(txn.tc_id, txn.sequence) for txn, state in state_by_txn.items() if not state.is_commit]
+    kept = case((row_txn.in_(aborted), _P.kept_id), else_=_P.sequence_id) if aborted else _P.sequence_id
+    change = update(t.producer_sequence).where(row_txn.in_([(txn.tc_id, txn.sequence) for txn in state_by_txn]))
+    connection.execute(change.values(sequence_id=kept, kept_id=None, txn_tc=None, txn_seq=None))
+
+
+def remove_producers(connection: Connection, topic_id: TopicId) -> int:
+    """Remove the producers of a topic that is being deleted. Return their number."""
+    return connection.execute(delete(t.producer_sequence).where(_P.topic_id == topic_id)).rowcount

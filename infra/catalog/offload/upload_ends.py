@@ -1,0 +1,92 @@
+"""Uploads of tiered copies: which uploads have ended, and how their copies leave the catalog."""
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, select
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.intent_queries import INTENT
+from infra.catalog.deletion.intent_rows import file_copy_intents, refile_intent, set_intent_context
+from infra.catalog.engine.dialect_sql import ReadableJson, as_text, parse_context_or_empty
+from infra.catalog.log.ledger_rows import set_copy_context
+from logstore.deletion.intents import DeletionState
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
+from logstore.offload.tiered_copy import UPLOAD_GRACE_S, context_after_upload, upload_ends_us
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId
+
+TIERED = CopyKind.OFFLOADED_LEDGER
+_P = t.pending_deletion
+
+
+def is_abandoned_upload(now_us: int) -> ColumnElement[bool]:
+    """Select tiered copies whose upload has ended and that will never be published.
+
+    If the context has no valid time, the copy and its ledger stay.
+    """
+    c = t.ledger_copy.c
+    stored_end = cast(ReadableJson(c.context)["until_us"].as_string(), Text)
+    is_number = func.length(stored_end).between(1, 18) & (func.ltrim(stored_end, "0123456789") == "")
+    end_us = case((is_number, cast(stored_end, t.Big)), else_=now_us)
+    has_ended = end_us + UPLOAD_GRACE_S * 1_000_000 <= now_us
+    return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & has_ended
+
+
+def build_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
+    """Return the expected statement of a ledger of messages. `row` must include the `component` of its list."""
+    owner = LedgerOwner(
+        application=row.application,
+        component=Component(row.component),
+        topic_id=topic.topic_id,
+        topic=topic.name,
+        keys={},
+    )
+    return LedgerStatement(owner=owner, ledger_id=row.ledger_id, created_us=row.created_us, epoch=row.epoch)
+
+
+def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
+    """Return the row of the ledger's tiered copy, with the offload context as text."""
+    c = t.ledger_copy.c
+    query = select(c.ledger_id, c.kind, c.state, as_text(c.context))
+    return connection.execute(query.where(c.ledger_id == ledger_id, c.kind == TIERED.value)).first()
+
+
+def end_upload(
+    connection: Connection, list_id: int | None, ledger_id: LedgerId, uuid: str, *, until_us: int | None, now_us: int
+) -> None:
+    """End an attempt like `Offloads.abandon`. The caller holds the lock of the list, if the list still exists.
+
+    `until_us` is the time of the attempt's last request, or `None` if all requests were answered.
+    """
+    copy = read_tiered_copy(connection, ledger_id)
+    if copy is None or parse_context_or_empty(copy.context).get("uuid") != uuid:
+        _end_upload_of_intents(connection, ledger_id, uuid, until_us, now_us)
+    elif copy.state == CopyState.WRITING.value and list_id is not None:
+        set_copy_context(
+            connection, ledger_id, TIERED, context_after_upload(parse_context_or_empty(copy.context), until_us)
+        )
+        is_ledger = t.ledger.c.ledger_id == ledger_id
+        file_copy_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
+
+
+def _end_upload_of_intents(
+    connection: Connection, ledger_id: LedgerId, uuid: str, until_us: int | None, now_us: int
+) -> None:
+    """Shorten the wait of the attempt's last intent, or file one more intent.
+
+    Phase two deletes nothing before the upload's end. So an intent that still waits will see every object. An intent
+    that no longer waits may have missed objects, so one more intent is filed. If the last intent has no end time, an
+    earlier call has done this.
+    """
+    conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
+    rows = connection.execute(select(*INTENT).where(*conditions).order_by(_P.c.generation).with_for_update()).all()
+    attempt_rows = [row for row in rows if parse_context_or_empty(row.context).get("uuid") == uuid]
+    last_context = parse_context_or_empty(attempt_rows[-1].context) if attempt_rows else {}
+    end_us = upload_ends_us(last_context)
+    if end_us is None:
+        return
+    last_intent, context = attempt_rows[-1], context_after_upload(last_context, until_us)
+    if last_intent.state == DeletionState.PENDING.value and end_us > now_us:
+        set_intent_context(connection, last_intent.row_id, context)
+    else:
+        refile_intent(connection, last_intent, context, now_us)

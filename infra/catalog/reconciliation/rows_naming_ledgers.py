@@ -1,0 +1,209 @@
+"""Rows of the catalog that name ledgers with objects in storage, for plans and applies."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Select, Text, cast, func, literal_column, select, union
+
+from infra.catalog import tables as t
+from infra.catalog.engine.dialect_sql import as_text, parse_context, text_or_empty
+from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
+from logstore.deletion.intents import DeletionState
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner
+from logstore.positions import LedgerId, TopicId
+from logstore.reconciliation.orphan_doubts_from_rows import CopyRow, LedgerRows, SegmentSums, StatedOwner
+
+_MAX_LEDGERS_PER_QUERY: Final = 5_000
+_L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
+
+ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
+"""Function that runs a query and returns rows by column name."""
+
+
+def read_ledger_rows(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
+    """Return the rows that name each ledger. Ledgers without such rows have an empty entry.
+
+    Copies are read before deletions, so a copy that is detached in between is seen as a copy or as a deletion.
+    """
+    rows_by_ledger: dict[int, LedgerRows] = {}
+    all_ids = sorted(set(ledger_ids))
+    for start in range(0, len(all_ids), _MAX_LEDGERS_PER_QUERY):
+        ids = all_ids[start : start + _MAX_LEDGERS_PER_QUERY]
+        owners, copies, tables, deletions = (
+            _group_by_ledger(read(select_rows(ids)))
+            for select_rows in (_ledger_owners, _copy_states, _naming_tables, _deletions)
+        )
+        successors = _successors(read, [row for rows in owners.values() for row in rows])
+        for ledger_id in ids:
+            rows, deletion_rows = owners[ledger_id], deletions[ledger_id]
+            stated_owners = [
+                *(_to_owner(row, "the ledger's row") for row in rows),
+                *(_to_owner(row, f"deletion {row['row_id']}") for row in deletion_rows),
+            ]
+            rows_by_ledger[ledger_id] = LedgerRows(
+                has_row=bool(rows),
+                component=rows[0]["component"] if rows else "",
+                counted=_sums(rows[0], "") if rows else SegmentSums(),
+                summed=_sums(rows[0], "summed_") if rows else SegmentSums(),
+                successor=successors.get(ledger_id),
+                copies=[_to_copy(row) for row in copies[ledger_id]],
+                owners=[owner for owner in stated_owners if owner],
+                tables=[str(row["named_by"]) for row in tables[ledger_id]],
+                is_primary_deleted=any(_is_ended_primary_deletion(row) for row in deletion_rows),
+            )
+    return rows_by_ledger
+
+
+def _group_by_ledger(rows: Iterable[Mapping[str, Any]]) -> Mapping[int, Sequence[Mapping[str, Any]]]:
+    rows_by_ledger = defaultdict(list)
+    for row in rows:
+        rows_by_ledger[int(row["ledger_id"])].append(row)
+    return rows_by_ledger
+
+
+def _to_owner(row: Mapping[str, Any], name: str) -> StatedOwner | None:
+    """Return the owner that a row states. `None`: the row is damaged, or its list or topic has no row."""
+    if not row["topic"]:
+        return None
+    try:
+        owner = LedgerOwner(
+            application=row["application"],
+            component=Component(row["component"]),
+            topic_id=TopicId(row["topic_id"]),
+            topic=row["topic"],
+            keys=json.loads(row["keys"]),
+        )
+        return StatedOwner(digest=owner.digest, topic=owner.topic, created_us=int(row["created_us"]), row=name)
+    except (ValueError, AttributeError, TypeError):
+        return None
+
+
+def _sums(row: Mapping[str, Any], prefix: str) -> SegmentSums:
+    names = ("segments", "entries", "size_bytes")
+    return SegmentSums(**{name: int(row[f"{prefix}{name}"]) for name in names})
+
+
+def _successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
+    """Return, by ledger, the newer ledger that its cursor or its topic's transaction snapshot names now.
+
+    A cursor that is younger than the ledger is another cursor of the same name. It proves nothing.
+    """
+    cursors, snapshots = (
+        [row for row in ledgers if row["component"] == component.value]
+        for component in (Component.MANAGED_CURSOR, Component.TXN_SNAPSHOT)
+    )
+    newest: dict[tuple[int, str], tuple[int, int]] = {}
+    for rows, query in ((cursors, _cursor_snapshots), (snapshots, _buffer_snapshots)):
+        topic_ids = {int(row["topic_id"]) for row in rows}
+        for row in read(query(topic_ids)) if topic_ids else ():
+            newest[int(row["topic_id"]), str(row["cursor"])] = int(row["newest"]), int(row["since_us"])
+    successors: dict[int, LedgerId] = {}
+    for row in (*cursors, *snapshots):
+        newest_id, since_us = newest.get((int(row["topic_id"]), _cursor_name(row)), (-1, 0))
+        if newest_id > int(row["ledger_id"]) and since_us <= int(row["created_us"]):
+            successors[int(row["ledger_id"])] = LedgerId(newest_id)
+    return successors
+
+
+def _cursor_name(row: Mapping[str, Any]) -> str:
+    """Return the cursor in the list's keys. The name is empty without a cursor, or if the row is damaged."""
+    try:
+        return str(json.loads(row["keys"]).get("cursor", ""))
+    except (ValueError, AttributeError, TypeError):
+        return ""
+
+
+def _to_copy(row: Mapping[str, Any]) -> CopyRow:
+    context = parse_context(row["context"])
+    uuid = None if context is None else context.get("uuid", "")
+    return CopyRow(kind=row["kind"], uuid=uuid, is_live=row["state"] == CopyState.LIVE.value)
+
+
+def _is_ended_primary_deletion(row: Mapping[str, Any]) -> bool:
+    return bool(row["copy"] == CopyKind.LEDGER.value and row["state"] == DeletionState.DELETED.value)
+
+
+def _ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
+    """Select ledgers with the owner that their lists and topics state. `keys` is one JSON object.
+
+    If the list or the topic has no row, its texts are empty and its numbers are 0.
+    """
+    lists, zero = t.ledger_list.c, literal_column("0", t.Big)
+    source = t.ledger.outerjoin(t.ledger_list, lists.list_id == _L.list_id)
+    source = source.outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
+    columns = (
+        _L.ledger_id,
+        text_or_empty(_L.application, "application"),
+        text_or_empty(lists.component, "component"),
+        cast(func.coalesce(lists.topic_id, zero), t.Big).label("topic_id"),
+        text_or_empty(t.topic.c.name, "topic"),
+        text_or_empty(lists.owner, "keys"),
+        _L.created_us,
+        _L.segments,
+        _L.entries,
+        _L.size_bytes,
+        *segment_sums(),
+    )
+    return select(*columns).select_from(source).where(_L.ledger_id.in_(ledger_ids))
+
+
+def segment_sums() -> list[ColumnElement[int]]:
+    """Return the columns `summed_segments`, `summed_entries` and `summed_size_bytes` of a ledger's segments."""
+    of_ledger, zero = t.segment.c.ledger_id == _L.ledger_id, literal_column("0", t.Big)
+    return [
+        func.coalesce(select(total).where(of_ledger).scalar_subquery(), zero).label(f"summed_{name}")
+        for name, total in segment_totals().items()
+    ]
+
+
+def segment_totals() -> dict[str, ColumnElement[int]]:
+    """Return aggregates over rows of `segment`, by the column of `ledger` with the same sum."""
+    c = t.segment.c
+    totals = {"segments": func.count(), "entries": func.sum(c.entries), "size_bytes": func.sum(c.size_bytes)}
+    return {name: cast(total, t.Big) for name, total in totals.items()}
+
+
+def _cursor_snapshots(topic_ids: Collection[int]) -> Select[Any]:
+    """Select cursors that have a snapshot, with the snapshot's ledger and the cursor's creation time."""
+    c = t.cursor.c
+    columns = (c.topic_id, c.name.label("cursor"), c.snapshot_ledger.label("newest"), c.created_us.label("since_us"))
+    return select(*columns).where(c.topic_id.in_(topic_ids), c.snapshot_ledger.is_not(None))
+
+
+def _buffer_snapshots(topic_ids: Collection[int]) -> Select[Any]:
+    """Select the ledgers of transaction snapshots, in the columns of `_cursor_snapshots`."""
+    c, zero = t.transaction_snapshot.c, literal_column("0", t.Big)
+    columns = (c.topic_id, literal_column("''", Text).label("cursor"), c.ledger_id.label("newest"))
+    return select(*columns, zero.label("since_us")).where(c.topic_id.in_(topic_ids), c.ledger_id.is_not(None))
+
+
+def _copy_states(ledger_ids: Collection[int]) -> Select[Any]:
+    columns = (_C.ledger_id, _C.kind, _C.state, as_text(_C.context))
+    return select(*columns).where(_C.ledger_id.in_(ledger_ids))
+
+
+def _deletions(ledger_ids: Collection[int]) -> Select[Any]:
+    """Select unfinished and finished deletions with the owner that each states, by row id."""
+    columns = (_P.row_id, _P.ledger_id, _P.copy, _P.state, _P.application, _P.component, _P.topic_id, _P.topic)
+    owner = (_P["keys"], _P.ledger_created_us.label("created_us"))
+    return select(*columns, *owner).where(_P.ledger_id.in_(ledger_ids)).order_by(_P.row_id)
+
+
+def _naming_tables(ledger_ids: Collection[int]) -> Select[Any]:
+    """Select ledgers with each other table whose rows name them. Such a row is removed only with the ledger."""
+    keys = (
+        t.segment.c.ledger_id,
+        *REFERRING_COLUMN_BY_COMPONENT.values(),
+        t.buffer_range.c.ledger_id,
+        t.buffer_hidden.c.ledger_id,
+    )
+    each = (
+        select(key.label("ledger_id"), literal_column(f"'{key.table.name}'", Text).label("named_by")).where(
+            key.in_(ledger_ids)
+        )
+        for key in keys
+    )
+    named = union(*each).subquery()
+    return select(named.c.ledger_id, named.c.named_by).order_by(named.c.ledger_id, named.c.named_by)

@@ -1,0 +1,275 @@
+"""Adoption in SQL: a rebuilt catalog gets the ledgers and segments that storage has beyond the last flush."""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
+
+from infra.catalog import tables as t
+from infra.catalog.cursors.cursor_rows import close_holes
+from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_snapshots
+from infra.catalog.delayed.bucket_rows import clear_lists, recount_all_unsealed
+from infra.catalog.deletion.intent_queries import keys_of
+from infra.catalog.deletion.intent_rows import move_to_batch
+from infra.catalog.engine.database import CatalogAdapter, reads, writes
+from infra.catalog.engine.dialect_sql import among, dataclass_from_row
+from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
+from infra.catalog.log.ledger_rows import close_followed_ledgers, remove_ledgers
+from infra.catalog.log.schema_versions import remove_versions_where
+from infra.catalog.records.adoption_rows import (
+    count_absent,
+    count_adoptees,
+    count_removed,
+    has_unsettled,
+    replace_staged,
+    sample_ledger_ids,
+    sample_topic_names,
+    settle_unstaged,
+    unsettled_topic_ids,
+)
+from infra.catalog.records.record_log_row import end_adoption, is_adopting, read_log_state
+from infra.catalog.records.topic_adoption import settle_topic
+from infra.catalog.transactions.buffer_snapshots import drop_snapshots
+from logstore.deletion.intents import DeletionState
+from logstore.errors import PreconditionFailed
+from logstore.log.ledger_object_keys import SHARDS
+from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
+from logstore.ports.catalog.rebuilding import (
+    AbsenceCounts,
+    AdoptionOutcome,
+    AdoptionReport,
+    IssuedIds,
+    LoadedLedger,
+    MissingRowCause,
+    StagedLedger,
+)
+from logstore.positions import LedgerId, TopicId
+from logstore.records.kinds import RecordKind
+
+_L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletion.c, t.tombstone.c
+_LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
+
+
+class SqlAdoption(CatalogAdapter):
+    """SQL implementation of `Adoption`."""
+
+    @reads
+    def issued_ids(self, connection: Connection) -> IssuedIds:
+        _require_adopting(connection)
+        state = read_log_state(connection, now_us=0)
+        ids = state.next_ids  # no id is given out before the catalog is READY
+        return IssuedIds(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
+
+    @reads
+    def is_adopting(self, connection: Connection) -> bool:
+        return is_adopting(connection)
+
+    def loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> list[LoadedLedger]:
+        return self._db.read(lambda connection: _read_known_ledgers(connection, shard, after, limit))
+
+    @reads
+    def missing_row_causes(
+        self, connection: Connection, ledger_ids: Collection[LedgerId]
+    ) -> Mapping[LedgerId, MissingRowCause]:
+        detached = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids))
+        tombstoned = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, among(connection, _T.id, ledger_ids))
+        fates = dict.fromkeys(ledger_ids, MissingRowCause.UNKNOWN)
+        for query, fate in ((tombstoned, MissingRowCause.TOMBSTONED), (detached, MissingRowCause.DETACHED)):
+            fates |= {LedgerId(ledger_id): fate for ledger_id in connection.execute(query).scalars()}
+        return fates
+
+    @reads
+    def highest_ledger_id(self, connection: Connection) -> LedgerId:
+        next_id = select(t.catalog.c.next_ledger_id).scalar_subquery()
+        columns = ((_L.ledger_id, ()), (_P.ledger_id, ()), (_T.id, (_T.kind == RecordKind.LEDGER.value,)))
+        queries = [select(func.max(column)).where(column < next_id, *where) for column, where in columns]
+        highest_ids = [connection.execute(query).scalar() for query in queries]
+        return LedgerId(max((ledger_id for ledger_id in highest_ids if ledger_id is not None), default=-1))
+
+    @writes()
+    def stage_ledgers(
+        self,
+        connection: Connection,
+        shard: int,
+        ledgers: Sequence[StagedLedger],
+        *,
+        above: LedgerId,
+        up_to: LedgerId | None = None,
+    ) -> None:
+        _require_adopting(connection)
+        replace_staged(connection, shard, ledgers, above=above, up_to=up_to)
+
+    def count_absent_ledgers(self) -> AbsenceCounts:
+        return self._db.read(_read_absence)
+
+    def unsettled_topics(self, *, after: TopicId, limit: int) -> list[TopicId]:
+        return self._db.read(lambda connection: unsettled_topic_ids(connection, after=after, limit=limit))
+
+    @writes()
+    def settle_topic(self, connection: Connection, topic_id: TopicId, *, rows_epoch: int) -> None:
+        _require_adopting(connection)
+        settle_topic(connection, topic_id, rows_epoch=rows_epoch, now_us=self._db.now_us(connection))
+
+    @writes()
+    def settle_remaining_rows(self, connection: Connection) -> None:
+        """Run all steps in one transaction, because each step reads the rows that earlier steps left."""
+        if not is_adopting(connection):
+            return
+        now_us = self._db.now_us(connection)
+        _remove_revived(connection)
+        _forget_lost_snapshots(connection)
+        schema_ledgers = remove_versions_where(connection, ~_is_listed(t.schema_version.c.ledger_id))
+        settle_unstaged(connection, schema_ledgers, AdoptionOutcome.LEFT_OUT, overwrite=True)
+        _remove_unnamed(connection)
+        close_followed_ledgers(connection, now_us=now_us)
+        recount_all_unsealed(connection)
+        # workflows of these intents name another epoch, and may still run under the next workflow id
+        move_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
+
+    def report(self) -> AdoptionReport:
+        return self._db.read(_report)
+
+    @writes()
+    def finish(self, connection: Connection) -> None:
+        """Make the catalog READY.
+
+        Raises:
+            PreconditionFailed: A topic is not settled.
+        """
+        if has_unsettled(connection):
+            raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
+        end_adoption(connection)
+
+
+def _require_adopting(connection: Connection) -> None:
+    if not is_adopting(connection):
+        raise PreconditionFailed("adoption: expected a catalog that is being adopted, found one that is complete")
+
+
+def _read_absence(connection: Connection) -> AbsenceCounts:
+    if not is_adopting(connection):
+        return AbsenceCounts()
+    listed = select(func.count()).select_from(t.ledger).where(_L.place.is_not(None))
+    ledgers = connection.execute(listed).scalar_one() + count_removed(connection)
+    return AbsenceCounts(absent_ledgers=count_absent(connection), total_ledgers=ledgers)
+
+
+def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:
+    """Return ledgers whose list and topic have rows, ascending."""
+    columns = (
+        t.ledger,
+        t.ledger_list.c.topic_id,
+        t.ledger_list.c.component,
+        t.ledger_list.c.owner.label("keys"),
+        t.topic.c.name.label("topic"),
+    )
+    joined = _LEDGERS_WITH_LIST.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    page = select(*columns).select_from(joined).where(_L.ledger_id % SHARDS == shard, _L.ledger_id > after)
+    rows = connection.execute(page.order_by(_L.ledger_id).limit(limit)).all()
+    ids = [row.ledger_id for row in rows]
+    numbers_by_ledger: dict[int, list[int]] = defaultdict(list)
+    segments = select(_S.ledger_id, _S.number).where(among(connection, _S.ledger_id, ids))
+    for ledger_id, number in connection.execute(segments.order_by(_S.ledger_id, _S.number)):
+        numbers_by_ledger[ledger_id].append(number)
+    copies = select(t.ledger_copy).where(among(connection, _C.ledger_id, ids), _C.state == CopyState.LIVE.value)
+    context_by_copy = {(row.ledger_id, row.kind): row.context for row in connection.execute(copies)}
+    return [
+        dataclass_from_row(
+            LoadedLedger,
+            row,
+            component=Component(row.component),
+            owner=LedgerOwner(
+                application=row.application,
+                component=Component(row.component),
+                topic_id=TopicId(row.topic_id),
+                topic=row.topic,
+                keys=keys_of(row.keys),
+            ),
+            state=LedgerState(row.state),
+            is_listed=row.place is not None,
+            segments=tuple(numbers_by_ledger[row.ledger_id]),
+            has_primary=(row.ledger_id, CopyKind.LEDGER.value) in context_by_copy,
+            tiered_context=context_by_copy.get((row.ledger_id, CopyKind.OFFLOADED_LEDGER.value)),
+        )
+        for row in rows
+    ]
+
+
+def _remove_revived(connection: Connection) -> None:
+    """Remove ledgers of which an old record version returned. Their objects stay.
+
+    No list names such a ledger, or an intent has a later generation. Ledgers without a list are removed too.
+    """
+    is_superseded = exists().where(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
+    is_unlisted = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
+    query = select(_L.ledger_id, t.ledger_list.c.topic_id)
+    rows = connection.execute(query.select_from(_LEDGERS_WITH_LIST).where(or_(is_unlisted, is_superseded))).all()
+    topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
+    remove_ledgers(connection, among(connection, _L.ledger_id, topic_by_ledger))
+    remove_ledgers(connection, ~exists().where(t.ledger_list.c.list_id == _L.list_id))
+    ledgers_by_topic: dict[TopicId, list[LedgerId]] = defaultdict(list)
+    for ledger_id, topic_id in topic_by_ledger.items():
+        ledgers_by_topic[topic_id].append(ledger_id)
+    for topic_id, ledger_ids in ledgers_by_topic.items():
+        close_holes(connection, topic_id, ledger_ids)
+    settle_unstaged(connection, topic_by_ledger, AdoptionOutcome.REVIVED)
+
+
+def _is_lost(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Select rows that name a ledger which is in no list or lacks objects."""
+    is_missing = exists().where(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == AdoptionOutcome.MISSING.value)
+    return and_(column.is_not(None), or_(~_is_listed(column), is_missing))
+
+
+def _is_listed(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    return exists().where(_L.ledger_id == column, _L.place.is_not(None))
+
+
+def _forget_lost_snapshots(connection: Connection) -> None:
+    """Remove references to lost ledgers.
+
+    Cursors, transaction buffers and delayed indexes then do without the snapshots.
+    """
+    drop_cursors_snapshots(connection, _is_lost(t.cursor.c.snapshot_ledger))
+    drop_snapshots(connection, _is_lost(t.transaction_snapshot.c.ledger_id))
+    bucket = t.delayed_bucket.c
+    topic_ids = connection.execute(select(bucket.topic_id).where(_is_lost(bucket.ledger_id)).distinct()).scalars()
+    clear_lists(connection, [TopicId(topic_id) for topic_id in topic_ids])
+
+
+def _remove_unnamed(connection: Connection) -> None:
+    """Remove newborn ledgers, and component ledgers that no row names. Their objects stay."""
+    component = t.ledger_list.c.component
+    is_named = or_(
+        *(
+            and_(component == name, exists().where(column == _L.ledger_id))
+            for name, column in REFERRING_COLUMN_BY_COMPONENT.items()
+        )
+    )
+    is_unnamed = and_(component.in_(list(REFERRING_COLUMN_BY_COMPONENT)), ~is_named)
+    is_newborn = and_(component == Component.MANAGED_LEDGER.value, _L.place.is_(None))
+    query = select(_L.ledger_id, t.ledger_list.c.topic_id).select_from(_LEDGERS_WITH_LIST)
+    rows = connection.execute(query.where(or_(is_unnamed, is_newborn)))
+    topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
+    remove_ledgers(connection, among(connection, _L.ledger_id, topic_by_ledger))
+    settle_unstaged(connection, topic_by_ledger, AdoptionOutcome.DETACHED)
+
+
+def _report(connection: Connection) -> AdoptionReport:
+    counts = count_adoptees(connection)
+
+    def count_ledgers(adoptee: AdoptionOutcome) -> int:
+        return counts.get(adoptee, (0, 0))[0]
+
+    return AdoptionReport(
+        adopted_ledgers=count_ledgers(AdoptionOutcome.ADOPTED),
+        adopted_segments=sum(segments for _, segments in counts.values()),
+        detached=count_ledgers(AdoptionOutcome.DETACHED),
+        revived=count_ledgers(AdoptionOutcome.REVIVED),
+        revived_ledgers=sample_ledger_ids(connection, AdoptionOutcome.REVIVED),
+        missing_data=count_ledgers(AdoptionOutcome.MISSING),
+        missing_ledgers=sample_ledger_ids(connection, AdoptionOutcome.MISSING),
+        schemas_left_out=count_ledgers(AdoptionOutcome.LEFT_OUT),
+        schemas_left_out_of=sample_topic_names(connection, AdoptionOutcome.LEFT_OUT),
+    )

@@ -1,0 +1,223 @@
+"""Row of the record log, and staged blocks. No other module writes them.
+
+A stamp tells this catalog from an older copy of itself. A stamp is pending from its begin until the next manifest is
+settled. A writer begins a stamp only after the previous manifest is settled. So a pending stamp never belongs to a
+later manifest than the next one to be settled.
+
+A rebuilt catalog adopts uploads before any process writes to it. Otherwise a new append could get the position of an
+answered append, and a ledger in use could seem unreferenced. Only the record log writes to a replica database.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, literal, or_, select, text, update
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.run_rows import UNCLAIMED, claim_columns
+from infra.catalog.identity.catalog_row import lost_row_error, read_catalog_row
+from logstore.errors import CatalogAdopting
+from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
+from logstore.records.kinds import RecordKind
+from logstore.records.manifest import Block, Ceilings
+
+_L, _O, _B = t.record_log.c, t.record_outbox.c, t.record_staged.c
+
+READY: Final = "READY"
+REPLICA: Final = "REPLICA"
+ADOPTING: Final = "ADOPTING"
+_REPLICA_REFUSAL: Final = (
+    "catalog: expected one that may be written to, found a REPLICA, which follows a record log: write to its source;"
+    " where that is lost, rebuild a catalog with `sexton records rebuild`"
+)
+_KNOWN_MANIFEST: Final = select(
+    _L.manifest, _L.stamp, _L.pending, _L.state, t.catalog.c.catalog_id, t.catalog.c.epoch
+).join(t.catalog, literal(True))
+
+
+def read_log_row(connection: Connection) -> Row[Any]:
+    """Return the only row of `record_log`. A migration inserts it.
+
+    Raises:
+        CorruptData: The row is lost.
+    """
+    row = connection.execute(select(t.record_log)).one_or_none()
+    if row is None:
+        raise lost_row_error(t.record_log.name)
+    return row
+
+
+def require_ready(connection: Connection) -> None:
+    """Refuse a write to an incomplete catalog or to a replica database.
+
+    Raises:
+        CatalogAdopting: The catalog is being adopted, or is a replica.
+        CorruptData: The row of `record_log` is lost.
+    """
+    state = _read_state(connection)
+    if state == REPLICA:
+        raise CatalogAdopting(_REPLICA_REFUSAL)
+    if state != READY:
+        raise CatalogAdopting(
+            f"catalog: expected one that is complete, found one that is {state}: it was rebuilt, and takes in what "
+            "storage holds; wait until `sexton records rebuild` has ended, or run it again"
+        )
+
+
+def require_no_replica(connection: Connection) -> None:
+    """Refuse an ordinary write or a new manifest in a replica database.
+
+    Raises:
+        CatalogAdopting: The database is a replica.
+        CorruptData: The row of `record_log` is lost.
+    """
+    if _read_state(connection) == REPLICA:
+        raise CatalogAdopting(_REPLICA_REFUSAL)
+
+
+def _read_state(connection: Connection) -> str:
+    state = connection.execute(select(_L.state)).scalar()
+    if state is None:
+        raise lost_row_error(t.record_log.name)
+    return str(state)
+
+
+def read_known_manifest(connection: Connection) -> KnownManifest:
+    """Return the newest manifest that the catalog knows, by one statement."""
+    row = connection.execute(_KNOWN_MANIFEST).one_or_none()
+    if row is None:
+        read_log_row(connection)
+        raise lost_row_error(t.catalog.name)
+    return KnownManifest(
+        catalog_id=row.catalog_id,
+        epoch=row.epoch,
+        manifest=row.manifest,
+        stamp=row.stamp,
+        pending_stamps=frozenset(row.pending),
+        is_replica=row.state == REPLICA,
+    )
+
+
+def read_log_state(connection: Connection, *, now_us: int) -> RecordLogState:
+    """Return the state of the record log. This counts the outbox rows."""
+    row = read_log_row(connection)
+    catalog = read_catalog_row(connection)
+    next_ids = Ceilings(
+        ledger=catalog.next_ledger_id,
+        topic=_read_next_topic_id(connection),
+        transaction=connection.execute(select(func.max(t.transaction_coordinator.c.next_sequence))).scalar() or 0,
+    )
+    oldest_us = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
+    staged = connection.execute(select(_B.facts, _B.oldest_us).order_by(_B.manifest, _B.block_id)).all()
+    times_us = [time_us for time_us in (oldest_us, *(block.oldest_us for block in staged)) if time_us is not None]
+    oldest_cursor = select(func.min(_O.at_us)).where(_O.kind == RecordKind.CURSOR.value)
+    return RecordLogState(
+        catalog_id=catalog.catalog_id,
+        epoch=catalog.epoch,
+        bundles=catalog.bundles,
+        manifest=row.manifest,
+        stamp=row.stamp,
+        pending_stamps=frozenset(row.pending),
+        is_adopting=row.state != READY,
+        is_replica=row.state == REPLICA,
+        ceilings=Ceilings(ledger=row.ledger_ceiling, topic=row.topic_ceiling, transaction=row.transaction_ceiling),
+        next_ids=next_ids,
+        outbox_changes=connection.execute(select(func.count()).select_from(t.record_outbox)).scalar_one(),
+        oldest_change_us=min(times_us, default=None),
+        oldest_cursor_change_us=connection.execute(oldest_cursor).scalar(),
+        now_us=now_us,
+        staged_blocks=tuple(Block.from_fields(json.loads(block.facts)) for block in staged),
+    )
+
+
+def _read_next_topic_id(connection: Connection) -> int:
+    if connection.dialect.name == "sqlite":
+        last_id = connection.execute(text("SELECT seq FROM sqlite_sequence WHERE name = 'topic'")).scalar()
+        return int(last_id or 0) + 1
+    row = connection.execute(text("SELECT last_value, is_called FROM topic_topic_id_seq")).one()
+    return int(row.last_value) + int(row.is_called)
+
+
+def take_claim(connection: Connection, claim: Claim, *, now_us: int) -> bool:
+    """Take or renew the claim unless another workflow has a live claim. Return whether it was taken."""
+    read_log_row(connection)
+    free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
+    return bool(connection.execute(update(t.record_log).where(free).values(**claim_columns(claim, now_us))).rowcount)
+
+
+def release_claim(connection: Connection, workflow_id: str) -> None:
+    """Release the claim if the workflow has it."""
+    connection.execute(update(t.record_log).where(_L.claim_workflow == workflow_id).values(**UNCLAIMED))
+
+
+def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
+    """Add a pending stamp.
+
+    Stamps do not expire, because a paused writer may still store its manifest. A catalog that does not know the stamp
+    of the newest manifest refuses to work, as an older copy. The next settled manifest removes all pending stamps. A
+    stamp begins only after its blocks are stored. So stamps accumulate only while the store accepts blocks but no
+    manifest.
+
+    Raises:
+        CatalogAdopting: The catalog is a replica, which stores no manifests.
+    """
+    require_no_replica(connection)
+    row = connection.execute(select(_L.pending).with_for_update()).one()
+    connection.execute(update(t.record_log).values(pending={**row.pending, stamp: now_us}))
+
+
+def is_manifest_settled(connection: Connection, number: int) -> bool:
+    """Lock the row. Return whether a manifest of this number or a higher one is settled."""
+    manifest = connection.execute(select(_L.manifest).with_for_update()).scalar()
+    if manifest is None:
+        raise lost_row_error(t.record_log.name)
+    return bool(number <= manifest)
+
+
+def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
+    """Make a manifest the newest, and remove all pending stamps. Ceilings never fall."""
+    raised = {
+        "ledger_ceiling": _max_of(_L.ledger_ceiling, ceilings.ledger),
+        "topic_ceiling": _max_of(_L.topic_ceiling, ceilings.topic),
+        "transaction_ceiling": _max_of(_L.transaction_ceiling, ceilings.transaction),
+    }
+    newest: dict[str, Any] = {"manifest": number, "stamp": stamp, "pending": {}, "flushed_us": now_us}
+    connection.execute(update(t.record_log).values(**newest, **raised))
+
+
+def _max_of(column: ColumnElement[int], value: int) -> ColumnElement[int]:
+    return case((column < value, value), else_=column)
+
+
+def stage_blocks(connection: Connection, number: int, blocks: Sequence[Block]) -> None:
+    """Save blocks for the last manifest of the flush. Call it before the outbox rows of the page are removed."""
+    if not blocks:
+        return
+    oldest_us = connection.execute(select(_O.at_us).order_by(_O.version).limit(1)).scalar()
+    rows = [
+        {"block_id": block.block_id, "manifest": number, "oldest_us": oldest_us, "facts": json.dumps(asdict(block))}
+        for block in blocks
+    ]
+    connection.execute(insert(t.record_staged), rows)
+
+
+def unstage_blocks(connection: Connection) -> None:
+    """Remove all staged blocks: a manifest names them now, or nothing needs them."""
+    connection.execute(delete(t.record_staged))
+
+
+def end_rebuild(connection: Connection, rebuild: str) -> None:
+    """Record that the rebuild of the catalog is complete."""
+    connection.execute(update(t.record_log).where(_L.rebuild == rebuild).values(rebuild=None))
+
+
+def is_adopting(connection: Connection) -> bool:
+    """Return whether the catalog was rebuilt and is not complete yet."""
+    return bool(connection.execute(select(_L.state)).scalar() == ADOPTING)
+
+
+def end_adoption(connection: Connection) -> None:
+    """Make the catalog READY."""
+    connection.execute(update(t.record_log).where(_L.state == ADOPTING).values(state=READY))

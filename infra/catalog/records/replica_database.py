@@ -1,0 +1,227 @@
+"""Replica database in SQL. One step is one transaction, which also stores the manifest of the step.
+
+A process may die at any moment, and a lost step is repeated. A step applies only record versions of later manifests
+than the stored one. So they are newer than all rows of the database.
+
+Rows are made by the functions of a cold start. Three things are different: tombstones remove rows, a topic may take the
+name of a plainly deleted topic, and totals of ledgers with new segments are computed again.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Table, select
+
+from infra.catalog import tables as t
+from infra.catalog.engine.catalog_version import check_version, upgrade, version
+from infra.catalog.engine.database import Database
+from infra.catalog.engine.database_connections import mask_passwords
+from infra.catalog.identity.catalog_row import read_catalog_row
+from infra.catalog.records import replica_rows
+from infra.catalog.records.rebuild_loading import describe_content, unrecorded_rows
+from infra.catalog.records.record_log_row import REPLICA, read_log_row
+from infra.catalog.records.rows_from_versions import (
+    UNIQUE_COLUMNS,
+    contains_ids,
+    id_column,
+    index_rows,
+    ledger_rows,
+    listed_ledger_ids,
+    select_newest,
+    select_with_parent,
+    to_table_rows,
+    tombstone_rows,
+    transaction_rows,
+)
+from logstore.errors import CatalogBusy, PreconditionFailed
+from logstore.failpoints import effect
+from logstore.ports.catalog.records import AppliedCounts, AppliedManifest, VersionReader
+from logstore.records.kinds import PARENT_BY_KIND, RecordKind, block_schema
+from logstore.records.manifest import Manifest
+from logstore.records.rebuilding import LOAD_ORDER
+from logstore.records.winners import SplitWinners, split_winners
+
+_K = RecordKind
+_COVERED_COLUMNS: Final = ("id", "topic_id", "list_id", "component")
+_PARENT_TABLES: Final[dict[RecordKind, Table]] = {_K.TOPIC: t.topic, _K.LEDGER: t.ledger}
+
+
+class SqlReplica:
+    """SQL implementation of `ReplicaDatabase`."""
+
+    def __init__(self, database: Database, database_url: str) -> None:
+        self._db, self._url = database, database_url
+
+    def applied_manifest(self) -> AppliedManifest | None:
+        if self._db.is_absent or version(self._db) is None:
+            return None
+        check_version(self._db)
+        return self._db.read(self._read_applied)
+
+    def apply(
+        self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
+    ) -> AppliedCounts:
+        if self._db.is_absent or version(self._db) is None:
+            self._db.make_folder()
+            upgrade(self._db, bundles=manifest.bundles)
+
+        def apply_step(connection: Connection) -> AppliedCounts:
+            connection.execute(select(t.record_log.c.id).with_for_update())
+            if self._read_applied(connection) != expected:
+                raise CatalogBusy("replica: another process has applied to its database meanwhile")
+            if seed:
+                for name in LOAD_ORDER:
+                    replica_rows.delete_all_rows(connection, t.metadata.tables[name])
+            applied = _Step(connection).apply(versions)
+            for name, rows in unrecorded_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
+                replica_rows.replace_all_rows(connection, t.metadata.tables[name], rows)
+            # triggers fill the outbox, and a replica never flushes
+            replica_rows.delete_all_rows(connection, t.record_outbox)
+            return applied
+
+        with effect("records.apply"):
+            return self._db.write(apply_step)
+
+    def _read_applied(self, connection: Connection) -> AppliedManifest | None:
+        row = read_log_row(connection)
+        if row.state == REPLICA:
+            catalog = read_catalog_row(connection)
+            return AppliedManifest(
+                catalog_id=catalog.catalog_id,
+                epoch=catalog.epoch,
+                manifest=row.manifest,
+                stamp=row.stamp,
+                replica=row.rebuild or "",
+            )
+        if content := describe_content(connection):
+            masked_url = mask_passwords(self._url)
+            raise PreconditionFailed(f"database {masked_url}: expected an empty one or a replica's, found {content}")
+        return None
+
+
+@contextmanager
+def open_replica(database_url: str) -> Iterator[SqlReplica]:
+    """Open a replica database for the `with` block.
+
+    Raises:
+        InvalidInput: The text is not the URL of a database that can hold a catalog.
+    """
+    with closing(Database(database_url, pool_size=2)) as database:
+        yield SqlReplica(database, database_url)
+
+
+class _Step:
+    """One step of a replica. Parents are applied before their children."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._counts = Counter[str]()  # by the fields of `AppliedCounts`
+        self._changed_ledger_ids = set[int]()  # ledgers that changed or have new segments
+        # lists of these topics stay until ledgers are applied, because ledgers need them
+        self._deleted_topic_ids: list[int] = []
+
+    def apply(self, versions: VersionReader) -> AppliedCounts:
+        connection = self._connection
+        self._apply_unique(_K.TOPIC, versions)
+        lists = self._apply_unique(_K.LIST, versions)
+        for kind in (_K.LEDGER, _K.SEGMENT, _K.HIDDEN):
+            self._apply_kind(kind, versions)
+        replica_rows.delete_children(connection, self._deleted_topic_ids)
+        ledger_ids = sorted(self._changed_ledger_ids)
+        replica_rows.update_ledger_totals(connection, ledger_ids)
+        replica_rows.unlist_ledgers(connection, id_column(lists).tolist(), listed_ledger_ids(lists), ledger_ids)
+        self._apply_unique(_K.CURSOR, versions)
+        for kind in (_K.SCHEMA, _K.PRODUCER, _K.DELETION, _K.TRANSACTION, _K.INDEX, _K.SNAPSHOT):
+            self._apply_kind(kind, versions)
+        return AppliedCounts(**self._counts)
+
+    def _apply_unique(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
+        """Apply all records of a kind with unique names. Return the live record versions, which must fit in memory.
+
+        If two records have the same name, the newer record counts.
+        """
+        parts = [split_winners(part) for part in versions(kind)]
+        for part in parts:
+            self._apply_tombstones(kind, part)
+        live = [self._select_with_parent(kind, part.live) for part in parts]
+        newest = select_newest(pa.concat_tables([block_schema(kind).empty_table(), *live]), UNIQUE_COLUMNS[kind])
+        table, rows = to_table_rows(kind, newest)
+        displaced_ids = replica_rows.find_displaced_ids(self._connection, table, UNIQUE_COLUMNS[kind], rows)
+        if kind is _K.TOPIC:
+            self._delete_topics(displaced_ids)
+        elif kind is _K.LIST:
+            replica_rows.delete_lists(self._connection, displaced_ids)
+        else:
+            replica_rows.delete_rows(self._connection, t.cursor.c.cursor_id, displaced_ids)
+        replica_rows.upsert_rows(self._connection, table, rows)
+        self._counts.update(records=newest.num_rows)
+        return newest
+
+    def _apply_kind(self, kind: RecordKind, versions: VersionReader) -> None:
+        for part in map(split_winners, versions(kind)):
+            self._apply_tombstones(kind, part)
+            live = self._select_with_parent(kind, part.live)
+            self._upsert(kind, live)
+            self._counts.update(records=live.num_rows)
+
+    def _upsert(self, kind: RecordKind, live: pa.Table) -> None:
+        ids = id_column(live).tolist()
+        if kind in {_K.LEDGER, _K.SEGMENT}:
+            self._changed_ledger_ids |= set(ids)
+        if kind is _K.LEDGER:
+            replica_rows.delete_rows(self._connection, t.ledger_copy.c.ledger_id, ids)
+            tables = ledger_rows(live, block_schema(_K.SEGMENT).empty_table(), id_column(live))
+        elif kind is _K.INDEX:
+            replica_rows.delete_rows(self._connection, t.delayed_bucket.c.topic_id, ids)
+            tables = index_rows(live)
+        elif kind is _K.TRANSACTION:
+            replica_rows.delete_transaction_parts(self._connection, to_table_rows(kind, live)[1])
+            tables = transaction_rows(live)
+        else:
+            tables = iter([to_table_rows(kind, live)])
+        for table, rows in tables:
+            replica_rows.upsert_rows(self._connection, table, rows)
+
+    def _select_with_parent(self, kind: RecordKind, live: pa.Table) -> pa.Table:
+        """Return the record versions whose parent has a row. Kinds without a parent are not filtered."""
+        if kind not in PARENT_BY_KIND:
+            return live
+        column = "topic_id" if kind in {_K.LIST, _K.CURSOR} else "id"
+        (key,) = _PARENT_TABLES[PARENT_BY_KIND[kind]].primary_key
+        parent_ids = replica_rows.existing_ids(self._connection, key, np.unique(id_column(live, column)).tolist())
+        return select_with_parent(live, parent_ids, column)
+
+    def _apply_tombstones(self, kind: RecordKind, part: SplitWinners) -> None:
+        """Replace rows by newer tombstones, and remove tombstones of records that have newer versions."""
+        if kind not in _PARENT_TABLES:
+            return
+        is_kind = t.tombstone.c.kind == kind.value
+        replica_rows.delete_rows(self._connection, t.tombstone.c.id, id_column(part.live).tolist(), is_kind)
+        if not part.tombstones.num_rows:
+            return
+        ids = id_column(part.tombstones).tolist()
+        table, rows = tombstone_rows(part.tombstones, self._find_covered(kind, ids, part.covered), kind)
+        replica_rows.upsert_rows(self._connection, table, rows)
+        self._counts.update(tombstones=len(ids))
+        if kind is _K.LEDGER:
+            self._counts.update(removed=replica_rows.delete_ledgers(self._connection, ids))
+        else:
+            self._delete_topics(ids)
+
+    def _delete_topics(self, ids: list[int]) -> None:
+        self._deleted_topic_ids += ids
+        self._counts.update(removed=replica_rows.delete_rows(self._connection, t.topic.c.topic_id, ids))
+
+    def _find_covered(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
+        """Return columns of deleted records, from their rows or else from record versions in the same step."""
+        if kind is not _K.LEDGER:
+            return covered
+        rows = replica_rows.read_covered_ledgers(self._connection, ids)
+        has_row = pa.array(contains_ids(id_column(rows), id_column(covered)))
+        others = covered.select(_COVERED_COLUMNS).filter(pc.invert(has_row))
+        return pa.concat_tables([rows, others.cast(rows.schema)]).sort_by("id")

@@ -1,0 +1,256 @@
+"""Settling of a topic: one transaction adopts all staged ledgers of the topic.
+
+No other process writes to the catalog meanwhile. So the statements need no further locks.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, exists, select
+
+from infra.catalog import tables as t
+from infra.catalog.deletion.topic_deletion import dissolve
+from infra.catalog.engine.dialect_sql import among
+from infra.catalog.log.ledger_rows import (
+    GROWING_COLUMNS,
+    ensure_list,
+    insert_segments,
+    insert_stored_ledgers,
+    list_newborns,
+)
+from infra.catalog.log.producer_sequence_rows import put_sequences, read_sequences
+from infra.catalog.log.topic_rows import recreate_topic
+from infra.catalog.records.adopted_transactions import adopt_transactions, lock_decided_before_flush
+from infra.catalog.records.adoption_rows import iterate_staged, settle_ledgers, settle_unstaged
+from logstore.log.ledgers import Component, LedgerState
+from logstore.log.producer_sequences import ProducerSequence
+from logstore.ports.catalog import TopicState
+from logstore.ports.catalog.rebuilding import AdoptionOutcome, StagedLedger, StorageDiscrepancy
+from logstore.positions import LedgerId, TopicId
+from logstore.records.adoption import AdoptedSegment, LedgerTail, TopicAtFlush, adopt_uploads, find_last_attempts
+from logstore.records.kinds import RecordKind
+from logstore.transactions.transaction_ids_and_states import TransactionId
+
+_L, _T = t.ledger.c, t.tombstone.c
+_INCOMPLETE = {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED, StorageDiscrepancy.SHORT}
+
+
+@dataclass(frozen=True, slots=True)
+class _TopicSummary:
+    name: str | None  # name in the statements of ledgers with uploads; `None`: no such ledgers
+    repeated: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _SettledTopic:
+    """Topic during its settling, with results of the pages so far."""
+
+    topic_id: TopicId
+    name: str
+    list_id: int
+    repeated: Mapping[str, int]
+    rows_epoch: int  # epoch of the loaded rows
+    marked_txns: set[TransactionId] = field(default_factory=set)  # transactions that markers of adopted segments decide
+    incomplete_ids: set[LedgerId] = field(default_factory=set)  # ledgers that lack some or all objects
+    segments_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # number of adopted segments
+
+
+def settle_topic(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
+    """Settle the staged ledgers of a topic, page by page. Without staged ledgers nothing changes."""
+    summary = _summarize(connection, topic_id)
+    if summary is None:
+        return
+    topic, name = None, _find_or_restore_name(connection, topic_id, summary.name, now_us)
+    if name is not None:
+        list_id = ensure_list(connection, topic_id, Component.MANAGED_LEDGER, {})
+        topic = _SettledTopic(topic_id, name, list_id, summary.repeated, rows_epoch)
+    for ledgers in iterate_staged(connection, topic_id):
+        _settle_page(connection, topic, ledgers, now_us)
+    if topic is not None:
+        settle_ledgers(connection, _judge_incomplete(connection, topic), topic.segments_by_ledger)
+
+
+def _summarize(connection: Connection, topic_id: TopicId) -> _TopicSummary | None:
+    names: set[str] = set()
+    last_repeats: dict[str, int] = {}
+    is_empty = True
+    for ledgers in iterate_staged(connection, topic_id):
+        is_empty = False
+        names |= {ledger.statement.owner.topic for ledger in ledgers if ledger.statement and ledger.uploads}
+        last_repeats |= find_last_attempts((upload for ledger in ledgers for upload in ledger.uploads), last_repeats)
+    return None if is_empty else _TopicSummary(min(names, default=None), last_repeats)
+
+
+def _settle_page(
+    connection: Connection, topic: _SettledTopic | None, ledgers: Sequence[StagedLedger], now_us: int
+) -> None:
+    """Settle a page of ledgers. Incomplete ledgers are settled at the end of the topic."""
+    adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), AdoptionOutcome.UNCHANGED)
+    adoptees |= {
+        ledger.ledger_id: AdoptionOutcome.DETACHED
+        for ledger in ledgers
+        if ledger.standing is StorageDiscrepancy.STRANGER
+    }
+    if topic is None:
+        settle_ledgers(connection, adoptees, {})
+        return
+    adoptees |= _adopt_uploads(connection, topic, ledgers, now_us)
+    incomplete_ids = topic.incomplete_ids
+    incomplete_ids |= {ledger.ledger_id for ledger in ledgers if ledger.standing in _INCOMPLETE}
+    complete = {ledger_id: adoptee for ledger_id, adoptee in adoptees.items() if ledger_id not in incomplete_ids}
+    settle_ledgers(connection, complete, topic.segments_by_ledger)
+    topic.segments_by_ledger = {
+        ledger_id: segments for ledger_id, segments in topic.segments_by_ledger.items() if ledger_id in incomplete_ids
+    }
+
+
+def _find_or_restore_name(
+    connection: Connection, topic_id: TopicId, stated_name: str | None, now_us: int
+) -> str | None:
+    """Return the name of a topic. If its row is lost, insert the row again.
+
+    Return `None` for a topic that was deleted or is being deleted. If two topics have the same name, the topic with the
+    higher id is newer. The older topic had been deleted before.
+    """
+    row = connection.execute(select(t.topic).where(t.topic.c.topic_id == topic_id)).first()
+    if row is not None:
+        return str(row.name) if row.state == TopicState.ACTIVE.value else None
+    is_buried = exists().where(_T.kind == RecordKind.TOPIC.value, _T.id == topic_id)
+    if stated_name is None or connection.execute(select(is_buried)).scalar():
+        return None
+    namesake = connection.execute(select(t.topic.c.topic_id).where(t.topic.c.name == stated_name)).scalar()
+    if namesake is not None and namesake > topic_id:
+        return None
+    if namesake is not None:
+        revived = dissolve(connection, TopicId(namesake))
+        settle_unstaged(connection, dict.fromkeys(revived, TopicId(namesake)), AdoptionOutcome.REVIVED)
+    recreate_topic(connection, topic_id, stated_name, now_us=now_us)
+    return stated_name
+
+
+def _adopt_uploads(
+    connection: Connection, topic: _SettledTopic, ledgers: Sequence[StagedLedger], now_us: int
+) -> dict[LedgerId, AdoptionOutcome]:
+    """Register adopted uploads. Ledgers without a place are added to their list."""
+    with_uploads = [ledger for ledger in ledgers if ledger.uploads]
+    query = select(t.ledger).where(among(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
+    row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}
+    tails = [_to_tail(ledger, row_by_ledger.get(ledger.ledger_id)) for ledger in with_uploads]
+    segments = adopt_uploads(tails, _read_topic_at_flush(connection, topic, tails))
+    segments_by_ledger: dict[LedgerId, list[AdoptedSegment]] = {}
+    for segment in segments:
+        segments_by_ledger.setdefault(segment.ledger_id, []).append(segment)
+    topic.segments_by_ledger |= {ledger_id: len(mine) for ledger_id, mine in segments_by_ledger.items()}
+    topic.marked_txns |= {marker.txn for segment in segments for marker in segment.upload.markers}
+    unknown_ids = segments_by_ledger.keys() - row_by_ledger.keys()
+    insert_stored_ledgers(
+        connection,
+        topic.list_id,
+        [ledger.statement for ledger in ledgers if ledger.statement and ledger.ledger_id in unknown_ids],
+    )
+    newborn_ids = [
+        ledger_id
+        for ledger_id in segments_by_ledger
+        if ledger_id in row_by_ledger and row_by_ledger[ledger_id].state == LedgerState.CREATING.value
+    ]
+    list_newborns(connection, topic.list_id, newborn_ids)
+    _register(connection, topic, segments, row_by_ledger)
+    adopt_transactions(connection, topic.topic_id, topic.name, segments, now_us=now_us)
+    adoptees: dict[LedgerId, AdoptionOutcome] = {}
+    for ledger_id, mine in segments_by_ledger.items():
+        row = row_by_ledger.get(ledger_id)
+        if not _are_contiguous(mine, first_entry=0 if row is None else row.entries):
+            adoptees[ledger_id] = AdoptionOutcome.MISSING
+        else:
+            adoptees[ledger_id] = AdoptionOutcome.ADOPTED if row is None else AdoptionOutcome.EXTENDED
+    return adoptees
+
+
+def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> bool:
+    """Return whether the segments hold every entry from `first_entry` on. A gap means lost data."""
+    for segment in sorted(segments, key=lambda segment: segment.first_entry):
+        if segment.first_entry > first_entry:
+            return False
+        first_entry = segment.first_entry + segment.upload.entries
+    return True
+
+
+def _to_tail(ledger: StagedLedger, row: Any) -> LedgerTail:  # noqa: ANN401 - a row
+    if row is None:
+        return LedgerTail(ledger_id=ledger.ledger_id, uploads=ledger.uploads)
+    return LedgerTail(
+        ledger_id=ledger.ledger_id, last_segment=row.last_segment, entries=row.entries, uploads=ledger.uploads
+    )
+
+
+def _read_topic_at_flush(connection: Connection, topic: _SettledTopic, tails: Sequence[LedgerTail]) -> TopicAtFlush:
+    uploads = [upload for tail in tails for upload in tail.uploads]
+    producers = {advance.producer for upload in uploads for advance in upload.producers}
+    txns = {run.txn for upload in uploads for run in upload.transactions}
+    return TopicAtFlush(
+        epoch=topic.rows_epoch,
+        sequences=read_sequences(connection, topic.topic_id, producers) if producers else {},
+        decided_transactions=lock_decided_before_flush(connection, txns) | topic.marked_txns,
+        last_attempt_by_append=topic.repeated,
+    )
+
+
+def _register(
+    connection: Connection, topic: _SettledTopic, segments: Sequence[AdoptedSegment], row_by_ledger: Mapping[int, Any]
+) -> None:
+    """Insert the segments, update the totals of their ledgers, and advance producers."""
+    if not segments:
+        return
+    totals_by_ledger: dict[int, list[int]] = {}
+    segment_rows = []
+    for segment in segments:
+        upload, ledger_id = segment.upload, segment.ledger_id
+        segment_rows.append(
+            (
+                ledger_id,
+                upload.number,
+                segment.first_entry,
+                upload.entries,
+                upload.size_bytes,
+                upload.sha256,
+                upload.delayed,
+            )
+        )
+        row = row_by_ledger.get(ledger_id)
+        totals = [getattr(row, name) for name in GROWING_COLUMNS] if row else [0, 0, 0, -1]
+        entries, size_bytes, count, last = totals_by_ledger.get(ledger_id, totals)
+        totals_by_ledger[ledger_id] = [
+            max(entries, segment.first_entry + upload.entries),
+            size_bytes + upload.size_bytes,
+            count + 1,
+            max(last, upload.number),
+        ]
+    insert_segments(connection, segment_rows, [(ledger_id, *totals) for ledger_id, totals in totals_by_ledger.items()])
+    advances = [advance for segment in segments for advance in segment.upload.producers]
+    producers = {advance.producer for advance in advances}
+    known = read_sequences(connection, topic.topic_id, producers)
+    sequence_by_producer = {producer: known.get(producer, ProducerSequence()) for producer in producers}
+    for advance in advances:
+        sequence = sequence_by_producer[advance.producer]
+        sequence_by_producer[advance.producer] = sequence.advance(max(sequence.last, advance.last), advance.txn)
+    put_sequences(
+        connection, {(topic.topic_id, producer): sequence for producer, sequence in sequence_by_producer.items()}
+    )
+
+
+def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[LedgerId, AdoptionOutcome]:
+    """Return the outcome of incomplete ledgers. Their rows stay until the end of adoption.
+
+    If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion cannot be the cause: before
+    the first object is deleted, the record log has the intent and the new list. An unlisted ledger may lack objects.
+    The last step of adoption removes its row.
+    """
+    if not topic.incomplete_ids:
+        return {}
+    is_mine = among(connection, _L.ledger_id, topic.incomplete_ids)
+    unlisted = set(connection.execute(select(_L.ledger_id).where(is_mine, _L.place.is_(None))).scalars())
+    return {
+        ledger_id: AdoptionOutcome.REVIVED if ledger_id in unlisted else AdoptionOutcome.MISSING
+        for ledger_id in topic.incomplete_ids
+    }

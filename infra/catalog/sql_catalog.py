@@ -1,0 +1,113 @@
+"""Catalog in SQL: the ports of `logstore.ports.catalog` over one database.
+
+The module of a port is imported at its first use. A command uses two or three ports, and an import of all would cost as
+much CPU as the rest of the command.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cached_property
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from infra.catalog.engine.catalog_version import check_version
+from infra.catalog.engine.database import Database
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from infra.catalog.audit_log import SqlAuditLog
+    from infra.catalog.cursors.cursors import SqlCursors
+    from infra.catalog.delayed.delayed_index import SqlDelayedIndex
+    from infra.catalog.deletion.phase_one import SqlPhaseOne
+    from infra.catalog.deletion.phase_two_queue import SqlDeletions
+    from infra.catalog.deletion.queue_upkeep import SqlUpkeep
+    from infra.catalog.identity.catalog_identity import SqlIdentities
+    from infra.catalog.log.component_ledgers import SqlComponents
+    from infra.catalog.log.data_ledgers import SqlLedgers
+    from infra.catalog.log.group_commit import SqlCommits
+    from infra.catalog.log.ledger_inspection import SqlInspection
+    from infra.catalog.log.schema_versions import SqlSchemas
+    from infra.catalog.log.topics import SqlTopics
+    from infra.catalog.offload.tiered_copies import SqlOffloads
+    from infra.catalog.ownership.fences import SqlFences
+    from infra.catalog.reconciliation.reconciliation_runs import SqlReconciliation
+    from infra.catalog.records.catalog_adoption import SqlAdoption
+    from infra.catalog.records.outbox import SqlRecords
+    from infra.catalog.records.tombstone_rows import SqlTombstones
+    from infra.catalog.transactions.buffer_snapshots import SqlTransactionSnapshots
+    from infra.catalog.transactions.sql_transactions import SqlTransactions
+
+
+def _port(
+    module: str,
+    name: str,
+    *settings: str,
+    while_adopting: bool = False,
+) -> Any:  # noqa: ANN401 - the attribute's annotation says it
+    """Declare a port that is built at its first use, with the named settings of the catalog.
+
+    Only a port with `while_adopting` may write to a rebuilt catalog before adoption is complete.
+    """
+
+    def build(catalog: "SqlCatalog") -> object:
+        adapter = getattr(import_module(f"infra.catalog.{module}"), name)
+        database = catalog.database if while_adopting else catalog.complete
+        return adapter(database, **{setting: getattr(catalog, setting) for setting in settings})
+
+    return cached_property(build)
+
+
+class SqlCatalog:
+    """`Catalog` in SQL. The caller must check the catalog's version before.
+
+    A newborn ledger older than `registration_timeout_s` counts as abandoned by its creator.
+    """
+
+    topics: "SqlTopics" = _port("log.topics", "SqlTopics")
+    ledgers: "SqlLedgers" = _port("log.data_ledgers", "SqlLedgers")
+    components: "SqlComponents" = _port("log.component_ledgers", "SqlComponents")
+    cursors: "SqlCursors" = _port("cursors.cursors", "SqlCursors")
+    schemas: "SqlSchemas" = _port("log.schema_versions", "SqlSchemas")
+    commits: "SqlCommits" = _port("log.group_commit", "SqlCommits")
+    adoption: "SqlAdoption" = _port("records.catalog_adoption", "SqlAdoption", while_adopting=True)
+    identities: "SqlIdentities" = _port("identity.catalog_identity", "SqlIdentities", while_adopting=True)
+    inspection: "SqlInspection" = _port("log.ledger_inspection", "SqlInspection")
+    fences: "SqlFences" = _port("ownership.fences", "SqlFences")
+    audit_log: "SqlAuditLog" = _port("audit_log", "SqlAuditLog")
+    deletions: "SqlDeletions" = _port("deletion.phase_two_queue", "SqlDeletions")
+    phase_one: "SqlPhaseOne" = _port("deletion.phase_one", "SqlPhaseOne", "registration_timeout_s")
+    upkeep: "SqlUpkeep" = _port("deletion.queue_upkeep", "SqlUpkeep", "registration_timeout_s")
+    offloads: "SqlOffloads" = _port("offload.tiered_copies", "SqlOffloads")
+    reconciliation: "SqlReconciliation" = _port("reconciliation.reconciliation_runs", "SqlReconciliation")
+    records: "SqlRecords" = _port("records.outbox", "SqlRecords", while_adopting=True)
+    tombstones: "SqlTombstones" = _port("records.tombstone_rows", "SqlTombstones")
+    transactions: "SqlTransactions" = _port("transactions.sql_transactions", "SqlTransactions")
+    delayed: "SqlDelayedIndex" = _port("delayed.delayed_index", "SqlDelayedIndex")
+    transaction_snapshots: "SqlTransactionSnapshots" = _port("transactions.buffer_snapshots", "SqlTransactionSnapshots")
+
+    def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
+        self.database = database
+        self.complete = database.with_guard(_require_ready)  # refuses writes while the catalog is not complete
+        self.registration_timeout_s = registration_timeout_s
+
+
+def _require_ready(connection: "Connection") -> None:
+    from infra.catalog.records.record_log_row import require_ready  # noqa: PLC0415 - start-up time
+
+    require_ready(connection)
+
+
+@contextmanager
+def open_catalog(url: str, *, registration_timeout_s: float = 600) -> Iterator[SqlCatalog]:
+    """Open a catalog while the block runs, if it has the version of this build.
+
+    Raises:
+        CatalogVersionMismatch: The catalog has another version.
+        InvalidInput: The database URL cannot be used.
+        ServiceFailed: The file does not exist, or the database is not a catalog.
+        StoreUnavailable: The database does not answer.
+    """
+    with closing(Database(url)) as database:
+        check_version(database)
+        yield SqlCatalog(database, registration_timeout_s=registration_timeout_s)

@@ -1,0 +1,307 @@
+"""Acquisition and release of one worker's bundles.
+
+A bundle is acquired in three steps:
+
+1. Create the owner node.
+2. Raise the fence.
+3. Read the node again. The worker has a lease only if the node still belongs to its session.
+
+The holder of a lease is therefore verified after the last raise, and the catalog refuses writes under all older leases
+(promise 7). The process may die, or its session may end, between any two steps. ZooKeeper deletes the node with its
+session.
+
+A worker without the owner node can raise a fence in two cases:
+
+- It is paused between steps 1 and 2 for longer than its session lives.
+- It runs without ZooKeeper, and was started by mistake.
+
+The catalog then refuses all writes of the present owner, and the owner's node keeps other workers from taking the
+bundle. Each owner therefore compares its leases with the fences regularly, and acquires an overtaken bundle again.
+
+In this module, a bundle is unsettled if it is still to be acquired, or if an earlier session owned it.
+
+Source: PIP-57; apache/pulsar#23011, #14736, #10351.
+"""
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from infra.coordination.ownership_nodes import WorkerDirectory, worker_id_taken_error
+from infra.coordination.takeover import FenceChecker, Takeover, TakeoverTimes
+from infra.coordination.zookeeper_session import SessionState
+from logstore.errors import OutcomeUnknown, RetryableError, SextonError
+from logstore.ownership import (
+    Acquisition,
+    BundleId,
+    Lease,
+    OwnershipView,
+    ReownAttempts,
+    ReownDecision,
+    WorkerLoad,
+    bundles_to_shed,
+    decide_reown,
+)
+from logstore.ports.catalog import Fences
+
+
+class BundleListener(Protocol):
+    """Listener for acquired and lost bundles. Its methods run on the owner's thread and return soon."""
+
+    def on_acquired(self, lease: Lease) -> None:
+        """Drop the caches of the bundle's topics, and load them again.
+
+        Other threads get the lease after this returns. The call may be repeated with a later lease.
+
+        Raises:
+            RetryableError: The caches cannot be loaded now. This worker or another worker tries again later.
+        """
+
+    def on_unloaded(self, bundle: BundleId) -> None:
+        """Stop the work of a bundle that was lost or not acquired, and drop the caches of its topics."""
+
+
+class UnloadReason(StrEnum):
+    """Reason why a worker lost or released a bundle."""
+
+    SHED = "SHED"  # released to a worker with fewer bundles
+    STOPPED = "STOPPED"  # the worker ends
+    REMOVED = "REMOVED"  # a person or a program deleted the node while the session lives
+    OVERTAKEN = "OVERTAKEN"  # another worker raised the fence of this worker's bundle, which is acquired again
+    FOREIGN = "FOREIGN"  # after an expiry, the bundle had another owner or no attempt was left
+
+
+class OwnershipEvents:
+    """Observer of a worker's ownership, for telemetry. The base class ignores all events.
+
+    Methods also run on kazoo's thread. An override must return at once and raise nothing.
+    """
+
+    def on_session_opened(self, session: int) -> None: ...
+
+    def on_session_state(self, state: SessionState) -> None: ...
+
+    def on_lease_count(self, bundles: int) -> None:
+        """Note the number of leases. It is 0 after a session has expired."""
+
+    def trace_acquisition(self, bundles: Collection[BundleId]) -> AbstractContextManager[object]:
+        del bundles
+        return nullcontext()
+
+    def on_acquired(self, leases: Collection[Lease]) -> None: ...
+
+    def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None: ...
+
+    def on_reconciled(self, unsettled: int) -> None:
+        """Note the number of bundles that are still unsettled after `Holdings.reconcile`."""
+
+    def on_ended(self, failure: SextonError | None) -> None:
+        """Note that this worker will own nothing from now on. `None` means that the worker was asked to stop."""
+
+
+_log = logging.getLogger(__name__)
+
+# Creations of one bundle's node within `_ATTEMPTS_RESET_S` in one session. More mean a loop (apache/pulsar#14736).
+_MAX_CREATES_PER_BUNDLE: Final = 5
+_ATTEMPTS_RESET_S: Final = 60.0  # a session may last for months: a limit per session would be reached without a loop
+_BUNDLES_PER_MOVE: Final = 50  # to even out the load, one bundle in 50 may be without an owner at a time
+
+
+class Holdings:
+    """Bundles of one worker, across its sessions. Only one thread calls the methods. Any thread may read `leases`."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        fences: Fences,
+        listener: BundleListener,
+        takeover: TakeoverTimes,
+        events: OwnershipEvents | None = None,
+    ) -> None:
+        self._worker_id, self._fences, self._listener = worker_id, fences, listener
+        self._events = events or OwnershipEvents()
+        self.bundles = fences.count_bundles()
+        self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
+        # Bundles to acquire, and bundles that an earlier session owned.
+        self._unsettled: dict[BundleId, Acquisition | None] = {}
+        self._postponed: set[BundleId] = set()  # unsettled bundles whose listener failed at the last `reconcile`
+        self._is_catalog_away = False  # the last raise of fences failed
+        self._worker_id_by_bundle: dict[BundleId, str] = {}  # owners, as last read
+        self._owner_change = -1  # change counter of the owners, as of that read
+        self._takeover = Takeover(worker_id, takeover)
+        self._reset_attempts(session=0, waits=0)
+        self._fence_checker = FenceChecker(fences, interval_s=takeover.fence_check_interval_s)
+        self._published_load: WorkerLoad | None = None
+        self._is_registered = False  # the worker's node belongs to the present session
+
+    @property
+    def should_check_soon(self) -> bool:
+        """Whether a bundle waits for an old node to vanish, and not for a service that is away."""
+        return not self._is_catalog_away and bool(self._unsettled.keys() - self._postponed)
+
+    def on_session_expired(self, session: int) -> None:
+        self._unsettled |= {bundle: Acquisition(session=session) for bundle in self.leases}
+        self._set_leases({})
+
+    def begin_session(self, session: int, *, waits: int) -> None:
+        """Begin a session with fresh attempts. `waits` is the maximum number of waits for an old session's node."""
+        self._reset_attempts(session, waits)
+        self._owner_change, self._published_load = -1, None
+
+    def release_all(self) -> None:
+        """Release all bundles of a worker that stops. ZooKeeper deletes the nodes with the session."""
+        self._unload(list(self.leases), UnloadReason.STOPPED)
+        self._unsettled = {}
+
+    def reconcile(self, nodes: WorkerDirectory, load: float) -> None:
+        """Compare leases with nodes and fences, then acquire and release bundles, and publish the load.
+
+        The next call repeats a failed step.
+
+        Raises:
+            RetryableError: ZooKeeper or the catalog did not answer.
+            ServiceFailed: ZooKeeper refuses this identity.
+            WorkerIdTaken: Another live process has this worker id.
+        """
+        now = time.monotonic()
+        if now - self._attempts_reset_at_s >= _ATTEMPTS_RESET_S:
+            self._reset_attempts(self._attempts.session, self._attempts.waits)
+        view = self._read_view(nodes)
+        # A node that vanished while its session lives was removed on purpose: other workers get their chance first.
+        removed = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
+        self._unload(removed, UnloadReason.REMOVED)
+        self._takeover.leave_to_others(removed, now)
+        self._unload(self._fence_checker.find_overtaken(self.leases.values()), UnloadReason.OVERTAKEN)
+        if self._can_acquire():
+            due = self._takeover.due_bundles(view, now) - self.leases.keys()
+            self._takeover.reserve(due, view, now)
+            self._unsettled |= dict.fromkeys((due | self._bundles_without_lease(view)) - self._unsettled.keys())
+            self._settle(nodes, now)
+        else:
+            nodes.delete_own_nodes(self._bundles_without_lease(view))  # another worker may reach the catalog
+        self._shed(nodes, view, now)
+        self._publish_load(nodes, load)
+        self._events.on_reconciled(len(self._unsettled))
+
+    def _publish_load(self, nodes: WorkerDirectory, load: float) -> None:
+        worker_load = WorkerLoad(load=load, bundles=len(self.leases), room=not self._is_catalog_away)
+        if not self._is_registered and not nodes.register(worker_load):
+            raise worker_id_taken_error(self._worker_id)
+        if worker_load != self._published_load:
+            nodes.publish_load(worker_load)
+            self._published_load = worker_load
+
+    def _can_acquire(self) -> bool:
+        """Return whether the catalog answers. Otherwise new owner nodes would only block other workers."""
+        if self._is_catalog_away:
+            try:
+                self._fences.count_bundles()
+            except RetryableError as error:
+                _log.info("takes no bundle yet: %s", error)
+                return False
+            self._is_catalog_away = False
+        return True
+
+    def _reset_attempts(self, session: int, waits: int) -> None:
+        self._attempts = ReownAttempts(session=session, creates=_MAX_CREATES_PER_BUNDLE, waits=waits)
+        self._attempts_reset_at_s = time.monotonic()
+
+    def _read_view(self, nodes: WorkerDirectory) -> OwnershipView:
+        change = nodes.owner_change_counter()
+        if change != self._owner_change:
+            self._worker_id_by_bundle = {bundle: node.worker_id for bundle, node in nodes.owner_nodes().items()}
+            self._owner_change = change
+        live = nodes.live_workers()
+        self._is_registered = self._worker_id in live and live[self._worker_id].session == self._attempts.session
+        workers = {worker_id: worker.load for worker_id, worker in live.items()}
+        return OwnershipView(bundle_count=self.bundles, workers=workers, owners=self._worker_id_by_bundle)
+
+    def _bundles_without_lease(self, view: OwnershipView) -> set[BundleId]:
+        """Return bundles with this worker's node and no lease, left by a lost answer to a create or a delete."""
+        return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
+
+    def _settle(self, nodes: WorkerDirectory, now: float) -> None:
+        self._postponed = set()
+        if not self._unsettled:
+            return
+        node_by_bundle = nodes.owner_nodes(self._unsettled)
+        session = self._attempts.session
+        decision_by_bundle = {}
+        for bundle, acquired in self._unsettled.items():
+            decision = decide_reown(
+                node_by_bundle.get(bundle), session=session, worker_id=self._worker_id, acquired=acquired
+            )
+            decision_by_bundle[bundle] = self._attempts.spend_attempt(bundle, decision)
+        foreign = [bundle for bundle, decision in decision_by_bundle.items() if decision is ReownDecision.UNLOAD]
+        self._notify_unloaded([bundle for bundle in foreign if self._unsettled.pop(bundle)], UnloadReason.FOREIGN)
+        own = [bundle for bundle, node in node_by_bundle.items() if node.session == session]
+        # No attempt is left for these bundles: other workers get their chance.
+        exhausted = [bundle for bundle in own if decision_by_bundle[bundle] is ReownDecision.UNLOAD]
+        self._takeover.leave_to_others(exhausted, now)
+        nodes.delete_own_nodes(exhausted)
+        to_acquire = [
+            bundle
+            for bundle, decision in decision_by_bundle.items()
+            if decision in {ReownDecision.CREATE, ReownDecision.KEEP}
+        ]
+        if to_acquire:
+            with self._events.trace_acquisition(to_acquire):
+                self._acquire(nodes, to_acquire)
+
+    def _acquire(self, nodes: WorkerDirectory, bundles: Collection[BundleId]) -> None:
+        """Do the three steps. If the catalog does not answer, the next `reconcile` deletes nodes without a lease."""
+        created = nodes.create_owner_nodes(bundles)
+        try:
+            leases = self._fences.raise_fences(created, self._worker_id)
+        except (RetryableError, OutcomeUnknown) as error:
+            _log.warning("takes no bundles until the catalog answers: %s", error)
+            self._is_catalog_away = True
+            return
+        verified = nodes.filter_own(created)
+        self._events.on_acquired([lease for lease in leases if lease.bundle in verified and self._hand_out(lease)])
+
+    def _hand_out(self, lease: Lease) -> bool:
+        """Call the listener, then publish the lease, so that topics are loaded before work uses the lease."""
+        try:
+            self._listener.on_acquired(lease)
+        except RetryableError as error:
+            _log.warning("bundle %s is tried again: %s", lease.bundle, error)
+            self._listener.on_unloaded(lease.bundle)
+            self._unsettled[lease.bundle] = None
+            self._postponed.add(lease.bundle)
+            return False
+        self._set_leases({**self.leases, lease.bundle: lease})
+        del self._unsettled[lease.bundle]
+        return True
+
+    def _shed(self, nodes: WorkerDirectory, view: OwnershipView, now: float) -> None:
+        """Release bundles that workers with less load should have. Drop each lease before its node."""
+        max_ownerless = max(1, self.bundles // _BUNDLES_PER_MOVE)
+        releasable = self.leases.keys() - self._takeover.reserved
+        shed = [
+            bundle for bundle in bundles_to_shed(view, self._worker_id, at_most=max_ownerless) if bundle in releasable
+        ]
+        self._unload(shed, UnloadReason.SHED)
+        self._takeover.leave_briefly(shed, now)
+        if shed:
+            nodes.delete_own_nodes(shed)
+
+    def _unload(self, bundles: Iterable[BundleId], reason: UnloadReason) -> None:
+        unloaded = set(bundles)
+        if unloaded:
+            self._set_leases({bundle: lease for bundle, lease in self.leases.items() if bundle not in unloaded})
+        self._notify_unloaded(unloaded, reason)
+
+    def _notify_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None:
+        for bundle in bundles:
+            self._listener.on_unloaded(bundle)
+        if bundles:
+            self._events.on_unloaded(bundles, reason)
+
+    def _set_leases(self, leases: dict[BundleId, Lease]) -> None:
+        self.leases = MappingProxyType(leases)  # one assignment, because other threads read it
+        self._events.on_lease_count(len(leases))

@@ -1,0 +1,233 @@
+"""Thread that owns bundles for a worker, across the worker's sessions.
+
+- SUSPENDED: the worker returns no lease, but drops none. After a reconnect to the same session, all leases are valid
+  again.
+- EXPIRED: the worker drops all leases and opens a new session. It then acquires each bundle again, or gives it up.
+  After a bounded number of failed attempts to open a session, the worker ends.
+- All ZooKeeper calls except `lookup` run on this thread. Listeners only put a message into the thread's queue
+  (kazoo#355).
+
+Source: PIP-57.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from infra.coordination.bundle_holdings import BundleListener, Holdings, OwnershipEvents
+from infra.coordination.ownership_nodes import WorkerDirectory, worker_id_taken_error
+from infra.coordination.takeover import TakeoverTimes
+from infra.coordination.zookeeper_session import SessionState, ZooKeeperSession
+from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
+from logstore.ownership import Lease, WorkerLoad, bundle_of
+from logstore.ports.catalog import Fences
+from logstore.ports.owners import OtherOwner
+from logstore.retrying_clock import Backoff
+from logstore.validated_names import TopicName
+
+_log = logging.getLogger(__name__)
+_VANISHING_NODE_POLL_S: Final = 0.1  # between checks while the node of an ended session still exists
+# Minimum wait for the end of this worker's earlier session. A server's shortest timeout is two ticks, usually 4 s.
+_MIN_REGISTER_WAIT_S: Final = 8.0
+_SESSION_BACKOFF: Final = Backoff(first_s=0.2)  # between attempts to open a session
+
+
+class ExpiredPolicy(StrEnum):
+    """Behaviour of a worker whose session expired. Source: PIP-57, `zookeeperSessionExpiredPolicy`."""
+
+    RECONNECT = "reconnect"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleOwnerOptions:
+    """Options of a `BundleOwner`."""
+
+    expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
+    reconnect_attempts: int = 10  # attempts to open a session after an expiry, 1 or more; then the worker shuts down
+    check_interval_s: float = 1.0  # between checks of all bundles, without an event from ZooKeeper
+    takeover: TakeoverTimes = field(default_factory=TakeoverTimes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Message to the thread: a new state of the session with this number. Without a state it only wakes the thread."""
+
+    session_number: int = -1
+    state: SessionState | None = None
+
+
+class BundleOwner:
+    """Ownership of one worker. An instance is started once and stopped once.
+
+    `load` returns the current work, 0 or more. A worker with load 1 gets half as many bundles as an idle worker.
+    `failure` is the error that ended the ownership. The worker then shuts down.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        connect: Callable[[Callable[[SessionState], None]], ZooKeeperSession],
+        fences: Fences,
+        listener: BundleListener,
+        *,
+        policy: BundleOwnerOptions | None = None,
+        load: Callable[[], float] = lambda: 0.0,
+        events: OwnershipEvents | None = None,
+    ) -> None:
+        self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or OwnershipEvents()
+        self._policy = policy or BundleOwnerOptions()
+        self._holdings = Holdings(worker_id, fences, listener, self._policy.takeover, self._events)
+        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._session_count = 0
+        self._session: ZooKeeperSession | None = None
+        self._nodes: WorkerDirectory | None = None
+        self._thread = threading.Thread(target=self._run, name="bundle-owner", daemon=True)
+        self.stopping = threading.Event()
+        self.failure: SextonError | None = None
+
+    def start(self) -> None:
+        """Register the worker, and start the thread.
+
+        Raises:
+            ServiceFailed: ZooKeeper cannot be reached, or refuses this identity.
+            WorkerIdTaken: Another live process has this worker id.
+        """
+        try:
+            self._open_session()
+        except BaseException:
+            self._close_session()
+            raise
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self._messages.put(_Message())
+        session = self._session
+        if session:
+            session.close()  # ends the thread's current call
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def lease_of(self, topic: TopicName) -> Lease:
+        bundle = bundle_of(topic, bundles=self._holdings.bundles)
+        is_connected = self._is_connected
+        lease = self._holdings.leases.get(bundle) if is_connected else None
+        if lease is None:
+            found = "that it does not own it" if is_connected else "a connection that is away"
+            raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found=found)
+        return lease
+
+    def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
+        try:
+            return self.lease_of(topic)
+        except NotOwner:
+            nodes = self._nodes
+        if nodes is None:
+            raise SessionLost(f"worker {self._worker_id}: it has no session just now")
+        if not self._is_connected:  # no wait for a connection, because the caller's thread is scarce
+            raise StoreUnavailable(f"zookeeper: worker {self._worker_id} has no connection just now")
+        bundle = bundle_of(topic, bundles=self._holdings.bundles)
+        node = nodes.find_owner_node(bundle, patience_s=patience_s)
+        return OtherOwner(worker_id=node.worker_id) if node and node.worker_id else None
+
+    def leases(self) -> list[Lease]:
+        return [lease for _, lease in sorted(self._holdings.leases.items())] if self._is_connected else []
+
+    @property
+    def _is_connected(self) -> bool:
+        session = self._session  # kazoo's thread sets its state; this owner's thread may not know yet
+        return session is not None and session.state is SessionState.CONNECTED
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                message = self._next_message()
+                is_expired = message.session_number == self._session_count and message.state is SessionState.EXPIRED
+                if is_expired and not self.stopping.is_set():
+                    self._replace_session()
+                self._reconcile()
+        except SextonError as error:
+            _log.exception("this worker owns nothing from now on")
+            self.failure = error
+        except Exception as error:  # noqa: BLE001 - a silent end would leave a worker that owns nothing
+            _log.exception("this worker owns nothing from now on")
+            self.failure = SextonError(f"ownership: ended with {error!r}; start the worker again")
+        finally:
+            self.stopping.set()
+            self._holdings.release_all()
+            self._close_session()
+            self._events.on_ended(self.failure)
+
+    def _next_message(self) -> _Message:
+        try:
+            return self._messages.get(
+                timeout=_VANISHING_NODE_POLL_S if self._holdings.should_check_soon else self._policy.check_interval_s
+            )
+        except queue.Empty:
+            return _Message()
+
+    def _replace_session(self) -> None:
+        if self._session:
+            self._holdings.on_session_expired(self._session.id)
+        if self._policy.expired is ExpiredPolicy.SHUTDOWN:
+            raise ServiceFailed("zookeeper", "the session expired", advice="start the worker again")
+        attempt = 1
+        while not self._try_open_session(attempt) and not self.stopping.wait(_SESSION_BACKOFF.pause_s(attempt)):
+            attempt += 1
+
+    def _try_open_session(self, attempt: int) -> bool:
+        self._close_session()
+        try:
+            self._open_session()
+        except (RetryableError, ServiceFailed) as error:
+            _log.warning("no new session, attempt %s of %s: %s", attempt, self._policy.reconnect_attempts, error)
+            if attempt >= self._policy.reconnect_attempts and not self.stopping.is_set():
+                raise
+            return False
+        return True
+
+    def _open_session(self) -> None:
+        self._session_count += 1
+        number = self._session_count
+        session = self._session = self._connect(lambda state: self._forward(_Message(number, state)))
+        self._nodes = WorkerDirectory(session, self._worker_id, self._holdings.bundles)
+        self._register(self._nodes, session.timeout_s)
+        self._holdings.begin_session(session.id, waits=int(2 * session.timeout_s / _VANISHING_NODE_POLL_S))
+        self._events.on_session_opened(session.id)
+
+    def _forward(self, message: _Message) -> None:
+        if message.state and message.session_number == self._session_count:
+            self._events.on_session_state(message.state)
+        self._messages.put(message)
+
+    def _register(self, nodes: WorkerDirectory, timeout_s: float) -> None:
+        """Register once an earlier session's node has vanished. A node that stays belongs to another process."""
+        deadline_s = time.monotonic() + max(2 * timeout_s, _MIN_REGISTER_WAIT_S)
+        while not nodes.register(WorkerLoad()):
+            if self.stopping.wait(_VANISHING_NODE_POLL_S):
+                raise SessionLost(f"worker {self._worker_id}: told to stop before it could take part")
+            if time.monotonic() > deadline_s:
+                raise worker_id_taken_error(self._worker_id)
+
+    def _reconcile(self) -> None:
+        if self._session and not self._is_connected:
+            self._session.reset_last_zxid()
+        if not self._is_connected or self._nodes is None or self.stopping.is_set():
+            return
+        try:
+            self._nodes.restore_nodes()
+            self._nodes.watch(lambda _: self._messages.put(_Message()))
+            self._holdings.reconcile(self._nodes, self._load())
+        except RetryableError as error:
+            _log.info("looking at the bundles again soon: %s", error)
+
+    def _close_session(self) -> None:
+        session, self._session, self._nodes = self._session, None, None
+        if session:
+            session.close()

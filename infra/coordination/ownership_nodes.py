@@ -1,0 +1,284 @@
+"""Nodes of sessions, workers and owners in ZooKeeper.
+
+`OwnershipDirectory` reads and deletes nodes. `WorkerDirectory` also creates and writes nodes, for one worker.
+
+```
+/sessions/{session id}   ephemeral: exists as long as the session; deletes of owner nodes check it
+/workers/{worker id}     ephemeral: the worker's load, as JSON; one process per worker id
+/owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
+```
+
+An owner node is never changed, so its ZooKeeper version is always 0. A delete that compares only this version could
+remove the node of a later owner (apache/pulsar#295). Each delete is therefore a transaction that also checks the
+session node of the owner that was read. While this session node exists, the owner node belongs to the session.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.protocol.states import ZnodeStat
+
+from infra.coordination.zookeeper_session import ZooKeeperSession
+from logstore.errors import InvalidInput, WorkerIdTaken
+from logstore.ownership import BundleId, OwnerNode, WorkerLoad, bundle_name, parse_bundle
+
+SESSIONS: Final = "/sessions"
+WORKERS: Final = "/workers"
+OWNERS: Final = "/owners"
+_PARENTS: Final = (SESSIONS, WORKERS, OWNERS)
+
+_log = logging.getLogger(__name__)
+
+_FAILED_RESULTS: Final = (BadVersionError, NoNodeError, RolledBackError, RuntimeInconsistency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveWorker:
+    """Worker with a node under `/workers`."""
+
+    session: int  # session that created the node
+    load: WorkerLoad  # as last published
+
+
+class OwnershipDirectory:
+    """Ownership of `bundles` bundles in one ensemble. If no worker has ever started, the directory is empty."""
+
+    def __init__(self, session: ZooKeeperSession, bundles: int) -> None:
+        self._session, self._bundles = session, bundles
+        self._logged_unknown_names: set[str] = set()
+
+    def live_sessions(self) -> frozenset[int]:
+        names = self._session.run_idempotent("reading sessions", lambda client: _list_children(client, SESSIONS))
+        return frozenset(session for name in names if (session := _parse_session(name)) is not None)
+
+    def live_workers(self) -> dict[str, LiveWorker]:
+        node_by_name = self._session.run_idempotent(
+            "reading workers", lambda client: read_children(client, WORKERS, _list_children(client, WORKERS))
+        )
+        return {
+            name: LiveWorker(session=stat.ephemeralOwner, load=_parse_load(body))
+            for name, (body, stat) in node_by_name.items()
+        }
+
+    def owned_bundles(self) -> frozenset[BundleId]:
+        """Return the bundles with an owner node. A node that names no bundle of this catalog is logged once."""
+        names = self._session.run_idempotent("reading owned bundles", lambda client: _list_children(client, OWNERS))
+        return frozenset(bundle for bundle in map(self._parse_node_name, names) if bundle is not None)
+
+    def owner_nodes(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, OwnerNode]:
+        """Return the owner nodes of the given bundles, or of all. A bundle without an owner node is absent."""
+        name_by_bundle = {
+            bundle: self._node_name(bundle) for bundle in sorted(self.owned_bundles() if bundles is None else bundles)
+        }
+        node_by_name = self._session.run_idempotent(
+            "reading owners", lambda client: read_children(client, OWNERS, list(name_by_bundle.values()))
+        )
+        return {
+            bundle: _parse_owner_node(*node_by_name[name])
+            for bundle, name in name_by_bundle.items()
+            if name in node_by_name
+        }
+
+    def find_owner_node(self, bundle: BundleId, *, patience_s: float) -> OwnerNode | None:
+        """Return the bundle's owner node, or `None` if it has none. Wait at most `patience_s` for an answer."""
+        name = self._node_name(bundle)
+
+        def read_node(client: KazooClient) -> OwnerNode | None:
+            root = client.exists_async("/")
+            node = read_children(client, OWNERS, [name]).get(name)
+            if node is None and root.get() is None:
+                raise self._session.missing_path_error()
+            return _parse_owner_node(*node) if node else None
+
+        return self._session.run_idempotent("looking an owner up", read_node, patience_s=patience_s)
+
+    def delete_owner_node(self, bundle: BundleId, session: int) -> bool:
+        """Delete the bundle's owner node if it belongs to `session`. Return whether this call deleted it."""
+
+        def delete_node(client: KazooClient) -> bool:
+            node = read_children(client, OWNERS, [self._node_name(bundle)]).get(self._node_name(bundle))
+            if node is None or node[1].ephemeralOwner != session:
+                return False
+            transaction = client.transaction()
+            transaction.check(session_path(session), -1)
+            transaction.delete(self._owner_path(bundle), node[1].version)
+            return not any(isinstance(result, _FAILED_RESULTS) for result in transaction.commit())
+
+        return self._session.run_idempotent("giving up a bundle", delete_node)
+
+    def _parse_node_name(self, name: str) -> BundleId | None:
+        try:
+            return parse_bundle(name, bundles=self._bundles)
+        except InvalidInput as error:
+            if name not in self._logged_unknown_names:
+                self._logged_unknown_names.add(name)
+                _log.warning("zookeeper: %s/%s is left alone: %s", OWNERS, name, error)
+            return None
+
+    def _node_name(self, bundle: BundleId) -> str:
+        return bundle_name(bundle, bundles=self._bundles)
+
+    def _owner_path(self, bundle: BundleId) -> str:
+        return f"{OWNERS}/{self._node_name(bundle)}"
+
+
+def session_path(session: int) -> str:
+    """Return the path of the node that exists as long as the session."""
+    return f"{SESSIONS}/{session:016x}"
+
+
+def read_children(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str, tuple[bytes, ZnodeStat]]:
+    """Return the bodies and stats of the children, read in parallel. Children that do not exist are absent."""
+    pending = {name: client.get_async(f"{parent}/{name}") for name in names}
+    node_by_name = {name: result_or_none(result, NoNodeError) for name, result in pending.items()}
+    return {name: node for name, node in node_by_name.items() if node is not None}
+
+
+def result_or_none(result: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
+    """Wait for an asynchronous result. Return `None` if it is an error of the given type."""
+    try:
+        return result.get()
+    except error:
+        return None
+
+
+def _parse_session(name: str) -> int | None:
+    try:
+        return int(name, 16)
+    except ValueError:  # a node of another program
+        return None
+
+
+def _list_children(client: KazooClient, path: str) -> list[str]:
+    try:
+        return list(client.get_children(path))
+    except NoNodeError:
+        return []
+
+
+def _parse_load(body: bytes) -> WorkerLoad:
+    """Return a load of 0 for an unreadable body, which only makes the assignment less even."""
+    try:
+        fields: Mapping[str, Any] = json.loads(body)
+        load, bundles = max(0.0, float(fields["load"])), max(0, int(fields["bundles"]))
+        return WorkerLoad(load=load, bundles=bundles, room=bool(fields.get("room", True)))
+    except (ValueError, KeyError, TypeError, OverflowError, InvalidInput):  # JSON may say Infinity, or be a list
+        return WorkerLoad(load=0.0, bundles=0)
+
+
+def _parse_owner_node(body: bytes, stat: ZnodeStat) -> OwnerNode:
+    try:
+        worker_id = str(json.loads(body)["worker_id"])
+    except (ValueError, KeyError, TypeError):
+        worker_id = ""  # the body is not Sexton's: no worker has this id
+    return OwnerNode(worker_id=worker_id, session=stat.ephemeralOwner, version=stat.version)
+
+
+class WorkerDirectory(OwnershipDirectory):
+    """Access of one worker in one session. Construction creates the parent nodes and the session's node."""
+
+    def __init__(self, session: ZooKeeperSession, worker_id: str, bundles: int) -> None:
+        super().__init__(session, bundles)
+        self._worker_id = worker_id
+        session.run_idempotent("preparing", self._prepare)
+
+    def _prepare(self, client: KazooClient) -> None:
+        for path in _PARENTS:
+            client.ensure_path(path)
+            self._session.protect_node(client, path)
+        _create_ephemeral(client, session_path(self._session.id), b"", self._session.id)
+
+    def restore_nodes(self) -> None:
+        """Create the parent nodes and the session's node again if a person has removed them.
+
+        Without a parent no owner node can be created. A live session without its node counts as ended.
+        """
+
+        def restore(client: KazooClient) -> None:
+            results = [client.exists_async(path) for path in (*_PARENTS, session_path(self._session.id))]
+            if any(result.get() is None for result in results):
+                _log.warning("zookeeper: nodes of this ensemble were removed while sessions live: making them again")
+                self._prepare(client)
+
+        self._session.run_idempotent("looking for what every worker needs", restore)
+
+    def register(self, load: WorkerLoad) -> bool:
+        """Create the worker's node unless it exists. Return whether the node belongs to this session."""
+        path = f"{WORKERS}/{self._worker_id}"
+        body, session = _format_load(load), self._session.id
+        return self._session.run_idempotent("enlisting", lambda client: _create_ephemeral(client, path, body, session))
+
+    def publish_load(self, load: WorkerLoad) -> None:
+        path = f"{WORKERS}/{self._worker_id}"
+
+        def write_load(client: KazooClient) -> None:
+            _, stat = client.get(path)
+            if stat.ephemeralOwner != self._session.id:
+                raise WorkerIdTaken(f"worker id {self._worker_id}: expected a node of this session, found another's")
+            client.set(path, _format_load(load))
+
+        self._session.run_idempotent("reporting load", write_load)
+
+    def owner_change_counter(self) -> int:
+        """Return a number that changes whenever an owner node is created or deleted."""
+        return self._session.run_idempotent("looking for changes", lambda client: int(client.get(OWNERS)[1].pzxid))
+
+    def create_owner_nodes(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
+        """Create the owner nodes that do not exist. Return the bundles whose node belongs to this session.
+
+        Idempotency: a node that exists counts only if its ephemeral owner is this session.
+        """
+        ordered_bundles = sorted(bundles)
+        body = json.dumps({"worker_id": self._worker_id}).encode()
+
+        def create_nodes(client: KazooClient) -> None:
+            results = [
+                client.create_async(self._owner_path(bundle), body, ephemeral=True) for bundle in ordered_bundles
+            ]
+            for result in results:
+                result_or_none(result, NodeExistsError)
+
+        self._session.run_idempotent("taking bundles", create_nodes)
+        return self.filter_own(ordered_bundles)
+
+    def filter_own(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
+        return frozenset(
+            bundle for bundle, node in self.owner_nodes(bundles).items() if node.session == self._session.id
+        )
+
+    def delete_own_nodes(self, bundles: Iterable[BundleId]) -> None:
+        for bundle in bundles:
+            self.delete_owner_node(bundle, self._session.id)
+
+    def watch(self, on_change: Any) -> None:  # noqa: ANN401 - kazoo's watcher
+        """Call `on_change` once, on kazoo's thread, at the next change of the workers or the owners."""
+
+        def set_watches(client: KazooClient) -> None:
+            client.get_children(WORKERS, watch=on_change)
+            client.get_children(OWNERS, watch=on_change)
+
+        self._session.run_idempotent("watching", set_watches)
+
+
+def worker_id_taken_error(worker_id: str) -> WorkerIdTaken:
+    """Return the error of a process if another live process has its worker id."""
+    return WorkerIdTaken(f"worker id {worker_id}: expected to be free, found another process alive under it")
+
+
+def _create_ephemeral(client: KazooClient, path: str, body: bytes, session: int) -> bool:
+    """Return whether the node, created now or earlier, belongs to the session."""
+    try:
+        client.create(path, body, ephemeral=True)
+    except NodeExistsError:
+        stat = client.exists(path)
+        return stat is not None and stat.ephemeralOwner == session
+    return True
+
+
+def _format_load(load: WorkerLoad) -> bytes:
+    return json.dumps({"load": load.load, "bundles": load.bundles, "room": load.room}).encode()

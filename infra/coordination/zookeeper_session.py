@@ -1,0 +1,259 @@
+"""One ZooKeeper session, from its start to its end. A session that has ended is not opened again.
+
+Rules that follow from kazoo's behaviour:
+
+1. Every wait for an answer is bounded. Kazoo queues calls between the loss of a connection and its detection. It
+   answers these calls only after the next connection.
+2. A new session id ends the `ZooKeeperSession`. Kazoo opens a new session by itself after an expiry, and a server may
+   give a new session at a reconnect (ClickHouse#116690). The caller then opens another `ZooKeeperSession` and reads
+   each of its nodes again.
+3. Listeners only pass the event to another thread. They run on kazoo's thread, where a call to ZooKeeper would wait for
+   itself (kazoo#355).
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionLoss
+from kazoo.handlers.threading import AsyncResult, SequentialThreadingHandler
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL
+
+from infra.coordination.zookeeper_errors import ZOOKEEPER, PemFiles, translate_kazoo_errors, unreachable_error
+from infra.telemetry.zookeeper_spans import zookeeper_span
+from logstore.errors import ServiceFailed, SessionLost
+
+
+class TimeoutHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Handler of kazoo's threads that waits at most `timeout_s` for each result."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__()
+        self._default_timeout_s, self._thread_local = timeout_s, threading.local()
+
+    @property
+    def timeout_s(self) -> float:
+        return float(getattr(self._thread_local, "timeout_s", self._default_timeout_s))
+
+    @contextmanager
+    def limit_wait(self, timeout_s: float) -> Iterator[None]:
+        """Shorten the maximum wait for a result in the current thread while the block runs."""
+        self._thread_local.timeout_s = min(timeout_s, self._default_timeout_s)
+        try:
+            yield
+        finally:
+            del self._thread_local.timeout_s
+
+    def async_result(self) -> "_BoundedResult":
+        return _BoundedResult(self)
+
+
+class _BoundedResult(AsyncResult):  # type: ignore[misc]
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ANN401 - kazoo's
+        return super().get(block, self._handler.timeout_s if timeout is None else timeout)
+
+
+T = TypeVar("T")
+
+_kazoo_log = logging.getLogger("kazoo.client")
+_kazoo_log.addHandler(logging.NullHandler())  # commands report failures themselves, in one sentence
+
+
+class SessionState(StrEnum):
+    """State of a session, as kazoo last reported it."""
+
+    CONNECTED = "CONNECTED"  # also after a reconnect to the same session
+    SUSPENDED = "SUSPENDED"  # no connection; the session may have ended
+    EXPIRED = "EXPIRED"  # ended; all of its ephemeral nodes are deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ensemble:
+    """Address of ZooKeeper and the identity of its client.
+
+    Args:
+        hosts: `host:port`, several separated by commas, and optionally the path of all of Sexton's nodes.
+        timeout_s: Session timeout. The server may negotiate another.
+        auth: Scheme and credential, such as `("digest", "user:password")`. `sasl` means the SASL mechanism DIGEST-MD5.
+        protected: Whether only this identity may access the nodes.
+        tls: PEM files. `None` means a plain connection.
+    """
+
+    hosts: str
+    timeout_s: float = 10.0
+    auth: tuple[str, str] | None = field(default=None, repr=False)
+    protected: bool = False
+    tls: PemFiles | None = None
+
+
+class ZooKeeperSession:
+    """Open session with ZooKeeper. Construction connects.
+
+    `on_change` is called on kazoo's thread at each change of the state. It must return at once.
+
+    Raises:
+        ServiceFailed: No server answers, the servers refuse the connection, or the path does not exist.
+        SessionLost: The session ended while it was opened.
+    """
+
+    def __init__(self, ensemble: Ensemble, on_change: Callable[[SessionState], None]) -> None:
+        self._ensemble, self._on_change = ensemble, on_change
+        self.state = SessionState.CONNECTED
+        self._suspended_since_s = 0.0
+        self._closing = threading.Lock()
+        self._client = _build_client(ensemble)
+        try:
+            if not self._client.start_async().wait(timeout=ensemble.timeout_s):
+                self._require_authorized()
+                raise unreachable_error(ensemble.hosts, ensemble.tls)  # noqa: TRY301 - the handler closes the client
+            self.id = self._read_session_id()
+            self._client.add_listener(self._on_kazoo_state)
+            self._require_authorized()
+            if self._read_session_id() != self.id:  # it may have ended before the listener was added
+                raise SessionLost(f"zookeeper: session {self.id:#x} was over as soon as it was opened")  # noqa: TRY301
+            if not self.run_idempotent("looking for the path", lambda client: client.exists("/")):
+                raise self.missing_path_error()  # noqa: TRY301 - not created: the ensemble may be another system's
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def timeout_s(self) -> float:
+        return self._ensemble.timeout_s
+
+    @property
+    def address(self) -> str:
+        hosts = self._ensemble.hosts
+        return hosts if "/" in hosts else f"{hosts}/"
+
+    def run_idempotent(self, action: str, operation: Callable[[KazooClient], T], *, patience_s: float = math.inf) -> T:
+        """Run an operation that may be repeated. Retry it after the loss of a connection.
+
+        Args:
+            action: Phrase for messages and spans, such as "reading owners".
+            operation: Calls of kazoo's client.
+            patience_s: Maximum time of all retries and waits, at most the session timeout.
+
+        Raises:
+            StoreUnavailable: ZooKeeper did not answer. The operation may have been executed.
+            SessionLost: This session has ended.
+            ServiceFailed: ZooKeeper refuses this identity.
+        """
+        self._require_authorized()
+        wait_s = min(patience_s, self.timeout_s)
+        retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=wait_s, ignore_expire=False)
+        try:
+            with (
+                zookeeper_span(action),
+                translate_kazoo_errors(action, self.address),
+                self._client.handler.limit_wait(wait_s),
+            ):
+                result: T = retry(self._run_if_connected, operation)
+        except SessionLost:
+            self._require_authorized()  # kazoo reports a refused identity as a session that ended
+            raise
+        self._require_alive(action)  # the result may come from a later session
+        return result
+
+    def protect_node(self, client: KazooClient, path: str) -> None:
+        """Restrict an existing node to this identity if `Ensemble.protected` is set. Idempotent."""
+        if self._ensemble.protected:
+            acls, _ = client.get_acls(path)
+            if any(acl.id.scheme == "world" for acl in acls):
+                client.set_acls(path, CREATOR_ALL_ACL)
+
+    def close(self) -> None:
+        """End the session. A reachable server deletes its ephemeral nodes at once. Idempotent."""
+        self.state = SessionState.EXPIRED
+        self._client.remove_listener(self._on_kazoo_state)
+        with self._closing:  # kazoo does not support a stop by two threads at once
+            self._client.stop()
+            self._client.close()
+
+    def reset_last_zxid(self) -> None:
+        """Forget the last seen transaction id after a suspension of two session timeouts.
+
+        An ensemble that lost data refuses a client that has seen later transactions. Kazoo would then retry forever.
+        Without the id, a server answers whether the session lives. After this time, no server that lags behind serves
+        clients.
+        """
+        if self.state is SessionState.SUSPENDED and time.monotonic() - self._suspended_since_s >= 2 * self.timeout_s:
+            self._client.last_zxid = 0
+
+    def _run_if_connected(self, operation: Callable[[KazooClient], T]) -> T:
+        self._require_alive("asking")
+        if self.state is SessionState.SUSPENDED:
+            raise ConnectionLoss  # kazoo would queue the call until the connection is back
+        return operation(self._client)
+
+    def _require_authorized(self) -> None:
+        if self._client.refused:
+            advice = "check the password in the setting `zookeeper_auth`, and that the servers know this user"
+            raise ServiceFailed(ZOOKEEPER, f"{self.address} refuses our identity", advice=advice)
+
+    def _require_alive(self, action: str) -> None:
+        if self.state is SessionState.EXPIRED:
+            raise SessionLost(f"zookeeper: session {self.id:#x} was over while {action}")
+
+    def _on_kazoo_state(self, state: str) -> None:
+        if self.state is SessionState.EXPIRED:
+            return
+        if state == KazooState.SUSPENDED:
+            self._suspended_since_s = time.monotonic()
+            self.state = SessionState.SUSPENDED
+        else:
+            is_same_session = state == KazooState.CONNECTED and self._read_session_id() == self.id
+            self.state = SessionState.CONNECTED if is_same_session else SessionState.EXPIRED
+        self._on_change(self.state)
+
+    def _read_session_id(self) -> int:
+        client_id = self._client.client_id
+        return int(client_id[0]) if client_id else 0
+
+    def missing_path_error(self) -> ServiceFailed:
+        return ServiceFailed(
+            ZOOKEEPER,
+            f"the path {self._client.chroot} of {self._ensemble.hosts} does not exist",
+            advice="create it, or mend the setting `zookeeper`",
+        )
+
+
+class _Client(KazooClient):  # type: ignore[misc]
+    """Client that remembers a refused identity. Kazoo's listeners learn only that the session has ended."""
+
+    refused = False
+
+    def _session_callback(self, state: str) -> None:
+        self.refused |= state == KeeperState.AUTH_FAILED
+        super()._session_callback(state)
+
+
+def _build_client(ensemble: Ensemble) -> _Client:
+    max_delay_s = min(2.0, ensemble.timeout_s / 3)  # a server that is up again is tried before the session ends
+    unlimited_retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=max_delay_s)
+    scheme, credential = ensemble.auth or ("", "")
+    user, _, password = credential.partition(":")
+    sasl = {"mechanism": "DIGEST-MD5", "username": user, "password": password} if scheme == "sasl" else None
+    tls = ensemble.tls
+    return _Client(
+        hosts=ensemble.hosts,
+        timeout=ensemble.timeout_s,
+        auth_data=[ensemble.auth] if ensemble.auth and not sasl else None,
+        sasl_options=sasl,
+        default_acl=CREATOR_ALL_ACL if ensemble.protected else None,
+        use_ssl=tls is not None,
+        check_hostname=tls is not None,
+        **({"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None} if tls else {}),
+        connection_retry=unlimited_retry,
+        handler=TimeoutHandler(ensemble.timeout_s),
+        logger=_kazoo_log,
+    )

@@ -1,0 +1,146 @@
+"""Listings of a bucket in key order. A listing is complete or raises an error."""
+
+import operator
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from infra.objects.request_retries import Retries
+from infra.objects.s3_responses import translate_s3_errors
+from logstore.errors import StoreUnavailable, Unsupported
+from logstore.ports.objects import ObjectInfo
+from logstore.stop_checks import raise_if_stopped
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ListObjectsV2OutputTypeDef, ListObjectsV2RequestTypeDef
+
+OBJECTS_PER_PAGE = 1_000
+"""Most objects in one response."""
+_BY_KEY = operator.attrgetter("key")
+
+
+class BucketListing:
+    """Listing of one bucket.
+
+    SeaweedFS (4.48, tested) sorts by path and not by bytes (`x/1` before `x-1`), and a listing after `x` skips the
+    folder `x`. Therefore:
+
+    1. This class sorts each page.
+    2. The sent `StartAfter` is a little lower than the requested key.
+    3. Disorder across pages is an error, because a consumer that merges two sorted streams would lose keys.
+    """
+
+    def __init__(self, client: "S3Client", bucket: str, retries: Retries, *, prefix: str, start_after: str) -> None:
+        self._client, self._retries = client, retries
+        self._prefix, self._start_after = prefix, start_after
+        self._operation = f"list {bucket}/{prefix}"
+        self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
+
+    def objects(self, first_page: int = OBJECTS_PER_PAGE) -> Iterator[ObjectInfo]:
+        """Yield the objects ascending by key. Pages are read on demand. The first has at most `first_page` objects.
+
+        Raises:
+            StoreUnavailable: A page could not be read, or does not belong to this listing.
+            Unsupported: The store does not sort by key across pages.
+        """
+        previous_key = ""
+        if first_page < OBJECTS_PER_PAGE:
+            self._request["MaxKeys"] = first_page
+        for page in self._read_pages():
+            objects = self._sorted_objects(page)
+            if not objects:
+                continue
+            self._require_ascending(objects[0].key, objects[-1].key, previous_key)
+            previous_key = objects[-1].key
+            if objects[0].key > self._start_after:
+                yield from objects
+            else:
+                yield from (item for item in objects if item.key > self._start_after)
+
+    def list_folder(self) -> Iterator[str | ObjectInfo]:
+        """Yield the objects and folders directly at the prefix, each once."""
+        self._request["Delimiter"] = "/"
+        previous_folders: set[str] = set()
+        for page in self._read_pages():
+            folders = {entry["Prefix"] for entry in page.get("CommonPrefixes", ())}
+            objects = self._sorted_objects(page)
+            for name in (*folders, *(item.key for item in objects)):
+                self._require_direct_child(name, is_folder=name in folders)
+            yield from sorted(folders - previous_folders)  # a store may repeat the last folder of the previous page
+            yield from objects
+            previous_folders = folders
+
+    def _require_direct_child(self, name: str, *, is_folder: bool) -> None:
+        relative_name = name.removeprefix(self._prefix).removesuffix("/" if is_folder else "")
+        if not name.startswith(self._prefix) or "/" in relative_name or (is_folder and not name.endswith("/")):
+            raise StoreUnavailable(f"{self._operation}: the answer holds what is not directly there: {name!r}")
+
+    def _read_pages(self) -> Iterator["ListObjectsV2OutputTypeDef"]:
+        start_after = safe_start_after(self._start_after, self._prefix)
+        if start_after:
+            self._request["StartAfter"] = start_after
+        while True:
+            page = self._retries.call(self._read_page)
+            yield page
+            if not page["IsTruncated"]:
+                return
+            raise_if_stopped()
+            token = page.get("NextContinuationToken")
+            if not token or token == self._request.get("ContinuationToken"):
+                raise StoreUnavailable(f"{self._operation}: the answer is truncated, yet names no way to its rest")
+            self._request.pop("StartAfter", None)
+            self._request.pop("MaxKeys", None)
+            self._request["ContinuationToken"] = token
+
+    def _read_page(self) -> "ListObjectsV2OutputTypeDef":
+        with translate_s3_errors(self._operation):
+            page = self._client.list_objects_v2(**self._request)
+        if "IsTruncated" not in page:
+            raise StoreUnavailable(f"{self._operation}: expected a listing, found an answer without IsTruncated")
+        return page
+
+    def _sorted_objects(self, page: "ListObjectsV2OutputTypeDef") -> list[ObjectInfo]:
+        objects = [
+            ObjectInfo(
+                key=entry["Key"], size_bytes=entry["Size"], modified_us=to_microseconds(entry.get("LastModified"))
+            )
+            for entry in page.get("Contents", ())
+        ]
+        keys = [item.key for item in objects]
+        if not all(map(operator.lt, keys, keys[1:])):
+            objects.sort(key=_BY_KEY)  # by code point, which is the order of the UTF-8 bytes
+        return objects
+
+    def _require_ascending(self, first: str, last: str, previous: str) -> None:
+        if not (first.startswith(self._prefix) and last.startswith(self._prefix)):
+            raise StoreUnavailable(f"{self._operation}: the answer holds keys of another prefix: {first!r} to {last!r}")
+        if previous and first <= previous:
+            raise Unsupported(
+                f"{self._operation}: expected keys in the order of their bytes, found {first!r} after {previous!r}"
+            )
+
+
+def safe_start_after(start_after: str, prefix: str) -> str:
+    """Return a key, not above `start_after`, after which a listing is complete even if the store sorts by path.
+
+    A store that sorts by path puts `x/1` before `x-1`. A listing after `x-1` would miss the keys below `x/`. A listing
+    after `w` has these keys. So the key is cut at the first character below `/`, and its last character is lowered by
+    one. The result is empty if only a listing of the whole prefix is complete.
+    """
+    if start_after <= prefix:
+        return ""
+    end = next((index for index in range(len(prefix), len(start_after)) if start_after[index] < "/"), len(start_after))
+    while end > len(prefix):
+        lowered = chr(ord(start_after[end - 1]) - 1)
+        end -= 1
+        if "/" < lowered <= "~":
+            return start_after[:end] + lowered
+    return ""
+
+
+def to_microseconds(modified: datetime | None) -> int | None:
+    """Return microseconds since 1970, without the rounding of a float."""
+    if modified is None:
+        return None
+    return int(modified.timestamp()) * 1_000_000 + modified.microsecond

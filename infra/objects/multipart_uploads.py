@@ -1,0 +1,150 @@
+"""Multipart uploads of files of any size, with one part in memory, and listings of unfinished uploads."""
+
+import io
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
+
+from botocore.exceptions import ClientError
+
+from infra.objects.bucket_listing import to_microseconds
+from infra.objects.request_retries import Retries
+from infra.objects.s3_responses import error_code, error_status, translate_s3_errors
+from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable
+from logstore.ports.objects import OpenUpload
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CompletedPartTypeDef, ListMultipartUploadsOutputTypeDef
+
+_log = logging.getLogger(__name__)
+
+PART_BYTES = 16 << 20
+_MAX_PARTS = 10_000  # Source: S3 User Guide, "Multipart upload limits"; all parts but the last have at least 5 MiB
+
+
+class MultipartUploads:
+    """Multipart uploads to one bucket. Thread-safe.
+
+    `proceed` is called before each request and stops the upload by raising an error.
+    """
+
+    def __init__(self, client: "S3Client", bucket: str, *, retries: Retries, part_bytes: int) -> None:
+        self._client, self._bucket = client, bucket
+        self._retries, self._part_bytes = retries, part_bytes
+
+    def put(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
+        """Upload the file unless the key is taken. Return whether this call stored the file.
+
+        `False` does not exclude that an earlier attempt stored the file.
+
+        Raises:
+            StoreUnavailable: The store does not answer. The upload is aborted if the store answers the abort.
+            OutcomeUnknown: Another process ended this upload.
+        """
+        upload_id = self._retries.call(lambda: self._begin_upload(key, metadata, proceed))
+        try:
+            parts = [
+                self._retries.call(partial(self._upload_part, key, upload_id, number, body, proceed))
+                for number, body in enumerate(self._read_parts(file), start=1)
+            ]
+            if self._retries.call(lambda: self._complete_once(key, upload_id, parts, proceed)):
+                return True
+        except Exception:
+            self._try_to_abort(key, upload_id)
+            raise
+        self._try_to_abort(key, upload_id)
+        return False
+
+    def abort(self, key: str, upload_id: str) -> None:
+        """Abort the upload. The store refuses later parts and the completion. Idempotent."""
+        self._retries.call(lambda: self._abort_once(key, upload_id))
+
+    def _describe(self, verb: str, key: str) -> str:
+        return f"{verb} {self._bucket}/{key}"
+
+    def _read_parts(self, file: BinaryIO) -> Iterator[bytes]:
+        part_bytes = max(self._part_bytes, math.ceil(file.seek(0, io.SEEK_END) / _MAX_PARTS))
+        file.seek(0)
+        while part := file.read(part_bytes):
+            yield part
+
+    def _begin_upload(self, key: str, metadata: Mapping[str, str], proceed: Callable[[], None]) -> str:
+        proceed()
+        with translate_s3_errors(self._describe("begin upload of", key)):
+            response = self._client.create_multipart_upload(Bucket=self._bucket, Key=key, Metadata=dict(metadata))
+        return response["UploadId"]
+
+    def _upload_part(
+        self, key: str, upload_id: str, number: int, body: bytes, proceed: Callable[[], None]
+    ) -> "CompletedPartTypeDef":
+        proceed()
+        operation = self._describe(f"put part {number} of", key)
+        with translate_s3_errors(operation):
+            try:
+                response = self._client.upload_part(
+                    Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=number, Body=body
+                )
+            except ClientError as error:
+                if error_code(error) != "NoSuchUpload":
+                    raise
+                raise OutcomeUnknown(f"{operation}: the upload was ended by somebody else") from error
+        return {"PartNumber": number, "ETag": response["ETag"]}
+
+    def _complete_once(
+        self, key: str, upload_id: str, parts: list["CompletedPartTypeDef"], proceed: Callable[[], None]
+    ) -> bool:
+        """Complete the upload. Return whether this request created the object.
+
+        `NoSuchUpload` means that an earlier attempt has completed the upload, or that the upload was aborted.
+        """
+        proceed()
+        with translate_s3_errors(self._describe("complete", key)):
+            try:
+                self._client.complete_multipart_upload(
+                    Bucket=self._bucket,
+                    Key=key,
+                    UploadId=upload_id,
+                    MultipartUpload={"Parts": parts},
+                    IfNoneMatch="*",
+                )
+            except ClientError as error:
+                if error_status(error) != 412 and error_code(error) != "NoSuchUpload":
+                    raise
+                return False
+        return True
+
+    def _try_to_abort(self, key: str, upload_id: str) -> None:
+        try:
+            self.abort(key, upload_id)
+        except SextonError as error:
+            _log.warning("%s: upload %s was not aborted, its parts are left: %s", key, upload_id, error)
+
+    def _abort_once(self, key: str, upload_id: str) -> None:
+        with translate_s3_errors(self._describe("abort upload of", key)):
+            try:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
+            except ClientError as error:
+                if error_code(error) != "NoSuchUpload":
+                    raise
+
+    def list_unfinished(self, prefix: str) -> Iterator[tuple[OpenUpload, str]]:
+        key_marker = upload_marker = ""
+        while True:
+            page = self._retries.call(partial(self._list_page, prefix, key_marker, upload_marker))
+            for upload in page.get("Uploads", ()):
+                started_us = to_microseconds(upload.get("Initiated"))
+                yield OpenUpload(key=upload["Key"], started_us=started_us), upload["UploadId"]
+            if not page.get("IsTruncated"):
+                return
+            key_marker, upload_marker = page.get("NextKeyMarker", ""), page.get("NextUploadIdMarker", "")
+            if not key_marker:
+                raise StoreUnavailable(f"list uploads {self._bucket}/{prefix}: truncated, yet names no way to its rest")
+
+    def _list_page(self, prefix: str, key_marker: str, upload_marker: str) -> "ListMultipartUploadsOutputTypeDef":
+        with translate_s3_errors(f"list uploads {self._bucket}/{prefix}"):
+            return self._client.list_multipart_uploads(
+                Bucket=self._bucket, Prefix=prefix, KeyMarker=key_marker, UploadIdMarker=upload_marker
+            )

@@ -1,0 +1,180 @@
+"""Clients of S3 stores, and buckets by the location in an offload context."""
+
+import socket
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import botocore.session
+from botocore.config import Config
+
+from infra.objects.page_parser import use_fast_page_parser
+from infra.objects.s3_responses import reject_foreign_responses, translate_s3_errors
+from infra.objects.s3_store import S3ObjectStore
+from infra.telemetry.s3_spans import observe_client
+from logstore.errors import StoreUnavailable
+from logstore.offload.tiered_copy import CopyLocation
+from logstore.ports.objects import ObjectInfo
+
+if TYPE_CHECKING:
+    from botocore.model import OperationModel
+    from mypy_boto3_s3 import S3Client
+
+
+def make_client(
+    endpoint: str | None,
+    region: str,
+    access_key: str | None,
+    secret_key: str | None,
+    *,
+    ca_file: str = "",
+    pool_size: int = 32,
+    connect_timeout_s: float = 5.0,
+    read_timeout_s: float = 60.0,
+) -> "S3Client":
+    """Build a client without retries. It is thread-safe and serves any number of buckets.
+
+    Args:
+        endpoint: URL of a compatible store. `None` means AWS.
+        region: Region for signatures.
+        access_key: `None` means the credentials of the environment or of the host's role.
+        secret_key: Secret key of `access_key`.
+        ca_file: PEM file of authorities. Empty means `AWS_CA_BUNDLE`, or botocore's own authorities.
+        pool_size: Number of kept connections. Set it to the number of threads that use the client.
+        connect_timeout_s: Timeout of one attempt to connect.
+        read_timeout_s: Timeout between two reads of one attempt.
+    """
+    core = botocore.session.Session()
+    config = Config(
+        connect_timeout=connect_timeout_s,
+        read_timeout=read_timeout_s,
+        max_pool_connections=pool_size,
+        retries={"total_max_attempts": 1, "mode": "standard"},  # `Retries` repeats requests instead
+        s3={"addressing_style": "path" if endpoint else "auto"},
+        request_checksum_calculation="when_required",  # many compatible stores do not know the newer checksums
+        tcp_keepalive=True,
+        user_agent=core.user_agent(),  # the default is built for each request, which takes a sixth of the CPU time
+    )
+    client: S3Client = core.create_client(  # type: ignore[assignment]  # botocore builds the class at run time
+        "s3",
+        endpoint_url=endpoint,
+        region_name=region,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
+        verify=ca_file or None,
+        config=config,
+    )
+    observe_client(client)
+    reject_foreign_responses(client)
+    use_fast_page_parser(client)
+    _disable_redirects(client, everywhere=endpoint is not None)
+    return client
+
+
+def _disable_redirects(client: "S3Client", *, everywhere: bool) -> None:
+    """Disable redirects of HeadBucket, or of all operations.
+
+    After each redirect botocore sends HeadBucket to learn the region. If the store redirects HeadBucket too, botocore
+    recurses until Python's stack overflows. Only AWS has regions, so other stores need no redirects.
+    """
+
+    def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
+        if everywhere or model.name == "HeadBucket":
+            context.setdefault("s3_redirect", {})["redirected"] = True
+
+    client.meta.events.register_last("before-parameter-build.s3", mark_as_redirected)
+
+
+def read_store_clock_s(store: S3ObjectStore) -> float:
+    """Return the store's clock in seconds since 1970, from the `Date` header of a signed listing.
+
+    Raises:
+        StoreUnavailable: The store does not answer, or the response has no date.
+        ServiceRefused: The store refuses the request.
+    """
+    operation = f"ask bucket {store.bucket} for the time"
+    with translate_s3_errors(operation):
+        response = store.client.list_objects_v2(Bucket=store.bucket, MaxKeys=1)
+    date = response["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        raise StoreUnavailable(f"{operation}: expected a date in the answer, found {date!r}") from None
+
+
+_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+_CONNECT_TIMEOUT_S = 1.0
+
+
+class S3Buckets:
+    """`Buckets` of S3 stores, with one client per endpoint and region.
+
+    Args:
+        home: Any bucket of the configured store.
+        connect: Returns any bucket of the store at an endpoint and region, with the configured credentials.
+        own_stack: Whether the configured store is this home's embedded server, whose port may change.
+    """
+
+    def __init__(
+        self, home: S3ObjectStore, connect: Callable[[str, str], S3ObjectStore], *, own_stack: bool = False
+    ) -> None:
+        self._home = home
+        self._own_stack = own_stack
+        connect_once = cache(connect)
+        self._home_bucket = cache(home.for_bucket)
+        self._other_bucket = cache(lambda bucket, endpoint, region: connect_once(endpoint, region).for_bucket(bucket))
+        self._moved_stack_store = cache(lambda location: _MovedStackStore(home, location))
+
+    def __call__(self, location: CopyLocation) -> S3ObjectStore:
+        """Return the bucket. This makes no connection. Different spellings of a location give the same object."""
+        if self._has_moved(location.endpoint):
+            return self._moved_stack_store(location)
+        endpoint, region = location.endpoint or self._home.endpoint, location.region or self._home.region
+        if (_parse_endpoint(endpoint), region) == (_parse_endpoint(self._home.endpoint), self._home.region):
+            return self._home_bucket(location.bucket)
+        return self._other_bucket(location.bucket, endpoint.rstrip("/"), region)
+
+    def _has_moved(self, endpoint: str) -> bool:
+        """Return whether the endpoint is a former port of this home's server, on which no process listens now."""
+        if not self._own_stack or not endpoint or _parse_endpoint(endpoint) == _parse_endpoint(self._home.endpoint):
+            return False
+        host, port = _parse_endpoint(endpoint)[1:3]
+        return host in _LOOPBACK_HOSTS and not _may_listen(host, port)
+
+
+class _MovedStackStore(S3ObjectStore):
+    """Embedded store of this home, for an offload context that names the port of an earlier start.
+
+    An object with the key is the copy, because keys are unique. A missing object may be at the store in the context.
+    """
+
+    def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
+        super().__init__(home.client, location.bucket, retries=home.retries)
+        self._location = location
+
+    def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
+        """Yield the objects. Raise an error if there are none, because this does not prove that the copy is absent."""
+        is_empty = True
+        for item in super().list(prefix, start_after=start_after, first_page=first_page):
+            is_empty = False
+            yield item
+        if is_empty:
+            endpoint = f"{self._location.endpoint}, where nobody listens"
+            raise StoreUnavailable(f"{prefix}: its context names {endpoint}, and {self.endpoint} does not show it")
+
+
+def _parse_endpoint(endpoint: str) -> tuple[str, str, int, str]:
+    parts = urlsplit(endpoint.rstrip("/"))
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), parts.path
+
+
+def _may_listen(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True  # a request will find out
+    return True

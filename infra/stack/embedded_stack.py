@@ -1,0 +1,180 @@
+"""Start, stop, health and addresses of a stack."""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from infra.stack.seaweedfs_service import REGION, seaweedfs_service
+from infra.stack.service_lifecycle import Service, ServiceHealth, end_services, roll_back, start_services
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import Credentials, StackHome
+from infra.stack.tcp_ports import (
+    ALL_SERVICES,
+    LOOPBACK,
+    SEAWEEDFS,
+    TEMPORAL,
+    ZOOKEEPER,
+    ChosenPorts,
+    WantedPorts,
+    choose_ports,
+    read_ports,
+    write_ports,
+)
+from infra.stack.temporal_service import temporal_service
+from infra.stack.worker_records import live_workers
+from infra.stack.zookeeper_service import zookeeper_service
+from logstore.errors import InvalidInput, ServiceFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackOptions:
+    """Options of `up`. `temporal_in_memory` does not affect a Temporal server that runs already."""
+
+    home: Path | str
+    ports: WantedPorts = field(default_factory=WantedPorts)
+    temporal_in_memory: bool = False
+    buckets: tuple[str, ...] = ()  # created when missing
+    services: tuple[str, ...] = ALL_SERVICES
+
+    def __post_init__(self) -> None:
+        for name in self.services:
+            if name not in ALL_SERVICES:
+                raise InvalidInput("services", expected=f"one of {', '.join(ALL_SERVICES)}", found=name)
+        if SEAWEEDFS in self.services and "," in str(StackHome.at(self.home).root):
+            raise InvalidInput(
+                "home", expected="a path without a comma, at which SeaweedFS splits", found=str(self.home)
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackAddresses:
+    """Addresses of the services. An address is empty if the stack does not have the service."""
+
+    temporal: str  # host:port
+    ui: str  # URL
+    s3: str  # URL
+    zookeeper: str  # host:port
+    access_key: str
+    secret_key: str = field(repr=False)
+    region: str
+    started: tuple[str, ...] = field(default=(), compare=False)  # services that this call of `up` started
+
+
+def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: None) -> StackAddresses:
+    """Start the services that are not healthy, wait until all are healthy, and return their addresses.
+
+    A service that died starts again with its data. After an error, the services that this call started are stopped
+    again. `on_progress` receives sentences for people, on the caller's thread.
+
+    Raises:
+        ServiceFailed: A service, a port, Java, a program or the home is not usable. The message says what to try.
+    """
+    home = StackHome.at(options.home)
+    _require_free_ports(home, options)
+    home.prepare()
+    with home.locked():
+        credentials = home.ensure_credentials()
+        running = [name for name in options.services if ServiceProcess(name, home).find_process()]
+        earlier = read_ports(home)
+        in_use = bool(running or live_workers(home))
+        ports = choose_ports(options.ports, services=options.services, running=running, earlier=earlier, in_use=in_use)
+        write_ports(home, ports)
+        service_by_name = _build_services(home, ports, credentials, options)
+        started = start_services([service_by_name[name] for name in dict.fromkeys(options.services)], on_progress)
+    return replace(_build_addresses(ports, credentials), started=started)
+
+
+def down(home: Path | str) -> list[str]:
+    """Stop the running services of this home, in parallel. Return their names in a fixed order.
+
+    Each service gets SIGTERM, and SIGKILL after its timeout (SeaweedFS: 3 s).
+
+    Raises:
+        ServiceFailed: A process cannot be stopped.
+    """
+    return _end_home(home, lambda service: service.process.stop(service.stop_timeout_s))
+
+
+def stop_started(home: Path | str, started: Collection[str]) -> list[str]:
+    """Stop the services in `StackAddresses.started` after a later failure. Return the names of services that ran."""
+    return _end_home(home, roll_back, only=started)
+
+
+def kill(home: Path | str) -> list[str]:
+    """Send SIGKILL to the services of a temporary stack. Return the names of services that ran."""
+    return _end_home(home, lambda service: service.process.kill())
+
+
+def health(home: Path | str) -> list[ServiceHealth]:
+    """Return the health of each service of the home's last start. Without a start, all services are unhealthy."""
+    stack_home = StackHome.at(home)
+    ports = read_ports(stack_home)
+    credentials = stack_home.read_credentials()
+    if ports is None or credentials is None:
+        return [ServiceHealth(name=name, ok=False, detail="never started: run `sexton up`") for name in ALL_SERVICES]
+    service_by_name = _build_services(stack_home, ports, credentials)
+    with ThreadPoolExecutor(len(ALL_SERVICES)) as pool:
+        return list(pool.map(_check_health, (service_by_name[name] for name in ports.services())))
+
+
+def addresses(home: Path | str) -> StackAddresses:
+    """Return the addresses of the home's last start, whether or not its services run now."""
+    stack_home = StackHome.at(home)
+    ports = read_ports(stack_home)
+    credentials = stack_home.read_credentials()
+    if ports is None or credentials is None:
+        raise ServiceFailed("stack", f"{stack_home.root} was never started", advice="run `sexton up` first")
+    return _build_addresses(ports, credentials)
+
+
+def _require_free_ports(home: StackHome, options: StackOptions) -> None:
+    if home.root.exists():
+        return
+    try:
+        choose_ports(options.ports, services=options.services, running=(), earlier=None)
+    except ServiceFailed:
+        if not home.root.exists():  # otherwise a concurrent start of this home may hold the ports
+            raise
+
+
+def _build_services(
+    home: StackHome, ports: ChosenPorts, credentials: Credentials, options: StackOptions | None = None
+) -> dict[str, Service]:
+    options = options or StackOptions(home=home.root)
+    return {
+        TEMPORAL: temporal_service(home, ports, in_memory=options.temporal_in_memory),
+        SEAWEEDFS: seaweedfs_service(home, ports, credentials=credentials, buckets=options.buckets),
+        ZOOKEEPER: zookeeper_service(home, ports),
+    }
+
+
+def _build_addresses(ports: ChosenPorts, credentials: Credentials) -> StackAddresses:
+    def format_address(port: int, scheme: str = "") -> str:
+        return f"{scheme}{LOOPBACK}:{port}" if port else ""
+
+    return StackAddresses(
+        temporal=format_address(ports.temporal),
+        ui=format_address(ports.ui, "http://"),
+        s3=format_address(ports.s3, "http://"),
+        zookeeper=format_address(ports.zookeeper),
+        access_key=credentials.access_key,
+        secret_key=credentials.secret_key,
+        region=REGION,
+    )
+
+
+def _check_health(service: Service) -> ServiceHealth:
+    if service.process.find_process() is None:
+        return ServiceHealth(name=service.name, ok=False, detail="not running: run `sexton up`")
+    return service.probe()
+
+
+def _end_home(home: Path | str, end: Callable[[Service], bool], only: Collection[str] = ALL_SERVICES) -> list[str]:
+    stack_home = StackHome.at(home)
+    if not stack_home.pids.exists():
+        return []
+    with stack_home.locked():
+        empty_credentials = Credentials(access_key="", secret_key="")  # a stop needs none
+        service_by_name = _build_services(stack_home, read_ports(stack_home) or ChosenPorts(), empty_credentials)
+        return end_services([service for name, service in service_by_name.items() if name in only], end)

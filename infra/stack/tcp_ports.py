@@ -1,0 +1,177 @@
+"""Choice of a stack's ports on the loopback address."""
+
+import json
+import random
+import socket
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from infra.stack.stack_home import StackHome
+from logstore.errors import InvalidInput, ServiceFailed
+
+LOOPBACK = "127.0.0.1"
+
+TEMPORAL = "temporal"
+SEAWEEDFS = "seaweedfs"
+ZOOKEEPER = "zookeeper"
+ALL_SERVICES = (TEMPORAL, SEAWEEDFS, ZOOKEEPER)
+
+PORT_NAMES_BY_SERVICE = {
+    TEMPORAL: ("temporal", "ui", "temporal_http", "temporal_metrics"),
+    SEAWEEDFS: ("s3", "s3_grpc", "master", "master_grpc", "volume", "volume_grpc", "filer", "filer_grpc"),
+    ZOOKEEPER: ("zookeeper",),
+}
+
+_MIN_PORT = 10_000  # lower numbers are the well-known ports of other software
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedPorts:
+    """Ports that a person may choose. 0 means any free port. All other ports of a stack are chosen automatically."""
+
+    temporal: int = 7233
+    ui: int = 8233
+    s3: int = 8333
+    zookeeper: int = 2181
+
+    def __post_init__(self) -> None:
+        for name, number in asdict(self).items():
+            if not 0 <= number <= 65535:
+                raise InvalidInput(f"{name}_port", expected="0 to 65535", found=number)
+
+    @classmethod
+    def any_free(cls) -> "WantedPorts":
+        return cls(temporal=0, ui=0, s3=0, zookeeper=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenPorts:
+    """All ports of a stack. A port is 0 if the stack does not have its service."""
+
+    temporal: int = 0
+    ui: int = 0
+    temporal_http: int = 0
+    temporal_metrics: int = 0
+    s3: int = 0
+    s3_grpc: int = 0
+    master: int = 0
+    master_grpc: int = 0
+    volume: int = 0
+    volume_grpc: int = 0
+    filer: int = 0
+    filer_grpc: int = 0
+    zookeeper: int = 0
+
+    def services(self) -> tuple[str, ...]:
+        number_by_name = asdict(self)
+        return tuple(
+            service for service in ALL_SERVICES if all(number_by_name[name] for name in PORT_NAMES_BY_SERVICE[service])
+        )
+
+
+def read_ports(home: StackHome) -> ChosenPorts | None:
+    """Return the ports of the home's last start, or `None` if the home was never started."""
+    stored = home.read_json(home.ports_file)
+    if stored is None:
+        return None
+    names = {field.name for field in fields(ChosenPorts)}
+    return ChosenPorts(**{name: port for name, port in stored.items() if name in names and isinstance(port, int)})
+
+
+def write_ports(home: StackHome, ports: ChosenPorts) -> None:
+    """Save the ports for the next start and for other processes."""
+    home.write(home.ports_file, json.dumps(asdict(ports), indent=1))
+
+
+def choose_ports(
+    wanted: WantedPorts,
+    *,
+    services: Collection[str],
+    running: Collection[str],
+    earlier: ChosenPorts | None,
+    in_use: bool = False,
+) -> ChosenPorts:
+    """Choose the ports for the next start.
+
+    1. A running service keeps its ports.
+    2. While the stack is in use, a service that died keeps its ports, too: its users know no other address.
+    3. Otherwise a port gets its wanted number.
+    4. A port with the wanted number 0 keeps the number of the last start if this is free, because other tools may know
+       the address. Otherwise it gets any free number.
+
+    All chosen ports stay bound until the last port is chosen, so that no two are equal.
+
+    Raises:
+        ServiceFailed: A wanted port is taken.
+    """
+    earlier_number_by_name = asdict(earlier or ChosenPorts())
+    wanted_number_by_name = {
+        name: 0 if in_use and earlier_number_by_name[name] else number for name, number in asdict(wanted).items()
+    }
+    kept_services = [*running, *(service for service in ALL_SERVICES if service not in services)]
+    chosen = {
+        name: earlier_number_by_name[name] for service in kept_services for name in PORT_NAMES_BY_SERVICE[service]
+    }
+    open_names = [name for service in services if service not in running for name in PORT_NAMES_BY_SERVICE[service]]
+    with ExitStack() as bound_sockets:
+        for name in open_names:
+            if number := wanted_number_by_name.get(name):
+                chosen[name] = _bind_requested_port(name, number, bound_sockets, chosen)
+        free_numbers = _bind_free_ports(bound_sockets, set(chosen.values()))
+        for name in open_names:
+            if not wanted_number_by_name.get(name):
+                number = earlier_number_by_name[name]
+                is_reusable = number not in chosen.values() and _try_bind(number, bound_sockets)
+                chosen[name] = number if is_reusable else next(free_numbers)
+    return ChosenPorts(**chosen)
+
+
+def _bind_requested_port(name: str, number: int, bound_sockets: ExitStack, chosen: dict[str, int]) -> int:
+    duplicate = next((other for other, port in chosen.items() if port == number), None)
+    if duplicate is None and _try_bind(number, bound_sockets):
+        return number
+    problem = f"port {number} on {LOOPBACK} is taken" + (f" by the setting for {duplicate}" if duplicate else "")
+    service = next(service for service in ALL_SERVICES if name in PORT_NAMES_BY_SERVICE[service])
+    raise ServiceFailed(
+        service, problem, advice=f"stop what uses it, or try `--free-ports`, or set another {name} port"
+    )
+
+
+def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
+    """Bind the port until `bound_sockets` closes. Return whether the port was free. Port 0 is never free."""
+    if not number:
+        return False
+    probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # The servers set this option, too. Connections of an earlier run in TIME_WAIT then do not matter.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        probe.bind((LOOPBACK, number))
+        probe.listen(1)
+    except OSError:
+        probe.close()
+        return False
+    bound_sockets.enter_context(probe)
+    return True
+
+
+def _bind_free_ports(bound_sockets: ExitStack, excluded: set[int]) -> Iterator[int]:
+    """Yield free ports, ascending from a random start, each bound until `bound_sockets` closes.
+
+    The range lies below the system's outgoing ports, so that no connection takes a port before the server starts.
+    """
+    ceiling = 32_768
+    with suppress(OSError, ValueError):
+        ceiling = int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
+    span = ceiling - _MIN_PORT
+    start = random.randrange(span) if span > 0 else 0  # noqa: S311 - nothing secret about a port
+    for step in range(span):
+        number = _MIN_PORT + (start + step) % span
+        if number not in excluded and _try_bind(number, bound_sockets):
+            yield number
+    while True:
+        probe = bound_sockets.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        probe.bind((LOOPBACK, 0))
+        yield int(probe.getsockname()[1])
