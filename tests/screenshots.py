@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from workers.demo.throw_away import remove_home
+from workers.demo.temporary_homes import remove_home
 
 _IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 BROWSER = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run")

@@ -18,7 +18,7 @@ from infra.stack.tcp_ports import WantedPorts
 from logstore.offload.tiered_copy import CopyLocation
 from tests.migrated import migrate
 from tests.shared import worker_number
-from workers.assembly.adapters import open_log
+from workers.assembly.log_store_from_settings import open_log
 from workers.settings import Settings
 
 _SHARED = "stack"

@@ -1,1 +1,1 @@
-"""Protocols that `infra` and `spark` implement and `workers/assembly.py` injects."""
+"""Protocols that `infra` and `spark` implement and `workers/assembly` injects."""

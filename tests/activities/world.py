@@ -36,8 +36,8 @@ from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
 from workers.assembly.activities import Activities, create_activities
-from workers.assembly.log import LogStore, Policies, Stores, assemble
-from workers.assembly.records import NamedFunctions, RecordPolicies
+from workers.assembly.log_store import LogStore, Policies, Stores, assemble
+from workers.assembly.record_log_services import NamedFunctions, RecordPolicies
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import ast
 
 from tests.architecture.source import Module, modules
 
-_OWNERS = {"logstore/cursors/services/subscriptions.py", "workers/assembly/log.py"}
+_OWNERS = {"logstore/cursors/services/subscriptions.py", "workers/assembly/log_store.py"}
 _BELOW = "infra/catalog/"  # what implements the port
 
 

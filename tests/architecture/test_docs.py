@@ -10,9 +10,9 @@ import pytest
 from temporalio.workflow import _Definition
 
 from tests.architecture.source import FOLDERS, ROOT
-from workers.hosting.worker_sets import WORKFLOWS
-from workers.reference.page import render_page
+from workers.hosting.temporal_workers import WORKFLOWS
 from workers.reference.settings_page import render_settings_page
+from workers.reference.workflows_page import render_page
 from workers.settings.model import Settings
 
 _PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'docs'))})/[\w./-]*\w)`")

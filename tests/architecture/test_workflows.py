@@ -8,7 +8,7 @@ from temporalio.common import VersioningBehavior
 from temporalio.workflow import _Definition
 
 from tests.architecture.source import ROOT, Module, decorator, modules, named
-from workers.hosting.worker_sets import WORKFLOWS
+from workers.hosting.temporal_workers import WORKFLOWS
 from workflows import search_attributes
 from workflows.delayed import values as delayed
 from workflows.deletion import values as deletion

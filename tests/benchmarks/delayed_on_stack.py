@@ -25,7 +25,7 @@ from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage
-from workers.assembly.adapters import native_addresses, open_log
+from workers.assembly.log_store_from_settings import native_addresses, open_log
 
 _SEGMENT: Final = 2_000  # entries
 _DAY_MS: Final = 86_400_000

@@ -30,7 +30,7 @@ from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, make_ledgers, stage, write_rows
-from workers.client.connections import connect_client
+from workers.client.temporal_connection import connect_client
 from workers.settings import Settings, load_settings
 from workflows import search_attributes
 from workflows.deletion.delete_ledger import DeleteLedger

@@ -40,7 +40,7 @@ from spark.runner import SparkJobs
 from spark.session import SparkSettings, WarmSession
 from spark.sources.objects import NativeAddresses, StoreAddress
 from tests.benchmarks.stage import Stage, make_ledgers, stage
-from workers.assembly.adapters import native_addresses
+from workers.assembly.log_store_from_settings import native_addresses
 from workers.settings import load_settings
 
 _ROUNDS: Final = 3

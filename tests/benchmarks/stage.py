@@ -21,10 +21,15 @@ from logstore.log.ledgers import CopyKind, CopyState, LedgerState, LedgerStateme
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.puts import Put, put_all
-from workers.assembly.adapters import open_log
-from workers.assembly.log import LogStore
-from workers.demo.throw_away import remove_home
-from workers.operations.stack import prepare_catalog_and_namespace, stack_options, start_worker, with_stack_addresses
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
+from workers.demo.temporary_homes import remove_home
+from workers.operations.embedded_stack import (
+    prepare_catalog_and_namespace,
+    stack_options,
+    start_worker,
+    with_stack_addresses,
+)
 from workers.settings import Settings
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId, Tran
 from tests.benchmarks.bare import Bare, bare_activity
 from tests.benchmarks.stage import Stage, stage, write_rows
 from workers.client import Sexton
-from workers.operations.stack import start_worker
+from workers.operations.embedded_stack import start_worker
 from workers.settings import load_settings
 
 _IDLE: Final = 60

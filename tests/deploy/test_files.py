@@ -19,11 +19,11 @@ from infra.coordination.zookeeper_errors import PemFiles
 from logstore.identity.bucket_markers import Role
 from tests.architecture.source import ROOT
 from tests.tls import Authority
-from workers.assembly.adapters import store_address
-from workers.client.payload_codec import EncryptingCodec, data_converter, read_payload_keys
-from workers.client.temporal_access import temporal_access
-from workers.hosting.fleet import FORCED_EXIT_DELAY_S
-from workers.hosting.owning import parse_ensemble
+from workers.assembly.log_store_from_settings import store_address
+from workers.client.payload_encryption import EncryptingCodec, data_converter, read_payload_keys
+from workers.client.temporal_credentials import temporal_access
+from workers.hosting.bundle_ownership import parse_ensemble
+from workers.hosting.worker_process import FORCED_EXIT_DELAY_S
 from workers.settings import Settings, load_settings, parse_duration
 from workflows import search_attributes
 

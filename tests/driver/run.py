@@ -22,7 +22,7 @@ from temporalio.worker import (
 from temporalio.workflow import Info, ParentInfo, _Definition
 
 from workers.hosting.interceptors import WorkflowEdge
-from workers.hosting.worker_sets import FAILURES, WORKFLOWS
+from workers.hosting.temporal_workers import FAILURES, WORKFLOWS
 
 NAMESPACE: Final = "default"
 QUEUE: Final = "shared"

@@ -16,7 +16,7 @@ from infra.stack import embedded_stack
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from tests.e2e.shell import Inside, Shell
-from workers.operations.status import WORKER
+from workers.operations.service_checks import WORKER
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_200)]
 

@@ -31,8 +31,8 @@ from tests.servers import settings_on
 from tests.tls import Authority, TemporalFront, TlsFront, Wire
 from tests.workflows.house import assert_eventually
 from tests.zookeeper_users import zookeeper_with
-from workers.client import visibility
-from workers.client.connections import connect_client
+from workers.client import workflow_search
+from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
 
 __all__ = ["postgres"]
@@ -142,8 +142,8 @@ def worker(secured: Secured) -> Iterator[subprocess.Popen[bytes]]:
 
         async def registered() -> bool:
             with suppress(RPCError):
-                await visibility.register_search_attributes(own)
-                return not await visibility.missing_search_attributes(own)
+                await workflow_search.register_search_attributes(own)
+                return not await workflow_search.missing_search_attributes(own)
             return False
 
         await assert_eventually(registered)

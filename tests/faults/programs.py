@@ -22,7 +22,7 @@ from logstore.positions import Position
 from logstore.validated_names import TopicName
 from tests.faults.auditor import Seen, payload_of, wrong_at_any_moment
 from tests.faults.scene import HOLE, HOLED, PER_LEDGER, PER_SEGMENT, SCHEMAS, SEGMENTS, TopicPlan, Trouble
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 T = TypeVar("T")
 

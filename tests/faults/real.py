@@ -29,11 +29,11 @@ from tests.every_topic import every_topic
 from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.servers import CATALOG_ID
-from workers.assembly.adapters import open_log
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
 from workers.client import Sexton
-from workers.client.connections import connect_client
-from workers.operations.stack import start_worker
+from workers.client.temporal_connection import connect_client
+from workers.operations.embedded_stack import start_worker
 from workers.settings import Settings
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers

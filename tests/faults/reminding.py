@@ -11,7 +11,7 @@ from logstore.positions import Position
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.effects import Interruption
 from tests.faults.real import ENDS_WITHIN_S, RealWorld, Worker, ended, eventually
-from workers.assembly.adapters import open_log
+from workers.assembly.log_store_from_settings import open_log
 from workers.client import Sexton
 
 _NAME: Final = "persistent://shop/main/reminders"

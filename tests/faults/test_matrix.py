@@ -23,7 +23,7 @@ from tests.faults.operators import Operators
 from tests.faults.scripts import AnyOrder, FirstOfEach
 from tests.parts import Part
 from workers.assembly.activities import create_activities
-from workers.hosting.worker_sets import WORKFLOWS
+from workers.hosting.temporal_workers import WORKFLOWS
 
 pytestmark = pytest.mark.timeout(900)  # with --all-faults many times as many runs
 

@@ -17,8 +17,8 @@ from infra.telemetry.tracing import make_provider
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
 from tests.servers import settings_on
-from workers.client import Sexton, visibility
-from workers.client.connections import connect_client
+from workers.client import Sexton, workflow_search
+from workers.client.temporal_connection import connect_client
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import (
     DELETE_LEDGERS,
@@ -85,7 +85,7 @@ def test_a_batch_whose_worker_was_killed_is_one_trace_of_both_workers(world: Rea
     trace_id = trace.format_trace_id(caller.get_span_context().trace_id)
 
     async def run() -> None:
-        await visibility.register_search_attributes(await connect_client(world.settings))
+        await workflow_search.register_search_attributes(await connect_client(world.settings))
         programs = Programs(world, WRITTEN)
         await asyncio.to_thread(lambda: programs.drive(programs.write))
         first = await asyncio.to_thread(Worker, world, "worker-1")
@@ -130,7 +130,7 @@ def test_a_plan_is_one_trace_down_to_the_jobs_of_spark(world: RealWorld, caller:
     trace_id = trace.format_trace_id(caller.get_span_context().trace_id)
 
     async def run() -> None:
-        await visibility.register_search_attributes(await connect_client(world.settings))
+        await workflow_search.register_search_attributes(await connect_client(world.settings))
         await asyncio.to_thread(Worker, world, "worker-1")
         sexton = await Sexton.connect(world.settings)
         await ended(await sexton.plan_orphans(reason="a test", actor="tests"), within_s=300)

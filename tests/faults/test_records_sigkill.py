@@ -19,9 +19,9 @@ from tests.faults.auditor import wrong_at_any_moment
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
 from tests.servers import settings_on
-from workers.assembly.adapters import open_log
-from workers.client import Sexton, visibility
-from workers.client.connections import connect_client
+from workers.assembly.log_store_from_settings import open_log
+from workers.client import Sexton, workflow_search
+from workers.client.temporal_connection import connect_client
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(1_500)]
 
@@ -102,7 +102,7 @@ def test_workers_killed_in_a_flush_a_defragmentation_and_a_raid_are_replaced(
     world = RealWorld(settings_on(servers, tmp_path)).prepare()
 
     async def run() -> None:
-        await visibility.register_search_attributes(await connect_client(world.settings))
+        await workflow_search.register_search_attributes(await connect_client(world.settings))
         try:
             await _story(world)
         finally:

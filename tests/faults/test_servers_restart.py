@@ -18,8 +18,8 @@ from tests.faults.programs import Programs
 from tests.faults.real import REAL, RealWorld, Worker, eventually, trim
 from tests.faults.scene import TopicPlan
 from tests.servers import settings_on
-from workers.client import visibility
-from workers.client.connections import connect_client
+from workers.client import workflow_search
+from workers.client.temporal_connection import connect_client
 
 pytestmark = [
     pytest.mark.external_service,
@@ -68,7 +68,7 @@ def world(own_stack: OwnStack, tmp_path: Path) -> Iterator[RealWorld]:
     settings = settings_on(own_stack.addresses, tmp_path, **quick)
 
     async def register() -> None:
-        await visibility.register_search_attributes(await connect_client(settings))
+        await workflow_search.register_search_attributes(await connect_client(settings))
 
     asyncio.run(register())
     found = RealWorld(settings).prepare()

@@ -44,8 +44,8 @@ from tests.faults.scene import INLINE_BYTES, TopicPlan
 from tests.faults.world import World
 from tests.parts import Part
 from tests.servers import settings_on
-from workers.client import visibility
-from workers.client.connections import connect_client
+from workers.client import workflow_search
+from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(1_500)]
@@ -209,7 +209,7 @@ def worlds(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Callable[[
             return RealWorld(settings_on(servers, tmp_path / str(next(numbers)), **quick)).prepare()
 
     async def register(settings: Settings) -> None:
-        await visibility.register_search_attributes(await connect_client(settings))
+        await workflow_search.register_search_attributes(await connect_client(settings))
 
     asyncio.run(register(make().settings))
     return make

@@ -20,7 +20,7 @@ from tests.faults.auditor import wrong_at_any_moment
 from tests.faults.operators import Operators
 from tests.faults.scene import PAIR
 from tests.faults.world import World
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 _PLAN = PAIR[0]
 _WRITERS = 3

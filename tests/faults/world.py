@@ -26,8 +26,8 @@ from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
 from tests.faults.scene import BUCKET_LIMITS, INLINE_BYTES, PLANTED, Trouble
-from workers.assembly.log import LogStore, Policies, Stores, assemble
-from workers.assembly.records import NamedFunctions, RecordPolicies
+from workers.assembly.log_store import LogStore, Policies, Stores, assemble
+from workers.assembly.record_log_services import NamedFunctions, RecordPolicies
 
 FOREVER = 1_000_000
 REPLICA = "far"

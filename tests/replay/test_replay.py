@@ -20,8 +20,8 @@ from temporalio.workflow import NondeterminismError
 from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.values import RangesInput
 from tests.replay.record import HISTORIES, scrubbed
-from workers.hosting.inputs import CheckedRunner
-from workers.hosting.worker_sets import WORKFLOWS
+from workers.hosting.temporal_workers import WORKFLOWS
+from workers.hosting.workflow_input_checks import CheckedRunner
 from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {

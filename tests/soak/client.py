@@ -24,10 +24,10 @@ from logstore.positions import LedgerId, Position
 from tests.soak.jobs import Jobs
 from tests.soak.receiving import Seeker, receive
 from tests.soak.scene import CONSUMED, DELAYED, LASTING, LISTS, PLAIN, SOURCE, Ops, Said, phase
-from workers.assembly.adapters import open_log
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
 from workers.client import Sexton
-from workers.client.transactions import TransactionClient
+from workers.client.transaction_client import TransactionClient
 from workers.settings import Settings, load_settings
 
 BORNE: Final = (SextonError, RPCError, WorkflowFailureError, TimeoutError)

@@ -30,8 +30,8 @@ from tests.soak.members import Member
 from tests.soak.plan import Fault, Plan
 from tests.soak.scene import QUICK, REPLICA_BUCKET, make_topics, set_phase
 from tests.soak.wire import Wire
-from workers.assembly.adapters import open_log
-from workers.operations.stack import prepare_catalog_and_namespace, with_stack_addresses
+from workers.assembly.log_store_from_settings import open_log
+from workers.operations.embedded_stack import prepare_catalog_and_namespace, with_stack_addresses
 from workers.settings import Settings
 
 _MARK: Final = "SOAK_PROCESS"  # in the environment of all that is started, and of what that starts

@@ -15,9 +15,9 @@ from logstore.ownership import BundleId
 from logstore.ports.catalog import Cause, Topic
 from tests.soak.scene import DELAYED, LISTS, PLAIN, Ops, Said
 from tests.soak.spares import Spares
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 from workers.client import Sexton
-from workers.operations.owners import BundleUnloader, open_directory
+from workers.operations.bundle_owners import BundleUnloader, open_directory
 from workers.settings import Settings
 
 _WITHIN_S: Final = 90.0  # that a client waits for a job, which goes on without it

@@ -9,7 +9,7 @@ from logstore.delayed.services.delivery import Consumer
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.soak.scene import SOUGHT, Ops
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 _AT_ONCE: Final = 50
 _REMEMBERED: Final = 400  # positions to go back to

@@ -9,7 +9,7 @@ from typing import Final
 from logstore.log.entries import NewEntry, ProducedEntries
 from tests.soak.ground import REBUILT, Ground
 from tests.soak.scene import LISTS, Ops
-from workers.assembly.adapters import open_log
+from workers.assembly.log_store_from_settings import open_log
 from workers.settings import Settings
 
 Read = Mapping[int, Sequence[tuple[tuple[int, int], str]]]

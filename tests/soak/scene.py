@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from logstore.deletion.retention import RetentionPolicy
 from tests.ownership.journal import Journal, Read
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 _PREFIX: Final = "persistent://soak/main/"
 PLAIN: Final = tuple(f"{_PREFIX}plain-{number}" for number in range(3))

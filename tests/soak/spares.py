@@ -17,7 +17,7 @@ from logstore.positions import LedgerId
 from logstore.records.tombstones import CompoundOperation
 from tests.soak.functions import OFFERED, every_other
 from tests.soak.scene import CONSUMED, SPARE, Ops
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 from workers.client import Sexton
 
 _WHY: Final = ("soak", "soak")  # reason and actor

@@ -17,8 +17,8 @@ from logstore.errors import InvalidInput, PreconditionFailed, SextonError, Unkno
 from tests.soak.client import BORNE
 from tests.soak.ground import Ground
 from workers.client import Sexton
-from workers.client.connections import connect_client
-from workers.hosting.worker_sets import WORKFLOWS
+from workers.client.temporal_connection import connect_client
+from workers.hosting.temporal_workers import WORKFLOWS
 
 _LASTING: Final = {"transaction-coordinator", "flush-records", "follow-records"}
 """Workflows that run while there is a store."""

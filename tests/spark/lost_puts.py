@@ -7,7 +7,7 @@ from typing import Any
 
 from botocore.awsrequest import AWSResponse
 
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 
 @contextmanager

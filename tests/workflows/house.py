@@ -39,10 +39,10 @@ from tests.driver.client import ServedClient
 from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
-from workers.hosting.inputs import COMMAND_BY_WORKFLOW, CheckedRunner
 from workers.hosting.interceptors import ActivityEdge, WorkflowEdge
-from workers.hosting.worker_sets import FAILURES, WORKFLOWS, workflow_runner
-from workers.reference.contracts import contracts
+from workers.hosting.temporal_workers import FAILURES, WORKFLOWS, workflow_runner
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedRunner
+from workers.reference.workflow_contracts import contracts
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from logstore.deletion.intents import IntentKey
-from workers.cli.app import app
+from workers.cli.root_command import app
 from workflows.delayed.values import MergeBucketsInput, SealBucketsInput
 from workflows.deletion.values import (
     DeleteLedgerInput,

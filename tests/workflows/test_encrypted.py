@@ -30,9 +30,9 @@ from activities.deletion.values import AdoptInput, DetachResult
 from logstore.errors import InvalidInput
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, failure
-from workers.client.payload_codec import ENCODING, data_converter, encryption_key_name
-from workers.hosting import inputs
-from workers.hosting.replaying import replay
+from workers.client.payload_encryption import ENCODING, data_converter, encryption_key_name
+from workers.hosting import workflow_input_checks
+from workers.hosting.history_replay import replay
 from workers.settings import Settings
 from workflows.deletion.values import SweepDeletionsInput
 
@@ -280,7 +280,7 @@ async def test_schedule_goes_on_after_an_earlier_build_has_encrypted_its_result(
     """What an earlier build has left is carried by a namespace until a run completes."""
     keys.use("one")
     with monkeypatch.context() as earlier:
-        earlier.setattr(inputs, "_SCHEDULED_BY", "no attribute of this name")
+        earlier.setattr(workflow_input_checks, "_SCHEDULED_BY", "no attribute of this name")
         async with house.worker():
             first = await recurrence.run()
             await house.client.get_workflow_handle(first.id, run_id=first.run_id).result()

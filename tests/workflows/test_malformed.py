@@ -20,8 +20,8 @@ from activities.deletion.values import RangesInput, RangesPage
 from activities.offload import Candidates, CandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
-from workers.hosting.inputs import COMMAND_BY_WORKFLOW, CheckedRunner
-from workers.hosting.worker_sets import WORKFLOWS
+from workers.hosting.temporal_workers import WORKFLOWS
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedRunner
 from workflows.offload.values import OffloadAsk
 
 pytestmark = pytest.mark.external_service
@@ -256,7 +256,7 @@ async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
         return real(request)
 
     shapes = _shapes(_WHY) | {"no ids": [_raw(json.dumps(_WHY | {"ledger_ids": []}).encode())]}
-    with caplog.at_level(logging.WARNING, "workers.hosting.inputs"):
+    with caplog.at_level(logging.WARNING, "workers.hosting.workflow_input_checks"):
         async with house.worker(instead=[candidates]), asyncio.timeout(60):
             handle = await offload_all(house, _ASK)
             for given in shapes.values():

@@ -65,10 +65,10 @@ from logstore.records.jobs import SelectionPosition
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
-from workers.hosting.inputs import CheckedRunner
 from workers.hosting.interceptors import WorkflowEdge
 from workers.hosting.request_subject import MAX_SUMMARY_BYTES, TRACE_ID, shorten_summary, summarize_request
-from workers.hosting.worker_sets import WORKFLOWS
+from workers.hosting.temporal_workers import WORKFLOWS
+from workers.hosting.workflow_input_checks import CheckedRunner
 from workflows.deletion.values import TrimTopicInput
 
 pytestmark = pytest.mark.external_service

@@ -22,10 +22,10 @@ from tests.activities.world import NAME
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House, details_of
-from workers.client.waiting import result_of
-from workers.hosting.inputs import CheckedRunner
+from workers.client.wait_for_job import result_of
 from workers.hosting.request_subject import TRACE_ID, find_detail
-from workers.hosting.worker_sets import WORKFLOWS
+from workers.hosting.temporal_workers import WORKFLOWS
+from workers.hosting.workflow_input_checks import CheckedRunner
 from workflows.deletion.values import DeletionPolicy
 
 pytestmark = pytest.mark.external_service

@@ -15,8 +15,8 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.records.jobs import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually
-from workers.operations import builds
-from workers.operations.builds import (
+from workers.operations import worker_builds
+from workers.operations.worker_builds import (
     Deployment,
     deploy,
     deploy_if_unserved,
@@ -169,7 +169,7 @@ async def test_ramp_of_another_build_that_began_meanwhile_is_not_ended(
             await deploy(client, of, "c", ramp=20)
             return found
 
-        monkeypatch.setattr(builds, "read_deployment", read)
+        monkeypatch.setattr(worker_builds, "read_deployment", read)
         with pytest.raises(PreconditionFailed, match=f"build b of {name}: "):
             await deploy(house.client, name, "b", ramp=0)
         found = await read_deployment(house.client, name)
@@ -181,7 +181,7 @@ async def test_build_that_becomes_current_ends_a_ramp_to_what_has_no_version(hou
     name = house.queue
     async with house.build("a"):
         await deploy_new_build(house.client, name, "a")
-        await builds._set_ramp(house.client, name, "", 30)
+        await worker_builds._set_ramp(house.client, name, "", 30)
         assert str(await read_deployment(house.client, name)) == (
             f"{name}: a is current, what has no version ramps at 30 %"
         )

@@ -25,11 +25,11 @@ from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, assert_eventually
 from tests.workflows.offload.offloading import offload_all
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
-from workers.client import Sexton, serving
-from workers.client import waiting as waits_for
-from workers.client.serving import explain_waiting_task
-from workers.client.waiting import JobStopped, _iterate_snapshots, result_of
-from workers.operations.builds import deploy_new_build
+from workers.client import Sexton, waiting_task_reasons
+from workers.client import wait_for_job as waits_for
+from workers.client.wait_for_job import JobStopped, _iterate_snapshots, result_of
+from workers.client.waiting_task_reasons import explain_waiting_task
+from workers.operations.worker_builds import deploy_new_build
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.offload.values import OffloadAsk
@@ -112,8 +112,8 @@ async def test_waiting_for_a_run_that_is_pinned_names_the_build_of_the_run(monke
     async def live(*_: object) -> list[PollerInfo]:
         return pollers
 
-    monkeypatch.setattr(serving, "describe_task_queue", described)
-    monkeypatch.setattr(serving, "live_pollers", live)
+    monkeypatch.setattr(waiting_task_reasons, "describe_task_queue", described)
+    monkeypatch.setattr(waiting_task_reasons, "live_pollers", live)
     told, kind = WorkflowExecutionVersioningInfo(), TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
     assert "though w2 polled it" in await explain_waiting_task(
         cast("Client", None), "replicate-records", told, "sexton", kind

@@ -26,7 +26,7 @@ from activities.transactions.coordination import Coordination
 from logstore.ports.owners import Owners
 from logstore.reconciliation.services.orphan_inspection import StoredOrphans
 from logstore.records.services.flush_requests import SharedFlushes
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
 from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
@@ -15,9 +16,8 @@ from workers.cli.job_commands import (
     job,
     select_topics,
 )
-from workers.cli.options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument
-from workers.cli.output import Answer, note
-from workers.pages.texts import decode_topic_name, format_time_us, select_fields
+from workers.cli.shared_options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument
+from workers.pages.value_formats import decode_topic_name, format_time_us, select_fields
 
 if TYPE_CHECKING:
     from logstore.delayed.buckets import Bucket

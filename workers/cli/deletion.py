@@ -9,10 +9,11 @@ import typer
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput
 from logstore.positions import LedgerId
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
+from workers.cli.answer_output import Answer
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_deletion, describe_run, job, wait_for_result
-from workers.cli.options import (
+from workers.cli.shared_options import (
     DryRun,
     LedgerFilter,
     Reason,
@@ -23,8 +24,7 @@ from workers.cli.options import (
     encode_topic,
     note_empty_list,
 )
-from workers.cli.output import Answer
-from workers.pages.texts import decode_topic_name, select_fields
+from workers.pages.value_formats import decode_topic_name, select_fields
 
 if TYPE_CHECKING:
     from workers.client import Sexton

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, SextonError
 from logstore.positions import LedgerId
-from workers.cli.command import CommandGroup, command
-from workers.cli.context import CommandContext
-from workers.cli.errors import ExitCode, get_outcomes_exit_code
-from workers.cli.options import Wait
-from workers.cli.output import Answer, note
-from workers.cli.progress import showing_progress
-from workers.pages.texts import decode_topic_name
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import CommandGroup, command
+from workers.cli.exit_codes import ExitCode, get_outcomes_exit_code
+from workers.cli.progress_bar import showing_progress
+from workers.cli.shared_options import Wait
+from workers.pages.value_formats import decode_topic_name
 
 if TYPE_CHECKING:
     from temporalio.client import WorkflowHandle

@@ -10,17 +10,17 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import BundleId, bundle_name, bundle_of, parse_bundle
 from logstore.ports.catalog import Cause
 from logstore.validated_names import TopicName
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
-from workers.cli.errors import ExitCode
-from workers.cli.options import DryRun, Reason, check_worker
-from workers.cli.output import Answer, note
-from workers.cli.progress import showing_progress
-from workers.pages.texts import select_fields
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
+from workers.cli.exit_codes import ExitCode
+from workers.cli.progress_bar import showing_progress
+from workers.cli.shared_options import DryRun, Reason, check_worker
+from workers.pages.value_formats import select_fields
 
 if TYPE_CHECKING:
     from infra.coordination.ownership_nodes import OwnershipDirectory
-    from workers.operations.owners import BundleRow, OwnedBundle
+    from workers.operations.bundle_owners import BundleRow, OwnedBundle
 
 
 owners = group("owners", "Which worker does the background work of which topics.")
@@ -47,7 +47,7 @@ def list_(
     bundle, because its catalog is away. With the setting ownership=single there are no sessions, and the worker that
     acquired a bundle last owns it.
     """
-    from workers.operations.owners import read_ownership  # noqa: PLC0415 - start-up time
+    from workers.operations.bundle_owners import read_ownership  # noqa: PLC0415 - start-up time
 
     if worker is not None and unowned:
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
@@ -156,7 +156,7 @@ def unload(
     is alone, some ten seconds later. Nothing is deleted but the owner's node, and only while it is of the session that
     was read. Exit code 3 if no worker owns it, 5 if no worker took it within a minute.
     """
-    from workers.operations.owners import BundleUnloader  # noqa: PLC0415 - start-up time
+    from workers.operations.bundle_owners import BundleUnloader  # noqa: PLC0415 - start-up time
 
     catalog = context.catalog
     bundle_id = _parse_bundle(bundle, catalog.fences.count_bundles())

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.records.jobs import integer_fields
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
+from workers.cli.answer_output import Answer, note, select_columns
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
 from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
@@ -17,9 +18,8 @@ from workers.cli.job_commands import (
     select_topics,
     sort_counts,
 )
-from workers.cli.options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, check_function
-from workers.cli.output import Answer, note, select_columns
-from workers.pages.texts import format_time_us, select_fields
+from workers.cli.shared_options import AllTopics, DryRun, DurableDelete, OneTopic, Reason, check_function
+from workers.pages.value_formats import format_time_us, select_fields
 
 if TYPE_CHECKING:
     from workflows.records.values import (

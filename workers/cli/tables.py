@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Span, Text
 
-from workers.pages.texts import escape_unprintable, format_value
+from workers.pages.value_formats import escape_unprintable, format_value
 
 _GAP = 2
 _MIN_COLUMN_WIDTH = 8  # minimum while other columns can be narrowed

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
+from workers.cli.answer_output import Answer
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial, job
-from workers.cli.options import Reason, check_number
-from workers.cli.output import Answer
-from workers.pages.texts import format_time_us, select_fields
+from workers.cli.shared_options import Reason, check_number
+from workers.pages.value_formats import format_time_us, select_fields
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:

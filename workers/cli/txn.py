@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.errors import InvalidInput, SextonError
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
+from workers.cli.answer_output import Answer, note, select_columns
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_build, job, select_topics
-from workers.cli.options import AllTopics, Master, OneTopic, Reason, check_transaction, cut_rows
-from workers.cli.output import Answer, note, select_columns
-from workers.cli.progress import showing_progress
-from workers.pages.texts import decode_topic_name, format_time_us, format_value, select_fields
+from workers.cli.progress_bar import showing_progress
+from workers.cli.shared_options import AllTopics, Master, OneTopic, Reason, check_transaction, cut_rows
+from workers.pages.value_formats import decode_topic_name, format_time_us, format_value, select_fields
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:

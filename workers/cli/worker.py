@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
-from workers.cli.options import check_worker, make_setting_check
-from workers.cli.output import Answer
-from workers.pages.texts import format_time_us, select_fields
+from workers.cli.answer_output import Answer
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
+from workers.cli.shared_options import check_worker, make_setting_check
+from workers.pages.value_formats import format_time_us, select_fields
 
 worker = group("worker", "Worker processes, and the builds of them.")
 
@@ -52,15 +52,15 @@ def deploy(
     """
     from infra.stack.stack_home import StackHome  # noqa: PLC0415 - start-up time
     from infra.stack.worker_records import crashed_worker_ids  # noqa: PLC0415
-    from workers.client.connections import run_with_client  # noqa: PLC0415
-    from workers.operations import builds  # noqa: PLC0415
+    from workers.client.temporal_connection import run_with_client  # noqa: PLC0415
+    from workers.operations import worker_builds  # noqa: PLC0415
 
     settings = context.settings
-    name = builds.require_deployment_name(settings)
+    name = worker_builds.require_deployment_name(settings)
     crashed = crashed_worker_ids(StackHome.at(settings.home))
     deployment = run_with_client(
         settings,
-        lambda client: builds.deploy(
+        lambda client: worker_builds.deploy(
             client, name, build_id, ramp=ramp, without_workers=without_workers, dead_identities=crashed
         ),
     )
@@ -75,9 +75,9 @@ def list_builds(context: CommandContext) -> Answer:
     Status: CURRENT and RAMPING get new runs; DRAINING has runs that are pinned to it, so its workers must go on;
     DRAINED has none any more; INACTIVE has served, and got no run yet. Looking changes nothing.
     """
-    from workers.client.connections import run_with_client  # noqa: PLC0415 - start-up time
-    from workers.identity import own_build  # noqa: PLC0415
-    from workers.operations.builds import read_deployment, require_deployment_name  # noqa: PLC0415
+    from workers.build_identity import own_build  # noqa: PLC0415
+    from workers.client.temporal_connection import run_with_client  # noqa: PLC0415 - start-up time
+    from workers.operations.worker_builds import read_deployment, require_deployment_name  # noqa: PLC0415
 
     name = require_deployment_name(context.settings)
     own = own_build(context.settings)

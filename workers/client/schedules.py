@@ -29,7 +29,7 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from workers.client.payload_codec import encryption_key_name, get_codec
+from workers.client.payload_encryption import encryption_key_name, get_codec
 from workers.settings import Settings
 from workflows.delayed.values import SEAL_BUCKETS
 from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy

@@ -23,14 +23,14 @@ from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstones import CompoundOperation, DeletePolicy
 from workers.client import schedules
-from workers.client.connections import connect_client
 from workers.client.deletion_batches import DeletionBatches, release_paused_batch
-from workers.client.jobs import Handle, run_attribute, topic_attribute
-from workers.client.scheduled_runs import restart_schedule
-from workers.client.store_jobs import StoreJobs
-from workers.client.transactions import TransactionJobs
-from workers.client.visibility import WorkflowRow, fetch_history, query_workflows
-from workers.client.waiting import Say, result_of
+from workers.client.job_client import Handle, run_attribute, topic_attribute
+from workers.client.store_job_client import StoreJobs
+from workers.client.stuck_scheduled_runs import restart_schedule
+from workers.client.temporal_connection import connect_client
+from workers.client.transaction_client import TransactionJobs
+from workers.client.wait_for_job import Say, result_of
+from workers.client.workflow_search import WorkflowRow, fetch_history, query_workflows
 from workers.settings import Settings
 from workflows.deletion.values import (
     DELETE_LEDGERS,

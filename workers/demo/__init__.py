@@ -1,6 +1,6 @@
 """`sexton demo`: the main job on a temporary stack, with a worker killed half way, and a check of each promise."""
 
-from workers.demo.report import DemoReport
-from workers.demo.run import run_demo
+from workers.demo.demo_steps import run_demo
+from workers.demo.promise_report import DemoReport
 
 __all__ = ["DemoReport", "run_demo"]

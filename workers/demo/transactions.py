@@ -12,12 +12,12 @@ from logstore.ports.catalog import Topic
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from logstore.validated_names import TopicName
-from workers.assembly.adapters import open_log
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
 from workers.client import Sexton
-from workers.demo.auditor import Auditor
-from workers.demo.report import PromiseRow
-from workers.demo.waiting import wait_until
+from workers.demo.independent_auditor import Auditor
+from workers.demo.promise_report import PromiseRow
+from workers.demo.waits_and_interrupts import wait_until
 from workers.settings import Settings
 
 DEATH_IN_BROADCAST: Final = "transactions.append_markers.after=kill@1"

@@ -30,8 +30,8 @@ from logstore.reconciliation.findings import FindingKind, plan_result
 from logstore.records.services.replicating import Replication
 from logstore.records.tombstones import ReplicaState
 from logstore.transactions.transaction_ids_and_states import TransactionState
-from workers.assembly.log import LogStore
-from workers.hosting.certificates import find_certificate_files, read_certificate
+from workers.assembly.log_store import LogStore
+from workers.hosting.certificate_expiry import find_certificate_files, read_certificate
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 

@@ -25,8 +25,8 @@ from temporalio.worker import Worker
 from logstore.errors import ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY
 from logstore.ports.catalog import Catalog
-from workers.assembly.buckets import primary_bucket
-from workers.client.scheduled_runs import StuckRun
+from workers.assembly.checked_buckets import primary_bucket
+from workers.client.stuck_scheduled_runs import StuckRun
 from workers.client.temporal_faults import service_failure
 from workers.settings import Settings
 

@@ -12,11 +12,12 @@ from aiohttp import web
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from workers.client.visibility import query_workflows
-from workers.hosting.http import PageRouter
+from workers.client.workflow_search import query_workflows
+from workers.hosting.page_server import PageRouter
 from workers.hosting.readiness import Readiness
 from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatus, WebUi
-from workers.pages.texts import CONTENT_SECURITY_POLICY, format_time_s, render_template
+from workers.pages.html_templates import CONTENT_SECURITY_POLICY, render_template
+from workers.pages.value_formats import format_time_s
 
 _MAX_AGE_S: Final = 10.0
 _ANSWER_TIMEOUT_S: Final = 5.0  # for each service

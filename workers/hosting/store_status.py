@@ -19,7 +19,7 @@ from logstore.reconciliation.findings import plan_result
 from logstore.records.services.flushing import find_unrecordable
 from logstore.records.services.replicating import ReplicaStatus
 from logstore.transactions.transaction_ids_and_states import TransactionState
-from workers.pages.texts import decode_topic_name, format_time_s, select_fields
+from workers.pages.value_formats import decode_topic_name, format_time_s, select_fields
 from workflows.delayed.values import MERGE_BUCKETS, SEAL_BUCKETS
 from workflows.deletion.values import DELETE_LEDGERS, SWEEP_DELETIONS
 from workflows.reconciliation.values import RECONCILE_ORPHANS

@@ -10,9 +10,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.errors import CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
-from workers.client.connections import run_with_client
-from workers.client.waiting import innermost_failure_text
-from workers.identity import compare_with_newest_manifest
+from workers.catalog_match import compare_with_newest_manifest
+from workers.client.temporal_connection import run_with_client
+from workers.client.wait_for_job import innermost_failure_text
 from workers.settings import Settings
 from workflows.records.values import FLUSH_RECORDS, FlushRecordsResult
 

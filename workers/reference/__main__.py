@@ -2,8 +2,8 @@
 
 import sys
 
-from workers.reference.page import render_page
 from workers.reference.settings_page import render_settings_page
+from workers.reference.workflows_page import render_page
 
 _RENDERER_BY_PAGE = {"workflows": render_page, "settings": render_settings_page}
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_typ
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from workers.settings import kinds
+from workers.settings import setting_types
 from workers.settings.model import Settings
 
 _HEAD: Final = """# Settings
@@ -56,24 +56,24 @@ _FIRST_SETTING_BY_TITLE: Final = {
     "Metrics, probes, traces and logs": "metrics_address",
 }
 _VALUES_BY_KIND: Final = (  # a kind stands before the kind that it narrows
-    (kinds.Interval, "interval"),
-    (kinds.Seconds, "duration"),
-    (kinds.Count, "whole number"),
-    (kinds.Port, "port"),
-    (kinds.Address, "host:port"),
-    (kinds.Ensemble, "host:port,…/path"),
-    (kinds.Identity, "scheme:credential"),
-    (kinds.ListenAddress, "listening address"),
-    (kinds.WebAddress, "URL"),
-    (kinds.Bucket, "bucket name"),
-    (kinds.BucketList, "bucket names, separated by commas"),
-    (kinds.FunctionList, "module:function, separated by commas"),
-    (kinds.Word, "name"),
-    (kinds.ServerName, "host name"),
-    (kinds.DeploymentName, "at most 128 letters, digits, `_`, `-`, `/`"),
-    (kinds.BuildId, "at most 63 letters, digits, `.`, `_`, `-`"),
-    (kinds.File, "path"),
-    (kinds.SparkMaster, "Spark master"),
+    (setting_types.Interval, "interval"),
+    (setting_types.Seconds, "duration"),
+    (setting_types.Count, "whole number"),
+    (setting_types.Port, "port"),
+    (setting_types.Address, "host:port"),
+    (setting_types.Ensemble, "host:port,…/path"),
+    (setting_types.Identity, "scheme:credential"),
+    (setting_types.ListenAddress, "listening address"),
+    (setting_types.WebAddress, "URL"),
+    (setting_types.Bucket, "bucket name"),
+    (setting_types.BucketList, "bucket names, separated by commas"),
+    (setting_types.FunctionList, "module:function, separated by commas"),
+    (setting_types.Word, "name"),
+    (setting_types.ServerName, "host name"),
+    (setting_types.DeploymentName, "at most 128 letters, digits, `_`, `-`, `/`"),
+    (setting_types.BuildId, "at most 63 letters, digits, `.`, `_`, `-`"),
+    (setting_types.File, "path"),
+    (setting_types.SparkMaster, "Spark master"),
 )
 _MAX_COUNT: Final = 2**63 - 1
 
@@ -114,7 +114,7 @@ def _format_default(name: str, hint: Any) -> str:  # noqa: ANN401 - an annotatio
         return "`.sexton`"
     if isinstance(default, SecretStr) or default == "":
         return "none"
-    return f"`{kinds.format_duration(default) if _is_duration(hint) else default}`"
+    return f"`{setting_types.format_duration(default) if _is_duration(hint) else default}`"
 
 
 def _format_values(hint: Any) -> str:  # noqa: ANN401 - an annotation
@@ -127,13 +127,13 @@ def _format_values(hint: Any) -> str:  # noqa: ANN401 - an annotation
     low, high = _find_bounds(hint)
     if low is None or kind == "port":
         return kind
-    format_bound = kinds.format_duration if _is_duration(hint) else lambda bound: f"{bound:,}"
+    format_bound = setting_types.format_duration if _is_duration(hint) else lambda bound: f"{bound:,}"
     limit = f"{format_bound(low)} or more" if high >= _MAX_COUNT else f"{format_bound(low)} to {format_bound(high)}"
     return f"{kind}, {limit}"
 
 
 def _is_duration(hint: Any) -> bool:  # noqa: ANN401 - an annotation
-    return _narrows(hint, kinds.Seconds)
+    return _narrows(hint, setting_types.Seconds)
 
 
 def _narrows(hint: Any, kind: Any) -> bool:  # noqa: ANN401 - annotations

@@ -1,8 +1,8 @@
 """Settings as one validated, immutable value, with the origin of each field."""
 
-from workers.settings.files import read_secret, read_temporal_api_key
-from workers.settings.kinds import OFF, format_duration, parse_duration
 from workers.settings.model import SERVICE_SETTINGS, Settings
+from workers.settings.setting_files import read_secret, read_temporal_api_key
+from workers.settings.setting_types import OFF, format_duration, parse_duration
 from workers.settings.sources import DEFAULT_HOME, LoadedSettings, RecordReader, load_settings, read_stack_record
 
 __all__ = [

@@ -11,7 +11,7 @@ from logstore.errors import ServiceFailed
 from logstore.ownership import MAX_BUNDLES
 from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, SCRUB_RATE
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
-from workers.settings.kinds import (
+from workers.settings.setting_types import (
     Address,
     Bucket,
     BucketList,

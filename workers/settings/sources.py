@@ -16,9 +16,9 @@ from pydantic import PlainSerializer, ValidationError
 
 from logstore.atomic_files import read_regular_file
 from logstore.errors import InvalidInput, ServiceFailed
-from workers.settings.files import MAX_FILE_BYTES, read_secret
-from workers.settings.kinds import format_duration
 from workers.settings.model import SERVICE_SETTINGS, Settings
+from workers.settings.setting_files import MAX_FILE_BYTES, read_secret
+from workers.settings.setting_types import format_duration
 
 DEFAULT_HOME = ".sexton"
 _SECRETS = frozenset({"s3_access_key", "s3_secret_key", "database_url", "zookeeper_auth", "temporal_api_key"})

@@ -21,7 +21,7 @@ from tests.fakes.owners import NobodyOwns
 from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedPhaseOne
 from tests.faults.world import LyingStore
 from workers.assembly.activities import create_activities
-from workers.assembly.log import LogStore, Policies, Stores, assemble
+from workers.assembly.log_store import LogStore, Policies, Stores, assemble
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
 _INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row

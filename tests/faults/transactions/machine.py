@@ -44,7 +44,7 @@ from tests.faults.transacting import Inline, without_lingering
 from tests.faults.transactions.serial import Fate, Item, Log, Serial, Sub
 from tests.faults.world import World
 from tests.migrated import migrated
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 TOPICS: Final = ("a", "b", "c")
 SUBS: Final = {"a": ("s", "t"), "b": (), "c": ("s",)}

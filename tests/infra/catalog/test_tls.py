@@ -17,7 +17,7 @@ from logstore.errors import StoreUnavailable
 from tests.migrated import migrate
 from tests.postgres import Postgres
 from tests.tls import HOST, Authority, TlsFront
-from workers.operations.status import _check_database, run_check
+from workers.operations.service_checks import _check_database, run_check
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

@@ -21,7 +21,7 @@ from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually
 from tests.tls import Authority, TlsFront
 from tests.zookeeper_users import zookeeper_with
-from workers.hosting.owning import parse_ensemble
+from workers.hosting.bundle_ownership import parse_ensemble
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

@@ -10,9 +10,9 @@ from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.identity.bucket_markers import MARKER_KEY, Role
 from tests.tls import HOST, Authority, TlsFront
-from workers.assembly.adapters import store_address
-from workers.assembly.buckets import primary_bucket
-from workers.operations.status import _check_object_store, run_check
+from workers.assembly.checked_buckets import primary_bucket
+from workers.assembly.log_store_from_settings import store_address
+from workers.operations.service_checks import _check_object_store, run_check
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

@@ -24,7 +24,7 @@ from spark.session import WarmSession
 from spark.sources.objects import NativeAddresses
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.adapters import native_addresses, open_log
+from workers.assembly.log_store_from_settings import native_addresses, open_log
 from workers.settings import Settings
 
 __all__ = ["postgres"]

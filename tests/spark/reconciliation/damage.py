@@ -30,7 +30,7 @@ from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import FindingKind
 from logstore.retrying_clock import Clock
 from logstore.validated_names import TopicName
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 from workers.settings import Settings
 
 _K = FindingKind

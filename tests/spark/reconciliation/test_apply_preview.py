@@ -36,7 +36,7 @@ from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
 from workers.assembly.activities import Activities, create_activities, create_apply_preview
-from workers.assembly.adapters import open_log
+from workers.assembly.log_store_from_settings import open_log
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_200)]
 

@@ -23,7 +23,7 @@ from tests.migrated import migrated
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.adapters import native_addresses
+from workers.assembly.log_store_from_settings import native_addresses
 
 pytestmark = pytest.mark.external_service
 

@@ -29,7 +29,7 @@ from tests.fakes.owners import NobodyOwns
 from tests.servers import settings_on
 from tests.spark.reconciliation.damage import Damaged, file_intent
 from workers.assembly.activities import create_activities
-from workers.assembly.adapters import native_addresses, open_log
+from workers.assembly.log_store_from_settings import native_addresses, open_log
 
 pytestmark = pytest.mark.external_service
 

@@ -25,7 +25,7 @@ from spark.session import WarmSession
 from spark.sources.objects import NativeAddresses
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.adapters import native_addresses
+from workers.assembly.log_store_from_settings import native_addresses
 
 _K = FindingKind
 Scrub = Callable[..., list[Finding]]

@@ -20,7 +20,7 @@ from spark.session import SparkSettings, WarmSession
 from tests.servers import CATALOG_ID
 from tests.spark.cluster import PROPERTIES, standalone
 from tests.spark.records.lost import Filling, dump, flush_all, load_from
-from workers.assembly.adapters import open_log, store_address
+from workers.assembly.log_store_from_settings import open_log, store_address
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from spark.session import WarmSession
 from spark.sources import tables
 from tests.spark.reconciliation.damage import Damaged, healthy
-from workers.assembly.adapters import native_addresses, open_log
+from workers.assembly.log_store_from_settings import native_addresses, open_log
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

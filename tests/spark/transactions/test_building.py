@@ -20,8 +20,8 @@ from spark.publication import Publication
 from spark.runner import SparkJobs
 from spark.session import WarmSession
 from tests.spark.lost_puts import losing_puts
-from workers.assembly.adapters import native_addresses, open_log
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import native_addresses, open_log
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

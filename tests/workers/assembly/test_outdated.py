@@ -29,14 +29,14 @@ from logstore.records.services.record_log import RecordLog
 from tests.logstore.eventually import assert_eventually
 from tests.postgres import Postgres, postgres
 from tests.servers import settings_on
-from workers.assembly.adapters import open_log
-from workers.assembly.log import LogStore
-from workers.client import visibility
-from workers.client.connections import connect_client
-from workers.identity import compare_buckets
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
+from workers.catalog_match import compare_buckets
+from workers.client import workflow_search
+from workers.client.temporal_connection import connect_client
+from workers.operations.embedded_stack import prepare_catalog_and_namespace
 from workers.operations.record_log_status import record_log_row
-from workers.operations.stack import prepare_catalog_and_namespace
-from workers.operations.status import doctor, status
+from workers.operations.service_checks import doctor, status
 from workers.settings import Settings
 
 __all__ = ["postgres"]
@@ -201,7 +201,7 @@ def _worker(settings: Settings) -> "Iterator[subprocess.Popen[str]]":
 
 
 async def _register(settings: Settings) -> None:
-    await visibility.register_search_attributes(await connect_client(settings))
+    await workflow_search.register_search_attributes(await connect_client(settings))
 
 
 def test_worker_of_the_old_database_ends_by_itself_and_says_why(settings: Settings, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
-from workers.assembly.adapters import open_log
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service

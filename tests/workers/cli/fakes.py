@@ -40,9 +40,9 @@ from logstore.records.kinds import RecordKind
 from logstore.records.tombstones import CompoundOperation
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
-from workers.cli.context import Say, Services
+from workers.cli.command_context import Say, Services
 from workers.client.schedules import AppliedSchedule, ScheduleRow
-from workers.client.visibility import WorkflowRow
+from workers.client.workflow_search import WorkflowRow
 from workers.settings import LoadedSettings, load_settings
 from workflows.deletion.values import DeleteLedgersProgress
 

@@ -8,8 +8,8 @@ from tests.activities.world import NAME, World
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from tests.workers.cli.test_ledger_explain import world
-from workers.cli.workflow import Kind
-from workers.hosting.worker_sets import WORKFLOWS
+from workers.cli.workflows_and_schedules import Kind
+from workers.hosting.temporal_workers import WORKFLOWS
 
 __all__ = ["world"]
 

@@ -23,7 +23,7 @@ from workers.cli.topic.json_lines import (
     parse_delivery_time,
     parse_lines,
 )
-from workers.pages.texts import format_time_us
+from workers.pages.value_formats import format_time_us
 
 
 def _parse(content: bytes, *, producer: bool = True) -> list[NewEntry]:

@@ -24,8 +24,8 @@ from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
 from workers import VERSION, cli
-from workers.cli.app import COMMANDS, load_command, load_group
-from workers.cli.errors import ExitCode, classify_error, find_error_class, get_exit_code
+from workers.cli.exit_codes import ExitCode, classify_error, find_error_class, get_exit_code
+from workers.cli.root_command import COMMANDS, load_command, load_group
 from workers.hosting.interceptors import to_application_error
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,7 +19,7 @@ from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, 
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeHandle, FakeServices
-from workers.cli.orphans import page as pages
+from workers.cli.orphans import plan_report as pages
 from workflows.reconciliation.values import ApplyOrphansProgress, ApplyOrphansResult, ReconcileOrphansResult
 
 RUN = "plan-8c1d5f0e9a3b"

@@ -15,8 +15,8 @@ from temporalio.service import RPCError
 from tests.e2e.shell import Inside
 from tests.infra.objects.peer import Answer, fault, scripted
 from tests.workflows.house import assert_eventually
-from workers.client import visibility
-from workers.client.connections import connect_client
+from workers.client import workflow_search
+from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
@@ -69,7 +69,7 @@ def filled(settings: Settings, capfd: pytest.CaptureFixture[str]) -> _Sexton:
     """A topic with an entry, in a namespace that has our search attributes."""
 
     async def register() -> None:
-        await visibility.register_search_attributes(await connect_client(settings))
+        await workflow_search.register_search_attributes(await connect_client(settings))
 
     asyncio.run(register())
     found = _Sexton(settings, capfd)

@@ -27,7 +27,7 @@ from tests.logstore.eventually import assert_eventually
 from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
-from workers.operations.owners import BundleUnloader
+from workers.operations.bundle_owners import BundleUnloader
 
 __all__ = ["ensemble", "looker", "zookeeper"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 _PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from workers.cli.output import note
-from workers.cli.progress import redirecting_library_output, showing_progress
+from workers.cli.answer_output import note
+from workers.cli.progress_bar import redirecting_library_output, showing_progress
 
 with redirecting_library_output(Path(sys.argv[1])), showing_progress("at work", at_once=True) as bar:
     os.write(2, b"of a library\\n")

@@ -8,7 +8,7 @@ import pytest
 from logstore.records.jobs import RebuildAdopted
 from tests.workers.cli.conftest import Run
 from tests.workers.cli.fakes import FakeServices
-from workers.hosting.databases import AbandonedRebuild
+from workers.hosting.rebuild_and_follow import AbandonedRebuild
 from workflows.records.values import RebuildCatalogResult
 
 _URL = "sqlite:////nowhere/catalog.db"

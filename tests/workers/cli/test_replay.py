@@ -9,7 +9,7 @@ from logstore.errors import UnknownObject
 from tests.replay.record import HISTORIES, workflow_id_of
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.hosting.replaying import ReplayResult
+from workers.hosting.history_replay import ReplayResult
 
 _TRIM = HISTORIES / "trim-topic" / "v1" / "trim_complete.json"
 _ID = workflow_id_of(_TRIM)

@@ -17,7 +17,7 @@ from infra.stack.tcp_ports import WantedPorts
 from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.client.waiting import JobStopped
+from workers.client.wait_for_job import JobStopped
 from workers.settings import Settings
 
 

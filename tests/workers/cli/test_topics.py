@@ -13,7 +13,7 @@ from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, Position, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import TRACE, FakeResult, FakeServices
-from workers.cli.topic.read import COLUMNS
+from workers.cli.topic.read_and_acknowledge import COLUMNS
 
 
 def _lines(count: int, **more: object) -> str:

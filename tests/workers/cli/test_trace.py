@@ -14,8 +14,8 @@ from infra.telemetry.span_tree import SpanNode, span_trees
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.cli.trace.page import render_trace_page
-from workers.cli.trace.span_lines import StoredTrace
+from workers.cli.trace.trace_page import render_trace_page
+from workers.cli.trace.trace_tree import StoredTrace
 
 _W: dict[str, Any] = {"temporalWorkflowID": "trim-topic/7", "temporalRunID": "r1"}
 

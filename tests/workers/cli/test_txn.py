@@ -14,7 +14,7 @@ from tests.logstore.transactions.histories import History, open_history
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli.txn import make_document, report_owed_participants
-from workers.pages.texts import decode_topic_name
+from workers.pages.value_formats import decode_topic_name
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS
-from workers.cli.app import COMMANDS, load_command
+from workers.cli.root_command import COMMANDS, load_command
 
 _REFUSED = [
     (("topic", "creat"), "command: expected a command of `sexton topic` (nearest: create), found 'creat'"),

@@ -11,7 +11,7 @@ from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.ports.catalog import InspectedCopy, InspectedIntent, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
-from workers.cli.ledger.verdicts import CorruptSegment, ExaminedCopy, summarize_ledger
+from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, summarize_ledger
 
 _US = 1_795_000_000_000_000
 _ON = "2026-11-18T11:06:40Z"

@@ -18,7 +18,7 @@ from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, TopicId
 from tests.migrated import migrate
 from workers.client import Sexton
-from workers.client.connections import connect_client
+from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
 from workflows.limits import MAX_LEDGER_IDS
 
@@ -116,7 +116,7 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
     found = SimpleNamespace(describe=describe)
     client: Any = SimpleNamespace(start_workflow=start, get_workflow_handle=lambda _: found)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.client.jobs.require_namespace", known)
+        patch.setattr("workers.client.job_client.require_namespace", known)
         asyncio.run(Sexton(client, settings).sweep_deletions())
     assert started == ["sweep-deletions"]
 
@@ -140,6 +140,6 @@ def test_client_asks_one_catalog_for_its_life(tmp_path: Path, monkeypatch: pytes
             assert told == ([] if given else ["opened"])
         return epochs
 
-    monkeypatch.setattr("workers.client.jobs.open_catalog", opened)
+    monkeypatch.setattr("workers.client.job_client.open_catalog", opened)
     assert asyncio.run(ask_twice()) == [7, 7]
     assert told == ([] if given else ["opened", "closed"])

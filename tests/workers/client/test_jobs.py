@@ -10,9 +10,9 @@ import pytest
 from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
 from logstore.errors import PreconditionFailed
-from workers.cli.errors import ExitCode, classify_error
+from workers.cli.exit_codes import ExitCode, classify_error
 from workers.client import Sexton
-from workers.client.jobs import start_job
+from workers.client.job_client import start_job
 from workers.settings import Settings
 from workflows.deletion.values import TRIM_TOPIC, TrimTopicInput
 

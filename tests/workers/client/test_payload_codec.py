@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from temporalio.api.common.v1 import Payload
 
 from logstore.errors import InvalidInput
-from workers.client.payload_codec import ENCODING, KEY_NAME, EncryptingCodec, data_converter, read_payload_keys
+from workers.client.payload_encryption import ENCODING, KEY_NAME, EncryptingCodec, data_converter, read_payload_keys
 
 _PLAIN = Payload(metadata={"encoding": b"json/plain"}, data=b'"persistent://a/b/c"')
 _ONE, _TWO = bytes(32), bytes(range(32))

@@ -17,7 +17,7 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse, Describ
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from workers.client.pollers import live_pollers
+from workers.client.task_queue_pollers import live_pollers
 
 _ACTIVITIES: Final = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
 _WORKFLOWS: Final = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW

@@ -20,10 +20,10 @@ from infra.stack.service_lifecycle import find_program
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.tls import HOST, NAME, Authority, TemporalFront
 from tests.workflows.house import assert_eventually
-from workers.cli.stack import collect_variables
-from workers.client import temporal_access
-from workers.client.connections import connect_client, run_with_client
-from workers.operations.status import run_check
+from workers.cli.stack_commands import collect_variables
+from workers.client import temporal_credentials
+from workers.client.temporal_connection import connect_client, run_with_client
+from workers.operations.service_checks import run_check
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -205,7 +205,7 @@ def test_api_key_that_changes_in_its_file_is_read_again_by_a_worker_that_runs(
     secured: Settings, front: TemporalFront, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both keys are good for a while, then the new one alone; a file that is away, or holds no key, changes nothing."""
-    monkeypatch.setattr(temporal_access, "_KEY_CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(temporal_credentials, "_KEY_CHECK_INTERVAL_S", 0.02)
     file = Path(secured.temporal_api_key_file)
 
     async def work() -> None:

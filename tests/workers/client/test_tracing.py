@@ -15,8 +15,8 @@ from temporalio.client import Interceptor, OutboundInterceptor
 from temporalio.contrib.opentelemetry import OpenTelemetryInterceptor, _otel_interceptor
 from temporalio.converter import PayloadConverter
 
-from workers.client import connections
-from workers.client.connections import ClientTracingInterceptor
+from workers.client import temporal_connection
+from workers.client.temporal_connection import ClientTracingInterceptor
 
 
 class _Call:
@@ -54,7 +54,7 @@ class _Server(OutboundInterceptor):
 def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for module in (connections, _otel_interceptor):
+    for module in (temporal_connection, _otel_interceptor):
         monkeypatch.setattr(module, "get_tracer", provider.get_tracer)
     yield exporter
     provider.shutdown()

@@ -12,7 +12,7 @@ from logstore.errors import UnknownObject
 from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, EndTransaction, EndTransactionResult
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.workflows.house import assert_eventually
-from workers.client.transactions import TransactionClient
+from workers.client.transaction_client import TransactionClient
 
 _COORDINATORS = 4
 
@@ -69,7 +69,7 @@ Story = Callable[[_Catalog], Coroutine[Any, Any, None]]
 def _run(monkeypatch: pytest.MonkeyPatch, story: Story) -> list[int]:
     """Run it by a clock that stands still unless it is moved; which coordinators were woken, in order."""
     catalog = _Catalog()
-    monkeypatch.setattr("workers.client.transactions.time", SimpleNamespace(monotonic=lambda: catalog.now))
+    monkeypatch.setattr("workers.client.transaction_client.time", SimpleNamespace(monotonic=lambda: catalog.now))
     asyncio.run(story(catalog))
     return catalog.woken
 

@@ -8,8 +8,8 @@ import pytest
 from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
-from workers.demo.auditor import Auditor
-from workers.demo.delayed import DeliveryRecord, check_delayed
+from workers.demo.delayed_messages import DeliveryRecord, check_delayed
+from workers.demo.independent_auditor import Auditor
 
 _ENDED_MS = 1_000
 _TOPIC = Topic(topic_id=TopicId(1), name="reminders", state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0)

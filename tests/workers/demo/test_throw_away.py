@@ -16,10 +16,10 @@ import pytest
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from logstore.errors import ServiceFailed
-from workers.demo import run as demo_run
-from workers.demo import run_demo, throw_away
-from workers.demo.throw_away import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
-from workers.demo.waiting import InterruptHandler
+from workers.demo import demo_steps as demo_run
+from workers.demo import run_demo, temporary_homes
+from workers.demo.temporary_homes import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
+from workers.demo.waits_and_interrupts import InterruptHandler
 from workers.settings import Settings
 
 _HOME = Path("/nowhere/sexton-demo-one")
@@ -79,9 +79,8 @@ def _server(home: Path) -> psutil.Process:
 @pytest.fixture
 def abandoned(temporary: Path) -> Iterator[Path]:
     """The folder of a demo that was killed, with a server in it that outlived it."""
-    marked = (
-        "from workers.demo.throw_away import mark_home_in_use, make_home; made = make_home(); mark_home_in_use(made)"
-    )
+    names = "mark_home_in_use, make_home"
+    marked = f"from workers.demo.temporary_homes import {names}; made = make_home(); mark_home_in_use(made)"
     script = f"import os, signal; {marked}; print(made, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     surroundings = {**os.environ, "TMPDIR": str(temporary)}
     dead = subprocess.run([sys.executable, "-c", script], env=surroundings, capture_output=True, text=True, check=False)
@@ -118,7 +117,7 @@ def test_removal_is_tried_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
         rmtree(path)
 
     monkeypatch.setattr(shutil, "rmtree", empty)
-    monkeypatch.setattr(throw_away, "_RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(temporary_homes, "_RETRY_PAUSE_S", 0.0)
     remove_home(home)
     assert tries == [home, home]
     assert not home.exists()
@@ -131,7 +130,7 @@ def test_removal_that_fails_names_the_folder(home: Path, monkeypatch: pytest.Mon
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(shutil, "rmtree", fail)
-    monkeypatch.setattr(throw_away, "_RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(temporary_homes, "_RETRY_PAUSE_S", 0.0)
     with pytest.raises(ServiceFailed, match=f"{home} cannot be removed .*Permission denied.*rm -r {home}"):
         remove_home(home)
 

@@ -20,8 +20,8 @@ from logstore.log.services.batched_appends import AppendResult
 from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, Cause, Claim, EndTransaction, Topic
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.services.flush_requests import SharedFlushes
-from workers.assembly.adapters import open_log
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
 from workers.settings import Settings
 
 SUBSCRIPTION: Final = "s"

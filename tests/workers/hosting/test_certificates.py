@@ -10,9 +10,9 @@ from cryptography import x509
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.fakes.meter import FakeMeter, series
 from tests.tls import Authority
-from workers.hosting.certificates import check_certificates, find_certificate_files, read_certificate
+from workers.hosting.certificate_expiry import check_certificates, find_certificate_files, read_certificate
 from workers.hosting.gauges import make_certificate_source, make_gauge_updater
-from workers.operations import status
+from workers.operations import service_checks
 from workers.settings import Settings
 
 _GAUGE = "sexton_certificate_expiry_timestamp_seconds"
@@ -40,9 +40,9 @@ def test_doctor_tells_until_when_each_certificate_is_good(tmp_path: Path, monkey
     assert find_certificate_files(settings) == dict.fromkeys(names, str(cert))
     told = check_certificates(settings)
     assert [part.partition(" until ")[0] for part in told.split(", ")] == list(names)
-    monkeypatch.setattr(status, "status", lambda _: [])
-    plain = {row["name"] for row in status.doctor(Settings(home=tmp_path))}
-    assert {row["name"] for row in status.doctor(settings)} - plain == {"certificates"}
+    monkeypatch.setattr(service_checks, "status", lambda _: [])
+    plain = {row["name"] for row in service_checks.doctor(Settings(home=tmp_path))}
+    assert {row["name"] for row in service_checks.doctor(settings)} - plain == {"certificates"}
 
 
 _DAY = timedelta(days=1)

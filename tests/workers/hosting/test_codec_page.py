@@ -12,9 +12,9 @@ from google.protobuf import json_format
 from temporalio.api.common.v1 import Payload, Payloads
 
 from logstore.errors import InvalidInput
-from workers.client.payload_codec import EncryptingCodec
-from workers.hosting.codec_page import add_codec_page
-from workers.hosting.http import MAX_REQUEST_BYTES, PageRouter, create_page_router, serve_pages
+from workers.client.payload_encryption import EncryptingCodec
+from workers.hosting.page_server import MAX_REQUEST_BYTES, PageRouter, create_page_router, serve_pages
+from workers.hosting.payload_decryption_page import add_codec_page
 from workers.hosting.readiness import Readiness
 from workers.settings import Settings
 

@@ -24,9 +24,9 @@ from logstore.validated_names import TopicName
 from tests.faults.real import STOPS_WITHIN_S, eventually
 from tests.ownership.proxy import Proxy
 from tests.servers import settings_on
-from workers.assembly.adapters import open_log
-from workers.client import Sexton, visibility
-from workers.client.connections import connect_client
+from workers.assembly.log_store_from_settings import open_log
+from workers.client import Sexton, workflow_search
+from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -111,7 +111,7 @@ def test_worker_that_drains_is_not_ready_and_ends_what_it_has_in_hand(
     """Its storage comes back in time: the attempt ends, and then the worker in peace."""
 
     async def drain() -> None:
-        await visibility.register_search_attributes(await connect_client(settings))
+        await workflow_search.register_search_attributes(await connect_client(settings))
         first = start("w1")
         await _ready(settings, "w1")
         handle = await _flush_in_hand(settings, storage, "persistent://a/b/one")
@@ -136,7 +136,7 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
     """Storage stays away for longer than the worker may drain: it ends all the same, and the next one does it."""
 
     async def drain() -> None:
-        await visibility.register_search_attributes(await connect_client(settings))
+        await workflow_search.register_search_attributes(await connect_client(settings))
         first = start("w1", drain_timeout=0)
         await _ready(settings, "w1")
         handle = await _flush_in_hand(settings, storage, "persistent://a/b/two")
@@ -157,7 +157,7 @@ def test_worker_that_cannot_end_what_it_has_in_hand_leaves_it_to_another(
 
 _HANGS = """
 import asyncio, sys, threading
-from workers.hosting.fleet import ForcedExit
+from workers.hosting.worker_process import ForcedExit
 from workers.hosting.interceptors import RunningActivities
 
 async def work():

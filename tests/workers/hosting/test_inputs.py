@@ -4,7 +4,7 @@ import pytest
 from temporalio.api.common.v1 import Payload
 
 from logstore.errors import InvalidInput
-from workers.hosting.inputs import _check_payloads
+from workers.hosting.workflow_input_checks import _check_payloads
 from workflows.deletion.values import DeleteTopicInput
 
 

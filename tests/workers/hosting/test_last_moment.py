@@ -8,7 +8,7 @@ import logging
 import os
 import time
 
-from workers.hosting.fleet import ForcedExit
+from workers.hosting.worker_process import ForcedExit
 from workers.hosting.interceptors import RunningActivities
 
 logging.basicConfig()

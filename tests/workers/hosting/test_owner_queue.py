@@ -10,7 +10,7 @@ from infra.catalog import Database
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
 from workers.assembly.activities import create_activities
-from workers.assembly.adapters import open_log
+from workers.assembly.log_store_from_settings import open_log
 from workers.settings import Settings
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from logstore.errors import ServiceFailed
 from tests.faults.real import eventually
-from workers.client.scheduled_runs import StuckRun
+from workers.client.stuck_scheduled_runs import StuckRun
+from workers.hosting.background_tasks import run_in_background
 from workers.hosting.readiness import FRESH_S, Phase, Readiness, checks_in_threads, schedules_check
-from workers.hosting.upkeep import run_in_background
 
 
 class Service:

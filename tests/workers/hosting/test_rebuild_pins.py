@@ -13,9 +13,9 @@ from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import FakeObjectStore
 from tests.servers import CATALOG_ID
 from tests.workflows.house import assert_eventually
-from workers.client.connections import connect_client
-from workers.client.jobs import start_job
-from workers.hosting.upkeep import end_rebuild_pins
+from workers.client.job_client import start_job
+from workers.client.temporal_connection import connect_client
+from workers.hosting.background_tasks import end_rebuild_pins
 from workers.settings import Settings
 from workflows.records.values import REBUILD_CATALOG, RebuildCatalogInput
 

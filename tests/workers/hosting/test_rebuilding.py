@@ -33,10 +33,10 @@ from tests.servers import CATALOG_ID
 from tests.spark.records.lost import dump
 from tests.workers.hosting import few_probes
 from tests.workflows.house import assert_eventually
-from workers.assembly.adapters import open_log
-from workers.client.connections import connect_client
-from workers.hosting.databases import abandon_rebuild, rebuild_catalog
-from workers.hosting.old_workers import require_no_workers
+from workers.assembly.log_store_from_settings import open_log
+from workers.client.temporal_connection import connect_client
+from workers.hosting.old_catalog_workers import require_no_workers
+from workers.hosting.rebuild_and_follow import abandon_rebuild, rebuild_catalog
 from workers.settings import Settings
 from workflows.limits import records_queue
 from workflows.records.values import REBUILD_CATALOG, RebuildCatalogResult
@@ -281,11 +281,11 @@ def test_rebuild_that_was_abandoned_holds_up_no_raid(settings: Settings) -> None
         abandon_rebuild(settings, held.replace(held[-8:], "00000000"))
     live = PollerInfo(identity="a-command")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("workers.hosting.databases.live_pollers", _answering([live]))
+        patched.setattr("workers.hosting.rebuild_and_follow.live_pollers", _answering([live]))
         with pytest.raises(PreconditionFailed, match="expected no command at work on it, found a-command"):
             abandon_rebuild(settings, held)
         assert asyncio.run(_running(target)) == [held]
-        patched.setattr("workers.hosting.databases.live_pollers", _answering([]))  # of the one that was killed
+        patched.setattr("workers.hosting.rebuild_and_follow.live_pollers", _answering([]))  # of the one that was killed
         done = abandon_rebuild(settings, held)
     assert (done.rebuild, done.terminated) == (held, True)
     assert asyncio.run(_running(target)) == []

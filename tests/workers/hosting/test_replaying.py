@@ -14,9 +14,9 @@ from temporalio.client import WorkflowHistory
 from logstore.errors import InvalidInput
 from tests.replay.record import HISTORIES, workflow_id_of
 from tests.replay.test_replay import TrimThatDetachesFirst
-from workers.hosting import replaying
-from workers.hosting.inputs import CheckedPlainRunner
-from workers.hosting.replaying import replay
+from workers.hosting import history_replay
+from workers.hosting.history_replay import replay
+from workers.hosting.workflow_input_checks import CheckedPlainRunner
 
 _ROOT = Path(__file__).resolve().parents[3]
 _TRIM = HISTORIES / "trim-topic" / "v1" / "trim_complete.json"
@@ -42,9 +42,9 @@ def test_replay_of_a_recorded_run_says_what_it_was() -> None:
 def test_replay_that_goes_another_way_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """At which event of the history."""
     monkeypatch.setattr(
-        replaying, "CheckedRunner", lambda **_: CheckedPlainRunner()
+        history_replay, "CheckedRunner", lambda **_: CheckedPlainRunner()
     )  # this module is none for the sandbox
-    monkeypatch.setattr(replaying, "WORKFLOWS", [TrimThatDetachesFirst])
+    monkeypatch.setattr(history_replay, "WORKFLOWS", [TrimThatDetachesFirst])
     done = replay(_history(), debug=False)
     assert done.nondeterministic
     assert str(done.failure).startswith("[TMPRL1100] Nondeterminism error: ")
@@ -68,9 +68,9 @@ class TrimThatBreaks:
 def test_replay_of_code_that_breaks_says_that_it_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no other way, it is none."""
     monkeypatch.setattr(
-        replaying, "CheckedRunner", lambda **_: CheckedPlainRunner()
+        history_replay, "CheckedRunner", lambda **_: CheckedPlainRunner()
     )  # this module is none for the sandbox
-    monkeypatch.setattr(replaying, "WORKFLOWS", [TrimThatBreaks])
+    monkeypatch.setattr(history_replay, "WORKFLOWS", [TrimThatBreaks])
     done = replay(_history())
     assert not done.nondeterministic
     assert "a bug" in str(done.failure)

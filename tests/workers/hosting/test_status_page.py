@@ -25,11 +25,11 @@ from tests.activities.world import World
 from tests.infra.catalog.test_plans import _plans
 from tests.screenshots import BROWSER, QUIET
 from workers.hosting import status_page
-from workers.hosting.http import PageRouter, serve_pages
+from workers.hosting.page_server import PageRouter, serve_pages
 from workers.hosting.readiness import Readiness
 from workers.hosting.status_page import CachedDocument, StatusDocument, add_status_pages
 from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatus, WebUi
-from workers.pages.texts import render_template
+from workers.pages.html_templates import render_template
 
 _UI = WebUi("http://ui:8233/", "name space")
 _EVIL = "persistent://public/default/%3Cscript%3Ealert(1)%3C%2Fscript%3E"

@@ -20,8 +20,8 @@ from tests.infra.coordination.conftest import ensemble, looker, zookeeper  # noq
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
 from tests.servers import CATALOG_ID, settings_on
-from workers.client import visibility
-from workers.client.connections import connect_client
+from workers.client import workflow_search
+from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_500)]
@@ -42,7 +42,7 @@ def settings(servers: embedded_stack.StackAddresses, ensemble: Ensemble, tmp_pat
 
 
 async def _register(settings: Settings) -> None:
-    await visibility.register_search_attributes(await connect_client(settings))
+    await workflow_search.register_search_attributes(await connect_client(settings))
 
 
 @pytest.fixture

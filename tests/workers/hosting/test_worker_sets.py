@@ -8,9 +8,9 @@ import pytest
 from temporalio import activity, workflow
 
 from workers.assembly.activities import Activities
-from workers.hosting.inputs import COMMAND_BY_WORKFLOW
-from workers.hosting.worker_sets import WORKFLOWS
-from workers.reference.failures import reachable_code
+from workers.hosting.temporal_workers import WORKFLOWS
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW
+from workers.reference.reachable_errors import reachable_code
 
 
 def _name(function: object) -> str | None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from temporalio.common import WorkerDeploymentVersion
 
-from workers import identity
-from workers.identity import code_build_id, own_build
+from workers import build_identity
+from workers.build_identity import code_build_id, own_build
 from workers.settings import Settings
 
 
@@ -29,8 +29,8 @@ def test_build_id_changes_with_any_line_of_code(tmp_path: Path, monkeypatch: pyt
     """And with where it stands; a file that holds no code changes nothing."""
     module = tmp_path / "rooms" / "one.py"
     module.parent.mkdir()
-    monkeypatch.setattr(identity, "_PACKAGES", ("package",))
-    monkeypatch.setattr(identity, "files", lambda _: tmp_path)
+    monkeypatch.setattr(build_identity, "_PACKAGES", ("package",))
+    monkeypatch.setattr(build_identity, "files", lambda _: tmp_path)
 
     def found() -> str:
         code_build_id.cache_clear()

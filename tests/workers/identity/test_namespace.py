@@ -7,8 +7,8 @@ import pytest
 from temporalio.client import Client, ScheduleActionStartWorkflow
 
 from logstore.errors import CatalogMismatch
-from workers import identity
-from workers.client.connections import connect_client
+from workers import catalog_match
+from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -19,11 +19,11 @@ OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-
 @pytest.fixture(autouse=True)
 def _nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shared namespace as one that no catalog has claimed: under another name of the sign."""
-    monkeypatch.setattr(identity, "CATALOG_SCHEDULE", f"sign-{uuid.uuid4().hex}")
+    monkeypatch.setattr(catalog_match, "CATALOG_SCHEDULE", f"sign-{uuid.uuid4().hex}")
 
 
 async def _sign(client: Client) -> tuple[bool, bool, str]:
-    found = await client.get_schedule_handle(identity.CATALOG_SCHEDULE).describe()
+    found = await client.get_schedule_handle(catalog_match.CATALOG_SCHEDULE).describe()
     action = found.schedule.action
     assert isinstance(action, ScheduleActionStartWorkflow)
     return found.schedule.state.paused, bool(found.info.next_action_times), str((await found.memo())["catalog_id"])
@@ -34,12 +34,12 @@ def test_namespace_is_the_first_catalogs_for_ever(settings: Settings) -> None:
 
     async def work() -> None:
         client = await connect_client(settings)
-        assert not await identity.compare_namespace(client, OURS)
+        assert not await catalog_match.compare_namespace(client, OURS)
         for _ in range(2):
-            await identity.require_namespace(client, OURS)
-        assert await identity.compare_namespace(client, OURS)
+            await catalog_match.require_namespace(client, OURS)
+        assert await catalog_match.compare_namespace(client, OURS)
         assert await _sign(client) == (True, False, OURS)
-        for refuses in (identity.require_namespace, identity.compare_namespace):
+        for refuses in (catalog_match.require_namespace, catalog_match.compare_namespace):
             with pytest.raises(CatalogMismatch, match=f"default: expected .*{THEIRS}, found .*{OURS}"):
                 await refuses(client, THEIRS)
 
@@ -51,7 +51,7 @@ def test_two_catalogs_that_claim_at_once_end_with_one(settings: Settings) -> Non
 
     async def work() -> None:
         client = await connect_client(settings)
-        claims = [identity.require_namespace(client, one) for one in (OURS, THEIRS) * 4]
+        claims = [catalog_match.require_namespace(client, one) for one in (OURS, THEIRS) * 4]
         ended = await asyncio.gather(*claims, return_exceptions=True)
         *_, won = await _sign(client)
         assert [error is None for error in ended] == [one == won for one in (OURS, THEIRS) * 4], ended

@@ -6,7 +6,7 @@ import pytest
 
 from infra.stack.embedded_stack import StackAddresses
 from logstore.ownership import check_worker_id
-from workers.operations.stack import _make_worker_id, with_stack_addresses
+from workers.operations.embedded_stack import _make_worker_id, with_stack_addresses
 from workers.settings import Settings
 
 

@@ -35,9 +35,9 @@ from tests.infra.objects.peer import Answer, Request, deleted, fault, listing, s
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
 from workers.operations import record_log_status
-from workers.operations.builds import Deployment
 from workers.operations.record_log_status import find_flush_failure, record_log_row
-from workers.operations.status import _check_ownership, doctor, run_check, status
+from workers.operations.service_checks import _check_ownership, doctor, run_check, status
+from workers.operations.worker_builds import Deployment
 from workers.settings import Settings
 
 
@@ -98,7 +98,7 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
     async def connect(_: Settings) -> object:
         return _remembering(*pollers)
 
-    monkeypatch.setattr("workers.client.connections.connect_client", connect)
+    monkeypatch.setattr("workers.client.temporal_connection.connect_client", connect)
     _record_killed(StackHome.at(tmp_path), "killed")
     assert _worker(settings)["ok"] is False
     assert "none polls" in str(_worker(settings)["detail"])
@@ -126,9 +126,9 @@ def test_doctor_says_that_no_worker_of_a_build_polls_that_gets_new_runs(
         assert (name, dead_identities) == ("store", {"killed"})
         return unserved[build_id]
 
-    monkeypatch.setattr("workers.client.connections.connect_client", connect)
-    monkeypatch.setattr("workers.operations.status.read_deployment", read)
-    monkeypatch.setattr("workers.operations.status.find_unserved_queues", ask)
+    monkeypatch.setattr("workers.client.temporal_connection.connect_client", connect)
+    monkeypatch.setattr("workers.operations.service_checks.read_deployment", read)
+    monkeypatch.setattr("workers.operations.service_checks.find_unserved_queues", ask)
     with record_worker(StackHome.at(tmp_path), "here"):
         _record_killed(StackHome.at(tmp_path), "killed")
         assert _named(settings, "deployment") == {
@@ -163,7 +163,7 @@ def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, m
             get_schedule_handle=lambda _: schedule,
         )
 
-    monkeypatch.setattr("workers.client.connections.connect_client", connect)
+    monkeypatch.setattr("workers.client.temporal_connection.connect_client", connect)
     assert _worker(settings)["detail"] == "cannot be told: temporal: Namespace nope is not found."
     rows = {str(row["name"]): row for row in doctor(settings)}
     assert not rows["search attributes"]["ok"]
@@ -192,7 +192,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
     nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
     found = SimpleNamespace(owner_nodes=lambda: nodes, live_workers=lambda: live, live_sessions=lambda: {7})
-    monkeypatch.setattr("workers.operations.status.open_directory", lambda *_: nullcontext(found))
+    monkeypatch.setattr("workers.operations.service_checks.open_directory", lambda *_: nullcontext(found))
     assert run_check("ownership", _check_ownership, settings) == {
         "name": "ownership",
         "ok": True,

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from tests.workflows.test_malformed import GOOD
-from workers.reference import failures
-from workers.reference.contracts import Contract, _list_id_forms, contracts, jobs, list_fields
+from workers.reference import reachable_errors
+from workers.reference.workflow_contracts import Contract, _list_id_forms, contracts, jobs, list_fields
 from workflows.delayed.values import BuildDelayedIndexInput
 from workflows.deletion.values import DeletionPolicy, TrimTopicInput
 
@@ -111,9 +111,9 @@ class One:
     monkeypatch.setattr("inspect.getsource", lambda _: source)
     monkeypatch.setitem(sys.modules, shared.__name__, shared)
     exec(source, shared.__dict__)  # noqa: S102 - the text above
-    code = failures.reachable_code(shared.One)
-    assert failures.own_failures(code) == {"Used"}
-    assert failures.guard_refusals(code) == set()
+    code = reachable_errors.reachable_code(shared.One)
+    assert reachable_errors.own_failures(code) == {"Used"}
+    assert reachable_errors.guard_refusals(code) == set()
 
 
 def test_calls_are_those_that_a_workflow_answers() -> None:

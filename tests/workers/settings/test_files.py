@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import InvalidInput
-from workers.client.temporal_access import temporal_access
+from workers.client.temporal_credentials import temporal_access
 from workers.settings import Settings, load_settings
-from workers.settings.files import MAX_FILE_BYTES, read_bytes, read_temporal_api_key
+from workers.settings.setting_files import MAX_FILE_BYTES, read_bytes, read_temporal_api_key
 from workers.settings.tls_files import TlsFiles
 
 

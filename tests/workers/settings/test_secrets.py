@@ -9,9 +9,9 @@ from infra.coordination.zookeeper_session import Ensemble
 from infra.stack.stack_home import Credentials
 from logstore.identity.bucket_markers import Role
 from tests.tls import Authority
-from workers.assembly.adapters import native_addresses, store_address
-from workers.client.temporal_access import temporal_access
-from workers.hosting.owning import parse_ensemble
+from workers.assembly.log_store_from_settings import native_addresses, store_address
+from workers.client.temporal_credentials import temporal_access
+from workers.hosting.bundle_ownership import parse_ensemble
 from workers.settings import LoadedSettings, Settings
 
 _CANARY = "canary-5f2a"

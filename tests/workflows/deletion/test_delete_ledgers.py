@@ -30,8 +30,8 @@ from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workers.cli.errors import ExitCode, classify_error
-from workers.client.waiting import result_of
+from workers.cli.exit_codes import ExitCode, classify_error
+from workers.client.wait_for_job import result_of
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy
 

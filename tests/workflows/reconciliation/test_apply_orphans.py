@@ -15,7 +15,7 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
 from workers.client.deletion_batches import DeletionBatches
-from workers.client.waiting import result_of
+from workers.client.wait_for_job import result_of
 from workflows.deletion.values import DeletionPolicy, SetRate
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.values import ApplyOrphansProgress

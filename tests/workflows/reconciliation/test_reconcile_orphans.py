@@ -11,7 +11,7 @@ from logstore.reconciliation.bulk_jobs import BulkJob, CompareSides, ListStorage
 from logstore.reconciliation.findings import FindingKind
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import orphan_ledgers, plan, run_id
-from workers.client.waiting import result_of
+from workers.client.wait_for_job import result_of
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 
 _STEPS = [

@@ -8,12 +8,12 @@ import typer
 from logstore.log.ledgers import Component, CopyKind
 from logstore.positions import LedgerId
 from logstore.records.tombstones import CompoundOperation
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
+from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_deletion, job
-from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, check_names, check_number
-from workers.cli.output import Answer, ConvertedRows, SpooledRows, note
-from workers.pages.texts import select_fields
+from workers.cli.shared_options import DryRun, DurableDelete, Reason, TopicArgument, check_names, check_number
+from workers.pages.value_formats import select_fields
 
 if TYPE_CHECKING:
     from logstore.deletion.intents import BatchCertificate

@@ -7,12 +7,12 @@ import typer
 from logstore.errors import InvalidInput
 from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
 from logstore.reconciliation.findings import FindingKind
-from workers.cli.command import group
-from workers.cli.context import CommandContext
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import group
 from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job
-from workers.cli.options import Master, Reason
-from workers.cli.orphans.runs import make_kind_table
-from workers.cli.output import Answer, note
+from workers.cli.orphans.plan_and_apply import make_kind_table
+from workers.cli.shared_options import Master, Reason
 
 if TYPE_CHECKING:
     from workflows.reconciliation.values import ScrubLedgersResult

@@ -9,12 +9,12 @@ import typer
 
 from logstore.errors import SextonError
 from logstore.validated_names import check_name
-from workers.cli.command import command
-from workers.cli.context import CommandContext
-from workers.cli.errors import ExitCode, Interrupted, classify_error
-from workers.cli.options import TopicArgument, Transaction
-from workers.cli.output import Answer, note
-from workers.cli.progress import ProgressBar, showing_progress
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command
+from workers.cli.exit_codes import ExitCode, Interrupted, classify_error
+from workers.cli.progress_bar import ProgressBar, showing_progress
+from workers.cli.shared_options import TopicArgument, Transaction
 from workers.cli.topic.topics import topic
 
 if TYPE_CHECKING:

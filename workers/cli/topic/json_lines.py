@@ -25,7 +25,7 @@ from typing import IO, NoReturn, TypeVar, cast
 from logstore.atomic_files import open_regular_file
 from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
-from workers.pages.texts import format_time_s
+from workers.pages.value_formats import format_time_s
 from workers.settings import format_duration
 
 MAX_LINE_BYTES = 16 * 1024 * 1024  # inclusive; a line is in memory as a whole

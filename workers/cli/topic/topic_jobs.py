@@ -8,8 +8,9 @@ import typer
 
 from logstore.deletion.intents import DeletionState
 from logstore.positions import LedgerId
-from workers.cli.context import CommandContext
-from workers.cli.errors import ExitCode, get_outcomes_exit_code
+from workers.cli.answer_output import Answer
+from workers.cli.command_context import CommandContext
+from workers.cli.exit_codes import ExitCode, get_outcomes_exit_code
 from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
@@ -20,10 +21,9 @@ from workers.cli.job_commands import (
     job,
     sort_counts,
 )
-from workers.cli.options import DryRun, DurableDelete, Reason, TopicArgument, check_number
-from workers.cli.output import Answer
+from workers.cli.shared_options import DryRun, DurableDelete, Reason, TopicArgument, check_number
 from workers.cli.topic.topics import topic
-from workers.pages.texts import select_fields
+from workers.pages.value_formats import select_fields
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Topic

@@ -12,11 +12,11 @@ from logstore.atomic_files import open_regular_file
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import TopicState
 from logstore.validated_names import TopicName, check_subscription, encode_prefix
-from workers.cli.command import command, group
-from workers.cli.context import CommandContext
-from workers.cli.options import DurableDelete, SubscriptionArgument, TopicArgument, check_number, encode_topic
-from workers.cli.output import Answer, note
-from workers.pages.texts import decode_topic_name, format_time_us, format_value, select_fields
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
+from workers.cli.shared_options import DurableDelete, SubscriptionArgument, TopicArgument, check_number, encode_topic
+from workers.pages.value_formats import decode_topic_name, format_time_us, format_value, select_fields
 
 if TYPE_CHECKING:
     from logstore.cursors.services.subscriptions import Subscription

@@ -14,7 +14,7 @@ from logstore.ports.catalog.rebuilding import AdoptionReport
 from logstore.records.services.adopting import Adopter
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from tests.faults.world import World
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 _SHARDS: Final = 16
 """Of 256: worlds here have fewer ledgers, and their ids begin at 0."""

@@ -36,7 +36,7 @@ from tests.infra.catalog.records.adoption import Losing, LostFile, LostServer
 from tests.migrated import migrated
 from tests.postgres import postgres
 from tests.workers.hosting.losing import phase_two
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 __all__ = ["emptied", "postgres"]
 

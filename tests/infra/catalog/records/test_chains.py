@@ -22,7 +22,7 @@ from tests.faults.world import FOREVER, World
 from tests.infra.catalog.records.chains import Chain
 from tests.migrated import migrated
 from tests.postgres import Postgres, postgres
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 __all__ = ["postgres"]
 

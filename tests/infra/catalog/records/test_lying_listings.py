@@ -14,7 +14,7 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.world import FOREVER
 from tests.infra.catalog.records.adoption import Losing
 from tests.infra.catalog.records.test_adopting import emptied, losing, postgres
-from workers.assembly.log import LogStore
+from workers.assembly.log_store import LogStore
 
 __all__ = ["emptied", "losing", "postgres"]
 

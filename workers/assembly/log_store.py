@@ -1,0 +1,233 @@
+"""Log store of one process, assembled from any catalog and any buckets."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from logstore.cursors.services.cursor_snapshots import CursorLedgers
+from logstore.cursors.services.subscriptions import Subscriptions
+from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.services.building import IndexPublisher
+from logstore.delayed.services.delayed_log import DelayedLog
+from logstore.delayed.services.delivery import Delivery
+from logstore.delayed.services.merging import Merger
+from logstore.delayed.services.sealing import Sealer
+from logstore.delayed.services.snapshots import BucketSnapshots
+from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.log.ledgers import CopyKind
+from logstore.log.services import ManagedLedger, RollPolicy
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.log.services.group_commit import GroupCommitter
+from logstore.log.services.schemas import SchemaRegistry
+from logstore.log.services.segment_sources import TieredSegments
+from logstore.offload.services.tiered_copy_upload import Offloader
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import Catalog
+from logstore.ports.objects import Buckets, OwnedStore, Storages
+from logstore.retrying_clock import Clock
+from logstore.transactions.services.broadcast import Broadcaster
+from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
+from workers.assembly.record_log_services import RecordPolicies, RecordServices, create_record_services
+
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """Options of the log store. The defaults are those of the settings."""
+
+    scratch: Path  # folder in which tiered copies and index buckets are built
+    driver_metadata: Mapping[str, str]  # of new tiered copies: driver, bucket, and perhaps endpoint and region
+    application: str = "sexton"
+    roll: RollPolicy = field(default_factory=RollPolicy)
+    registration_timeout_s: float = 600
+    cursor_inline_bytes: int = 16_384
+    bucket_limits: BucketLimits = field(default_factory=BucketLimits)
+    delivery_tolerance_ms: int = 0  # how early a message may be delivered
+    finished_retention_s: float = 30 * _DAY_S
+    records: RecordPolicies = field(default_factory=RecordPolicies)
+    new_uuid: Callable[[], str] = lambda: str(uuid4())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """Buckets of a log store."""
+
+    primary: OwnedStore
+    tiered: Buckets
+    records: OwnedStore
+    now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
+    replicas: Mapping[str, OwnedStore] = field(default_factory=dict)  # replica buckets by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedServices:
+    """Services of index buckets."""
+
+    snapshots: BucketSnapshots
+    sealer: Sealer
+    merger: Merger
+    publisher: IndexPublisher  # for the results of bulk jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStore:
+    """Log store of one process: the catalog, the buckets, the group committer, and all services."""
+
+    catalog: Catalog
+    objects: OwnedStore  # the primary bucket
+    buckets: Buckets  # tiered buckets by location
+    record_objects: OwnedStore  # the records bucket
+    storages: Storages  # by kind of copy
+    policies: Policies
+    committer: GroupCommitter
+    managed: ManagedLedger
+    subscriptions: Subscriptions
+    schemas: SchemaRegistry
+    offloader: Offloader
+    broadcasts: Broadcaster
+    buffer_snapshots: BufferSnapshots
+    rebuilder: BufferRebuilder
+    delayed: DelayedServices
+    delivery: Delivery
+    records: RecordServices
+    bulk: BulkJobs
+    store_now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
+
+
+@contextmanager
+def assemble(
+    *, catalog: Catalog, stores: Stores, policies: Policies, bulk: BulkJobs, clock: Clock | None = None
+) -> Iterator[LogStore]:
+    """Assemble the services of a log store, which work while the block runs. Only tests pass a `clock`."""
+    ports = _Ports(catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits))
+    contents = ComponentLedgers(
+        components=catalog.components,
+        ledgers=catalog.ledgers,
+        objects=ports.objects,
+        application=policies.application,
+        patience_s=policies.registration_timeout_s,
+        clock=ports.clock,
+    )
+    managed, subscriptions = _create_managed_ledger(ports), _create_subscriptions(ports, contents)
+    buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
+    delayed = _create_delayed(ports, contents)
+    broadcasts = Broadcaster(
+        transactions=catalog.transactions,
+        topics=catalog.topics,
+        managed=managed,
+        epoch=catalog.ledgers.epoch,
+        advance=subscriptions.acknowledge,
+    )
+    with closing(ports.committer), closing(managed), closing(broadcasts):
+        yield LogStore(
+            catalog=catalog,
+            objects=ports.objects,
+            buckets=ports.buckets,
+            record_objects=stores.records,
+            storages={
+                CopyKind.LEDGER.value: PrimaryCopies(ports.objects),
+                CopyKind.OFFLOADED_LEDGER.value: TieredCopies(ports.buckets, now_us=catalog.offloads.now_us),
+            },
+            policies=policies,
+            committer=ports.committer,
+            managed=managed,
+            subscriptions=subscriptions,
+            schemas=SchemaRegistry(schemas=catalog.schemas, contents=contents),
+            offloader=Offloader(
+                offloads=catalog.offloads,
+                ledgers=catalog.ledgers,
+                primary=ports.objects,
+                buckets=ports.buckets,
+                driver_metadata=policies.driver_metadata,
+                folder=policies.scratch,
+                monotonic_s=ports.clock.monotonic_s,
+            ),
+            broadcasts=broadcasts,
+            buffer_snapshots=buffer_snapshots,
+            rebuilder=BufferRebuilder(
+                ledgers=catalog.ledgers,
+                transactions=catalog.transactions,
+                objects=ports.objects,
+                tiered=ports.tiered,
+                snapshots=buffer_snapshots,
+            ),
+            delayed=delayed,
+            delivery=Delivery(
+                index=catalog.delayed,
+                snapshots=delayed.snapshots,
+                managed=managed,
+                subscriptions=subscriptions,
+                transactions=catalog.transactions,
+                clock=ports.clock,
+                tolerance_ms=policies.delivery_tolerance_ms,
+            ),
+            records=create_record_services(
+                catalog,
+                stores.records,
+                policies.records,
+                primary=ports.objects,
+                replicas=stores.replicas,
+                clock=ports.clock,
+                store_now_us=stores.now_us,
+            ),
+            bulk=bulk,
+            store_now_us=stores.now_us,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    catalog: Catalog
+    objects: OwnedStore
+    buckets: Buckets
+    policies: Policies
+    clock: Clock
+    committer: GroupCommitter
+
+    @property
+    def tiered(self) -> TieredSegments:
+        return TieredSegments(offloads=self.catalog.offloads, buckets=self.buckets)
+
+
+def _create_managed_ledger(ports: _Ports) -> ManagedLedger:
+    return ManagedLedger(
+        ledgers=ports.catalog.ledgers,
+        transactions=ports.catalog.transactions,
+        objects=ports.objects,
+        committer=ports.committer,
+        application=ports.policies.application,
+        policy=ports.policies.roll,
+        registration_timeout_s=ports.policies.registration_timeout_s,
+        tiered=ports.tiered,
+        clock=ports.clock,
+    )
+
+
+def _create_subscriptions(ports: _Ports, contents: ComponentLedgers) -> Subscriptions:
+    cursors, inline_bytes = ports.catalog.cursors, ports.policies.cursor_inline_bytes
+    snapshots = CursorLedgers(
+        cursors=cursors, ledgers=ports.catalog.ledgers, contents=contents, inline_bytes=inline_bytes, clock=ports.clock
+    )
+    transactions = ports.catalog.transactions
+    return Subscriptions(cursors=cursors, transactions=transactions, committer=ports.committer, ledgers=snapshots)
+
+
+def _create_delayed(ports: _Ports, contents: ComponentLedgers) -> DelayedServices:
+    index, scratch = ports.catalog.delayed, ports.policies.scratch
+    snapshots = BucketSnapshots(ledgers=ports.catalog.ledgers, contents=contents, objects=ports.objects)
+    sealer = Sealer(
+        index=index,
+        transactions=ports.catalog.transactions,
+        log=DelayedLog(ledgers=ports.catalog.ledgers, objects=ports.objects, tiered=ports.tiered),
+        snapshots=snapshots,
+        limits=ports.policies.bucket_limits,
+        scratch=scratch,
+    )
+    merger = Merger(index=index, snapshots=snapshots, scratch=scratch)
+    publisher = IndexPublisher(index=index, snapshots=snapshots)
+    return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger, publisher=publisher)

@@ -1,0 +1,160 @@
+"""Log store that the settings define: its database, its buckets, and its bulk jobs on Spark."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from infra.catalog import SqlCatalog, open_catalog
+from logstore.delayed.buckets import BucketLimits
+from logstore.identity.bucket_markers import Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.log.services import RollPolicy
+from logstore.offload.tiered_copy import DRIVER, CopyLocation
+from logstore.ports.bulk import BulkJobs
+from logstore.records.services.publishing import require_current
+from workers.assembly.checked_buckets import is_own_stack, own_buckets, primary_bucket
+from workers.assembly.log_store import LogStore, Policies, Stores, assemble
+from workers.assembly.record_log_services import NamedFunctions, RecordPolicies
+from workers.settings import Settings
+
+if TYPE_CHECKING:
+    from spark.runner import Main
+    from spark.sources.objects import NativeAddresses, StoreAddress
+
+
+@contextmanager
+def open_log(settings: Settings) -> Iterator[LogStore]:
+    """Open the log store of the settings while the block runs.
+
+    Raises:
+        CatalogVersionMismatch: The catalog has the version of another build.
+        InvalidInput: The database URL cannot be used.
+        StoreUnavailable: The database does not answer.
+    """
+    timeout_s = settings.registration_timeout
+    with (
+        open_catalog(settings.database_url, registration_timeout_s=timeout_s) as catalog,
+        open_log_over(catalog, settings) as log,
+    ):
+        yield log
+
+
+@contextmanager
+def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
+    """Open the log store with an open catalog. The catalog stays open after the block."""
+    get_bucket = own_buckets(
+        settings,
+        OwnStores(catalog.identities),
+        require_current=lambda: require_current(
+            catalog.records, get_bucket(Role.RECORDS, CopyLocation(settings.records_bucket))
+        ),
+    )
+    with (
+        open_bulk_jobs(settings) as bulk,
+        assemble(
+            catalog=catalog,
+            stores=Stores(
+                primary=get_bucket(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
+                tiered=partial(get_bucket, Role.TIERED),
+                records=get_bucket(Role.RECORDS, CopyLocation(settings.records_bucket)),
+                now_us=make_store_clock(settings),
+                replicas={name: get_bucket(Role.REPLICA, CopyLocation(name)) for name in settings.replicas},
+            ),
+            policies=_policies(settings),
+            bulk=bulk,
+        ) as log,
+    ):
+        yield log
+
+
+def make_store_clock(settings: Settings) -> Callable[[], int]:
+    """Return a function that reads the object store's clock, in microseconds. Its first call connects."""
+    primary = cache(lambda: primary_bucket(settings))
+
+    def now_us() -> int:
+        from infra.objects import read_store_clock_s  # noqa: PLC0415 - start-up time
+
+        return round(read_store_clock_s(primary()) * 1_000_000)
+
+    return now_us
+
+
+def roll_policy(settings: Settings) -> RollPolicy:
+    """Return the limits at which a ledger is closed and the next one begins."""
+    return RollPolicy(
+        max_entries=settings.ledger_max_entries,
+        max_size_bytes=settings.ledger_max_bytes,
+        max_age_s=settings.ledger_max_age,
+    )
+
+
+def _policies(settings: Settings) -> Policies:
+    # A later deletion of the tiered copy uses this metadata, even if the settings have changed.
+    endpoint = "" if is_own_stack(settings) else settings.s3_endpoint
+    location = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": endpoint}
+    return Policies(
+        scratch=settings.home / "tmp",
+        driver_metadata={"driver": DRIVER} | {name: value for name, value in location.items() if value},
+        application=settings.application,
+        roll=roll_policy(settings),
+        registration_timeout_s=settings.registration_timeout,
+        cursor_inline_bytes=settings.cursor_inline_bytes,
+        bucket_limits=BucketLimits(
+            messages=settings.delayed_messages,
+            ledgers=settings.delayed_ledgers,
+            idle_s=settings.delayed_idle,
+            buckets=settings.delayed_buckets,
+        ),
+        delivery_tolerance_ms=settings.delayed_tolerance * 1_000,
+        finished_retention_s=settings.finished_retention,
+        records=RecordPolicies(
+            interval_s=settings.records_interval,
+            cursor_interval_s=settings.records_cursor_interval,
+            clock_bound_s=settings.clock_bound,
+            eligible_age_s=settings.eligible_age,
+            raider_sleep_s=settings.tomb_raider_sleep / 1_000,
+            functions=NamedFunctions(settings.functions),
+        ),
+    )
+
+
+@contextmanager
+def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
+    """Open the bulk jobs of a process while the block runs. Java starts with the first job."""
+    from spark.publication import Publication  # noqa: PLC0415 - start-up time
+    from spark.runner import SparkJobs  # noqa: PLC0415
+    from spark.session import SparkSettings, WarmSession  # noqa: PLC0415
+
+    def mains() -> Mapping[str, "Main"]:
+        from spark.jobs import native_mains, record_mains  # noqa: PLC0415
+
+        records = store_address(settings, Role.RECORDS, settings.records_bucket)
+        return {**native_mains(native_addresses(settings)), **record_mains(records)}
+
+    session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
+    try:
+        yield SparkJobs(session, Publication(Path(settings.bulk_dir)), mains)
+    finally:
+        session.close()
+
+
+def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress":
+    """Return the address by which executors reach a bucket of the configured store."""
+    from spark.sources.objects import StoreAddress  # noqa: PLC0415 - start-up time
+
+    keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
+    return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)
+
+
+def native_addresses(settings: Settings) -> "NativeAddresses":
+    """Return the addresses of the database and the buckets for executors."""
+    from spark.sources.objects import NativeAddresses  # noqa: PLC0415 - start-up time
+
+    return NativeAddresses(
+        database_url=settings.database_url,
+        primary=store_address(settings, Role.PRIMARY, settings.primary_bucket),
+        tiered=(store_address(settings, Role.TIERED, settings.tiered_bucket),),
+        application=settings.application,
+    )

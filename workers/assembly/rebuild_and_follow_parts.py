@@ -1,0 +1,150 @@
+"""Databases that are filled from the record log: a rebuilt catalog, and a replica database.
+
+The catalog is lost or in another database. Its id comes from the marker of the records bucket.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+
+from activities.records.following import RecordFollowing
+from activities.records.rebuilding import LoadedCatalog, Rebuilding
+from infra.catalog import open_catalog
+from infra.catalog.engine.database_connections import mask_passwords
+from infra.catalog.records.rebuild_loading import SqlRebuild
+from infra.catalog.records.replica_database import open_replica
+from logstore.errors import ServiceRefused
+from logstore.identity.bucket_markers import Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.offload.tiered_copy import CopyLocation
+from logstore.ports.catalog.rebuilding import RebuildDatabase
+from logstore.records.services.adopting import Adopter
+from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.flushing import Flusher
+from logstore.records.services.following import Follower, FollowSettings
+from logstore.records.services.record_log import RecordLog
+from workers.assembly.checked_buckets import open_marked_catalog, own_buckets
+from workers.assembly.log_store_from_settings import make_store_clock, open_bulk_jobs
+from workers.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildParts:
+    """Parts of a command that rebuilds a catalog."""
+
+    catalog_id: str
+    start: ColdStart
+    database: RebuildDatabase
+    activities: Rebuilding
+
+
+@contextmanager
+def open_rebuild(
+    settings: Settings, buckets: Sequence[tuple[Role, str]], *, require_no_workers: Callable[[], None] | None
+) -> Iterator[RebuildParts]:
+    """Open a rebuild into `database_url` of the settings.
+
+    `buckets` are the buckets of the settings with their roles. `require_no_workers` raises an error while a worker of
+    the old catalog lives. `None` skips this check.
+    """
+    lost, get_bucket = open_marked_catalog(settings)
+    log = RecordLog(lost.own(*get_bucket(Role.RECORDS, settings.records_bucket)))
+    start = ColdStart(log)
+    database = SqlRebuild(settings.database_url)
+
+    def list_marked() -> Sequence[tuple[Role, str]]:
+        marked = []
+        for bucket, store in [get_bucket(role, name) for role, name in buckets]:
+            try:
+                if lost.has_marker(bucket, store):
+                    marked.append((bucket.role, bucket.bucket))
+            except ServiceRefused:
+                if bucket.role in {Role.PRIMARY, Role.RECORDS}:  # other buckets are compared at their first use
+                    raise
+        return marked
+
+    with open_bulk_jobs(settings) as bulk, ExitStack() as stack:
+        activities = Rebuilding(
+            bulk=bulk,
+            database=database,
+            start=start,
+            markers=list_marked,
+            open_loaded=_call_once(partial(_open_loaded, settings, log, stack)),
+            require_no_workers=require_no_workers,
+        )
+        yield RebuildParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
+
+
+def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalog:
+    catalog = stack.enter_context(
+        open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
+    )
+    get_bucket = own_buckets(settings, OwnStores(catalog.identities))
+    adopter = Adopter(
+        adoption=catalog.adoption,
+        objects=get_bucket(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
+        buckets=partial(get_bucket, Role.TIERED),
+        application=settings.application,
+    )
+    flusher = Flusher(
+        catalog.records,
+        log,
+        clock_bound_s=settings.clock_bound,
+        cursor_interval_s=settings.records_cursor_interval,
+    )
+    return LoadedCatalog(catalog.records, adopter, flusher)
+
+
+def _call_once(open_loaded: Callable[[], LoadedCatalog]) -> Callable[[], LoadedCatalog]:
+    """Return a thread-safe function that calls `open_loaded` until one call succeeds, and then returns its result."""
+    lock, results = Lock(), list[LoadedCatalog]()
+
+    def get() -> LoadedCatalog:
+        with lock:
+            if not results:
+                results.append(open_loaded())
+            return results[0]
+
+    return get
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowParts:
+    """Parts of a command that follows the record log."""
+
+    catalog_id: str
+    replica: str  # prefix of the replica's names
+    activities: RecordFollowing
+    require: Callable[[], None]  # checks the bucket and the database
+
+
+@contextmanager
+def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
+    """Open the replica database in `database_url`. It follows `bucket`: the records bucket or a replica bucket."""
+    catalog, get_bucket = open_marked_catalog(settings)
+    source = RecordLog(catalog.own(*get_bucket(Role.RECORDS, settings.records_bucket)))
+    copied = bucket != settings.records_bucket
+    followed = RecordLog(catalog.own(*get_bucket(Role.REPLICA, bucket))) if copied else source
+    url = mask_passwords(settings.database_url)  # so that the replica keeps its name when the password changes
+    follow = FollowSettings(
+        replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",
+        bucket=bucket,
+        follows_replica_bucket=copied,
+        eligible_age_s=settings.eligible_age,
+    )
+    with open_replica(settings.database_url) as database:
+        follower = Follower(
+            follow, source=source, followed=followed, database=database, store_now_us=make_store_clock(settings)
+        )
+        activities = RecordFollowing(follower, interval_s=settings.records_interval)
+
+        def require() -> None:
+            followed.require()
+            database.applied_manifest()
+
+        yield FollowParts(
+            catalog_id=catalog.catalog_id(), replica=follow.replica, activities=activities, require=require
+        )

@@ -1,0 +1,151 @@
+"""Checks that buckets and the Temporal namespace belong to the catalog.
+
+A paused schedule marks the catalog of a Temporal namespace. Its memo has the catalog's id. One atomic call creates it.
+Any client may create it, even in Temporal Cloud, where clients cannot change the namespace itself.
+"""
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from temporalio.client import (
+    Client,
+    Schedule,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleSpec,
+    ScheduleState,
+)
+from temporalio.converter import PayloadConverter
+from temporalio.service import RPCError, RPCStatusCode
+
+from infra.catalog import Database, SqlCatalog
+from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
+from logstore.identity.bucket_markers import MarkerState, Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.offload.tiered_copy import CopyLocation
+from logstore.ports.catalog import Identities
+from logstore.ports.objects import Buckets, OwnedStore
+from logstore.records.services.publishing import require_current
+from workers.assembly.checked_buckets import own_buckets_by_name
+from workers.settings import Settings
+
+CATALOG_SCHEDULE: Final = "sexton-catalog"
+_CATALOG: Final = "catalog_id"
+
+_log = logging.getLogger(__name__)
+
+
+async def require_namespace(client: Client, catalog_id: str) -> None:
+    """Mark the namespace as this catalog's if it has no mark. Idempotent."""
+    if await compare_namespace(client, catalog_id):
+        return
+    try:
+        # Not encrypted: the id is no secret, and must stay readable when today's keys are gone.
+        (plain,) = PayloadConverter.default.to_payloads([catalog_id])
+        await client.create_schedule(CATALOG_SCHEDULE, _make_mark(catalog_id), memo={_CATALOG: plain})
+    except ScheduleAlreadyRunningError:  # another process was faster
+        await compare_namespace(client, catalog_id)
+
+
+async def compare_namespace(client: Client, catalog_id: str) -> bool:
+    """Return whether the namespace has this catalog's mark. Raise `CatalogMismatch` for another catalog's mark."""
+    try:
+        memo_id = (await (await client.get_schedule_handle(CATALOG_SCHEDULE).describe()).memo()).get(_CATALOG)
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    if memo_id != catalog_id:
+        raise CatalogMismatch(
+            f"temporal namespace {client.namespace}",
+            expected=f"that of catalog {catalog_id}",
+            found=f"that of catalog {memo_id}",
+            advice=f"give each catalog a namespace of its own; schedule {CATALOG_SCHEDULE} says whose this one is",
+        )
+    return True
+
+
+def _make_mark(catalog_id: str) -> Schedule:
+    """Return a paused schedule. No worker polls its queue, so a run that a user triggers times out."""
+    return Schedule(
+        action=ScheduleActionStartWorkflow(
+            CATALOG_SCHEDULE, id=CATALOG_SCHEDULE, task_queue=CATALOG_SCHEDULE, execution_timeout=timedelta(seconds=1)
+        ),
+        spec=ScheduleSpec(),
+        state=ScheduleState(paused=True, note=f"never runs: it says that this namespace serves catalog {catalog_id}"),
+    )
+
+
+def list_buckets(settings: Settings) -> tuple[tuple[Role, str], ...]:
+    """Return role and name of each bucket in the settings."""
+    return (
+        (Role.PRIMARY, settings.primary_bucket),
+        (Role.TIERED, settings.tiered_bucket),
+        (Role.RECORDS, settings.records_bucket),
+        *((Role.REPLICA, bucket) for bucket in settings.replicas),
+    )
+
+
+def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
+    """Mark each unmarked bucket as the catalog's, if its store answers. Return a phrase about each bucket."""
+    get_bucket = own_buckets_by_name(settings, OwnStores(SqlCatalog(database).identities))
+    error_by_bucket = {
+        bucket: _try_to_compare(get_bucket(role, bucket).require) for role, bucket in list_buckets(settings)
+    }
+    return {bucket: f"not marked yet: {error}" if error else "marked" for bucket, error in error_by_bucket.items()}
+
+
+def _try_to_compare(compare: Callable[[], object]) -> SextonError | None:
+    try:
+        compare()
+    except (CatalogMismatch, CatalogOutdated):
+        raise
+    except SextonError as error:
+        return error
+    return None
+
+
+def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -> None:
+    """Compare the primary and tiered buckets with the catalog when a process starts.
+
+    A bucket that cannot be compared now is compared at its first use.
+
+    Raises:
+        CatalogMismatch: A bucket belongs to another catalog.
+        CatalogOutdated: The database is older than its record log.
+        ServiceRefused: The store refuses the primary bucket: it is missing, or permissions or keys are wrong.
+    """
+    for store in (objects, buckets(CopyLocation(settings.tiered_bucket))):
+        error = _try_to_compare(store.require)
+        if store is objects and isinstance(error, ServiceRefused) and not error.may_pass:
+            raise error
+        if error:
+            _log.warning("a bucket is compared with the catalog at its first use: %s", error)
+
+
+def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> None:
+    """Compare the catalog with the newest manifest of its record log. Skip a bucket without a mark.
+
+    Raises:
+        CatalogOutdated: The database is older than its record log.
+        CatalogMismatch: The bucket belongs to another catalog.
+        StoreUnavailable, ServiceRefused: The store does not answer or refuses.
+    """
+    get_bucket = own_buckets_by_name(settings, OwnStores(catalog.identities), hasty=True)
+    records = get_bucket(Role.RECORDS, settings.records_bucket)
+    if records.check() is MarkerState.OURS:
+        require_current(catalog.records, records)
+
+
+def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
+    """Raise `CatalogMismatch` if the primary bucket is another catalog's, or if this catalog has marked another bucket.
+
+    A store that does not answer or refuses is accepted, because jobs wait for it.
+    """
+    if not settings.has_object_store:
+        return
+    store = own_buckets_by_name(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
+    if error := _try_to_compare(store.check):
+        _log.info("the primary bucket is left to the workers: %s", error)

@@ -1,0 +1,216 @@
+"""Resources of one command: settings, the catalog, the log and Temporal's client. Each is opened at its first use."""
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from logstore.errors import SextonError
+from logstore.validated_names import TopicName, check_name
+from workers.hosting.request_subject import ERROR_TYPE, EXIT_CODE, AttributeValue, command_attributes, format_span_error
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from infra.catalog import SqlCatalog
+    from logstore.ports.catalog import Topic
+    from workers.assembly.log_store import LogStore
+    from workers.cli.exit_codes import Failure
+    from workers.client import Sexton
+    from workers.settings import LoadedSettings, Settings
+
+Say = Callable[[str], None]
+_Result = TypeVar("_Result")
+_FLUSH_TIMEOUT_S = 2.0  # a person must not wait long for a dead collector
+
+
+def _import_on_call(module: str, name: str) -> Callable[..., Any]:
+    def call(*arguments: object, **options: object) -> object:
+        return getattr(import_module(module), name)(*arguments, **options)
+
+    return staticmethod(call)
+
+
+class CommandSpan:
+    """Span of a command. The creator ends the span."""
+
+    def __init__(self, span: "Span") -> None:
+        self._span = span
+
+    @property
+    def trace_id(self) -> str:
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def set_result(self, code: int, facts: "Mapping[str, AttributeValue]", failure: "Failure | None") -> None:
+        self._span.set_attributes({**facts, EXIT_CODE: code})
+        if failure is not None:
+            from opentelemetry.trace import StatusCode  # noqa: PLC0415 - loaded already
+
+            self._span.set_attribute(ERROR_TYPE, failure.type)
+            self._span.set_status(StatusCode.ERROR, format_span_error(failure.type, failure.message))
+
+
+class Services:
+    """Functions by which commands open everything outside `workers.cli`. Tests replace them.
+
+    Imports are inside the functions, so that `sexton --help` loads no vendor SDK.
+    """
+
+    def load(self, flags: Mapping[str, object]) -> "LoadedSettings":
+        """Read all settings. Only this function reads the process's environment and working directory."""
+        from workers.settings import load_settings  # noqa: PLC0415
+
+        return load_settings(flags, os.environ, Path.cwd())
+
+    def open_catalog(self, settings: "Settings") -> AbstractContextManager["SqlCatalog"]:
+        from infra.catalog import open_catalog  # noqa: PLC0415
+
+        return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
+
+    @contextmanager
+    def tracing(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandSpan"]:
+        from opentelemetry import trace  # noqa: PLC0415
+
+        from infra.telemetry.span_files import prune_span_files_hourly  # noqa: PLC0415
+        from infra.telemetry.tracing import start_tracing  # noqa: PLC0415
+
+        tracing = start_tracing("sexton", traces_dir=settings.traces_dir)
+        span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)
+        try:
+            with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+                yield CommandSpan(span)
+        finally:
+            tracing.flush(timeout_s=_FLUSH_TIMEOUT_S)
+            prune_span_files_hourly(
+                settings.traces_dir, older_than_s=settings.trace_retention, max_bytes=settings.trace_max_bytes
+            )
+
+    def find_collector(self) -> str | None:
+        from infra.telemetry import find_collector_url  # noqa: PLC0415
+
+        return find_collector_url(os.environ)
+
+    async def connect(self, settings: "Settings", catalog: "Callable[[], SqlCatalog]") -> "Sexton":
+        from workers.client import Sexton  # noqa: PLC0415
+
+        return await Sexton.connect(settings, catalog)
+
+    open_log = _import_on_call("workers.assembly.log_store_from_settings", "open_log_over")
+    apply_preview = _import_on_call("workers.assembly.activities", "create_apply_preview")
+    roll_policy = _import_on_call("workers.assembly.log_store_from_settings", "roll_policy")
+    open_directory = _import_on_call("workers.operations.bundle_owners", "open_directory")
+    upgrade = _import_on_call("workers.operations.embedded_stack", "upgrade_catalog")
+    up = _import_on_call("workers.operations.embedded_stack", "up")
+    down = _import_on_call("workers.operations.embedded_stack", "down")
+    status = _import_on_call("workers.operations.service_checks", "status")
+    doctor = _import_on_call("workers.operations.service_checks", "doctor")
+    demo = _import_on_call("workers.demo", "run_demo")
+    rebuild = _import_on_call("workers.hosting.rebuild_and_follow", "rebuild_catalog")
+    abandon_rebuild = _import_on_call("workers.hosting.rebuild_and_follow", "abandon_rebuild")
+    replay = _import_on_call("workers.hosting.history_replay", "replay")
+    follow = _import_on_call("workers.hosting.rebuild_and_follow", "follow_records")
+    run_worker = _import_on_call("workers.hosting.worker_process", "run_worker")
+
+
+class CommandContext:
+    """Settings and open resources of one command, which are closed when the command ends."""
+
+    def __init__(
+        self, services: Services, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
+    ) -> None:
+        self.services = services
+        self._command = command
+        self.as_json = as_json
+        self.wide = wide
+        self._flags = flags
+        self._opened = ExitStack()
+        self._began_ns = time.time_ns()
+        self._span: CommandSpan | None = None
+
+    @cached_property
+    def loaded_settings(self) -> "LoadedSettings":
+        return self.services.load(self._flags)
+
+    @property
+    def settings(self) -> "Settings":
+        return self.loaded_settings.settings
+
+    @cached_property
+    def catalog(self) -> "SqlCatalog":
+        self.require_store()
+        self._open_span()
+        return self._shared_catalog
+
+    @cached_property
+    def _shared_catalog(self) -> "SqlCatalog":
+        """Catalog of the command and of its client. The client needs no configured store."""
+        return self._opened.enter_context(self.services.open_catalog(self.settings))
+
+    @cached_property
+    def log(self) -> "LogStore":
+        log: LogStore = self._opened.enter_context(self.services.open_log(self.catalog, self.settings))
+        return log
+
+    def require_store(self) -> None:
+        """Raise `ServiceFailed` unless a log store is configured: a stack in the home, or a database.
+
+        A configured database without an S3 address uses a bucket at AWS.
+        """
+        if not self.settings.has_object_store:
+            self.settings.require("s3_endpoint")
+
+    def _open_span(self) -> "CommandSpan":
+        if self._span is None:
+            tracing = self.services.tracing(self.settings, self._command, self._began_ns)
+            self._span = self._opened.enter_context(tracing)
+        return self._span
+
+    def end_span(self, code: int, arguments: Mapping[str, object], failure: "Failure | None" = None) -> str | None:
+        """Record the end of the command in its span. Return the trace's id, or `None` without a trace.
+
+        A failed command without a trace gets a trace now, if its home exists.
+        """
+        if self._span is None and not (code and self._has_home()):
+            return None
+        span = self._open_span()
+        span.set_result(code, command_attributes(self._command, arguments), failure)
+        return span.trace_id
+
+    def _has_home(self) -> bool:
+        try:
+            return self.settings.home.is_dir()
+        except SextonError:  # the settings themselves are invalid
+            return False
+
+    @property
+    def actor(self) -> str:
+        """User of this process, for the audit log. A name that is not printable raises `InvalidInput`."""
+        import getpass  # noqa: PLC0415 - start-up time
+
+        try:
+            name = getpass.getuser()
+        except (OSError, KeyError):  # a user id without a name, as in many containers
+            name = f"uid {os.getuid()}"
+        return check_name("actor", name)
+
+    def get_topic(self, name: str) -> "Topic":
+        return self.catalog.topics.get(TopicName.parse_existing(name).encoded)
+
+    def with_client(self, use_client: Callable[["Sexton"], Awaitable[_Result]]) -> _Result:
+        """Connect to Temporal and run a coroutine with the client."""
+        self.settings.require("temporal_address")
+        self._open_span()
+
+        import asyncio  # noqa: PLC0415 - start-up time
+
+        async def connect_and_use() -> _Result:
+            return await use_client(await self.services.connect(self.settings, lambda: self._shared_catalog))
+
+        return asyncio.run(connect_and_use())
+
+    def close(self) -> None:
+        self._opened.close()

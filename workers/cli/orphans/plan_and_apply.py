@@ -1,0 +1,269 @@
+"""`orphans plan` and `orphans apply`: compare storage with the catalog, and remove orphans or preview their removal."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.findings import FindingKind
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import group
+from workers.cli.exit_codes import ExitCode
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial, job, sort_counts
+from workers.cli.progress_bar import showing_progress
+from workers.cli.shared_options import DryRun, Master, Reason, make_share_parser
+from workers.pages.value_formats import format_time_s
+from workers.settings import parse_duration
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import Reconciliation, ReconciliationRun
+    from workflows.reconciliation.values import ApplyOrphansResult, ReconcileOrphansResult
+
+
+orphans = group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
+
+_MAX_PATH_CHARS = 900  # of a relative path; the absolute path must fit into a job's input
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+def check_run_id(run_id: str) -> str:
+    """Return the plan's run id if it has the right form."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise InvalidInput("run id", expected="that of a plan, as `orphans list` shows it", found=run_id)
+    return run_id
+
+
+OlderThan = Annotated[str, typer.Option("--older-than", metavar="AGE", help="Leave out what is younger; 1h or more.")]
+UnsafeAge = Annotated[
+    bool, typer.Option("--unsafe-age", help="Allow an age below 1h. Only if no process writes or offloads meanwhile.")
+]
+Inventory = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inventory",
+        metavar="PATH",
+        help="The manifest.json of an S3 Inventory, a file that the workers can read: it stands in for listing its"
+        " bucket. Repeatable.",
+    ),
+]
+RunId = Annotated[
+    str, typer.Argument(metavar="RUN_ID", callback=check_run_id, help="Of a plan, as `orphans list` shows it.")
+]
+PLAN = "plan-8c1d5f0e9a3b"  # id in examples
+
+
+@job(orphans, "plan", "", "--older-than 3d --json", "--inventory /srv/inventories/2026-11-20/manifest.json --no-wait")
+def plan(
+    context: CommandContext,
+    *,
+    older_than: OlderThan = "24h",
+    unsafe_age: UnsafeAge = False,
+    inventory: Inventory = None,
+    master: Master = None,
+) -> JobOrAnswer:
+    """Compare what storage holds with what the catalog says. Changes neither; `orphans apply` does."""
+    age_s = parse_duration(older_than, "older-than")
+    plausibility_guards.check_age(age_s, unsafe=unsafe_age)
+    context.require_store()
+    inventories = [_to_absolute_path(path) for path in inventory or ()]
+
+    return CommandLineJob(
+        lambda client: client.plan_orphans(
+            older_than_s=age_s,
+            unsafe_age=unsafe_age,
+            inventories=inventories,
+            master=master or "",
+            actor=context.actor,
+        ),
+        "planning",
+        _answer_plan,
+        answer_started=_answer_started,
+    )
+
+
+def _answer_started(run: Mapping[str, object]) -> Answer:
+    """Answer with the ids of a started run. People see the plan's run id apart from Temporal's run id."""
+    plan_id = str(run["workflow_id"]).partition("/")[2]
+    note(f"once it has ended: sexton orphans report {plan_id}")
+    display = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
+    return Answer(document={**run, "plan": plan_id}, display=display)
+
+
+def _to_absolute_path(path: str) -> str:
+    """Return an absolute path, because workers have another working directory. Refuse a URL."""
+    if "://" in path:
+        expected = "the path of a manifest.json that the workers can read, its data files beside it, and no URL"
+        raise InvalidInput("inventory", expected=expected, found=path)
+    if (
+        not 0 < len(path.strip()) <= _MAX_PATH_CHARS
+        or not path.isprintable()
+        or Path(path).name in {"", "."}
+        or path.endswith(("/", ".."))
+    ):
+        raise InvalidInput("inventory", expected="the path of a manifest, in a folder that workers see", found=path)
+    return str(Path(path).absolute())
+
+
+def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
+    plan_result = result.found
+    assert plan_result is not None, "a refusal was raised"
+    counts = {kind.value: int(plan_result.findings.get(kind.value, 0)) for kind in FindingKind}
+    sizes = {kind.value: int(plan_result.size_bytes.get(kind.value, 0)) for kind in FindingKind}
+    for sentence in plan_result.left_out:
+        note(f"not compared: {sentence}")
+    if counts[FindingKind.MISSING_DATA.value]:
+        note(f"data is missing: sexton orphans report {result.run_id} --kind {FindingKind.MISSING_DATA.value}")
+    note(f"look at it: sexton orphans report {result.run_id}")
+    document: dict[str, object] = {
+        "run_id": result.run_id,
+        "findings": counts,
+        "bytes": sizes,
+        "report": plan_result.report,
+        "ledgers": plan_result.ledgers,
+        "young_ledgers": plan_result.young,
+        "before": format_time_s(plan_result.before_us),
+        "rows_before": format_time_s(plan_result.rows_before_us),
+        "left_out": list(plan_result.left_out),
+        "workflow_id": workflow_id,
+    }
+    since = format_time_s(plan_result.rows_before_us)
+    display = {
+        "plan": result.run_id,
+        "ledgers of the catalog": plan_result.ledgers,
+        "too young to be judged": f"{plan_result.young:,} of them, created since {since}"
+        if plan_result.young
+        else "none of them",
+        "objects judged": f"those written before {format_time_s(plan_result.before_us)}",
+    }
+    return Answer(document=document, display=display, sections=[make_kind_table(counts, sizes)])
+
+
+def make_kind_table(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
+    """Return a table with a row for each kind that has findings."""
+    rows = [{"kind": name, "findings": count, "bytes": sizes[name]} for name, count in counts.items() if count]
+    return Answer(document=rows, title="findings", empty="nothing found")
+
+
+MaxShare = Annotated[
+    float,
+    typer.Option(
+        "--max-orphan-share",
+        metavar="SHARE",
+        parser=make_share_parser("max-orphan-share"),
+        help="Refuse if more than this share of all ledgers would go; 0 to 1.",
+    ),
+]
+
+
+@job(
+    orphans,
+    "apply",
+    f"{PLAN} --dry-run",
+    f'{PLAN} --reason "first clean-up"',
+    f"{PLAN} --max-orphan-share 0.2 --no-wait --json",
+)
+def apply(
+    context: CommandContext,
+    run_id: RunId,
+    *,
+    max_orphan_share: MaxShare = plausibility_guards.MAX_ORPHAN_SHARE,
+    reason: Reason = "",
+    dry_run: DryRun = False,
+) -> JobOrAnswer:
+    """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
+    plan_run = context.catalog.reconciliation.run(run_id)
+    if dry_run:
+        return _answer_preview(context, plan_run, max_orphan_share)
+    applied_at = _applied_at(context.catalog.reconciliation, run_id)
+    if applied_at:
+        note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what exists now")
+
+    return CommandLineJob(
+        lambda client: client.apply_orphans(
+            run_id, max_orphan_share=max_orphan_share, reason=reason, actor=context.actor
+        ),
+        "applying",
+        partial(_answer_apply, is_repeated=bool(applied_at)),
+        answer_started=_answer_started,
+    )
+
+
+def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
+    """Answer with the counts of an apply at this moment, even if a guard would refuse the apply."""
+    from logstore.reconciliation.services.run_checks import finished_plan  # noqa: PLC0415 - start-up time
+
+    plan, applied_at = finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
+    applied, sizes, skipped = dict.fromkeys(_REMOVABLE_KINDS, 0), dict.fromkeys(_REMOVABLE_KINDS, 0), dict[str, int]()
+    if applied_at:
+        note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")
+    else:
+        with showing_progress(f"looking at the findings of {run.run_id}") as bar:
+            result = context.services.apply_preview(context.log).preview(
+                run.run_id, lambda done, pages: bar.update(f"looking at page {done + 1} of {pages}", done, pages)
+            )
+        applied |= sort_counts(result.counts.applied)
+        sizes |= sort_counts(result.size_bytes)
+        skipped = sort_counts(result.counts.skipped)
+    document: dict[str, object] = {
+        "dry_run": True,
+        "run_id": run.run_id,
+        "applied": applied,
+        "bytes": sizes,
+        "skipped": skipped,
+        "upper_bound": False,
+    }
+    reasons = [{"reason": reason, "findings": findings} for reason, findings in skipped.items()]
+    answer = Answer(
+        document=document,
+        display={"plan": run.run_id},
+        sections=[
+            replace(make_kind_table(applied, sizes), title="would be applied", empty="nothing"),
+            Answer(document=reasons, title="would be kept", empty="nothing"),
+        ],
+    )
+    try:
+        if not applied_at:
+            plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, max_orphan_share)
+    except PreconditionFailed as refused:
+        note(f"it would be refused: {refused}")
+        error = {"type": type(refused).__name__, "message": str(refused)}
+        return replace(answer, document={**document, "error": error}, code=ExitCode.REFUSED)
+    return answer
+
+
+_REMOVABLE_KINDS = [kind.value for kind in FindingKind if kind.is_removable]
+
+
+def _applied_at(runs: "Reconciliation", run_id: str) -> str | None:
+    from logstore.reconciliation.services.run_checks import find_apply  # noqa: PLC0415 - start-up time
+
+    apply_run = find_apply(runs, run_id)
+    return None if apply_run is None or apply_run.finished_us is None else format_time_s(apply_run.finished_us)
+
+
+def _answer_apply(workflow_id: str, result: "ApplyOrphansResult", *, is_repeated: bool) -> Answer:
+    counts = result.done
+    document: dict[str, object] = {
+        "run_id": result.run_id,
+        "already_applied": is_repeated,
+        "applied": sort_counts(counts.applied),
+        "skipped": sort_counts(counts.skipped),
+        "failed": int(counts.failed),
+        "objects": int(counts.objects),
+        "bytes": int(counts.size_bytes),
+        "workflow_id": workflow_id,
+    }
+    note(f"what became of each: sexton orphans report {result.run_id}")
+    if not counts.failed:
+        rest = {name: value for name, value in document.items() if name != "run_id"}
+        return Answer(document=document, display={"plan": result.run_id, **rest})
+    note("dead letters: sexton deletion list --state DEAD_LETTERED")
+    failed = [{"id": int(number), "error": error} for number, error in counts.failures.items()]
+    return answer_partial({**document, "failed_count": int(counts.failed)}, failed)

@@ -1,0 +1,202 @@
+"""Report of a finished plan: findings with their fates, as rows or as one HTML file.
+
+The file has charts as inline SVG and a table of the first findings. It needs no other file and no script. Findings are
+read once for the charts and once for the table. Only one page of findings is in memory.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from logstore.reconciliation.findings import FindingKind
+from workers.cli.result_files import write_result_file
+from workers.pages.html_templates import stream_template
+from workers.pages.value_formats import decode_topic_name, format_time_s, select_fields
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import ReconciliationRun
+    from logstore.reconciliation.finding_files import AppliedFinding, FindingFiles
+    from logstore.reconciliation.findings import Finding, PlanResult
+
+_URGENT_KINDS: Final = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA, FindingKind.MISMATCH)
+_TOPICS_IN_CHART: Final = 20
+_MAX_COUNTED_TOPICS: Final = 10_000  # above this number, the smaller half is dropped
+_DAY_US: Final = 86_400_000_000
+_AGE_GROUPS: Final = (  # name and days
+    ("under a week", 7),
+    ("a week to a month", 30),
+    ("1 to 3 months", 91),
+    ("3 to 12 months", 365),
+)
+_OLDER: Final = "over a year"
+_UNKNOWN: Final = "unknown"
+_COLUMNS: Final = ("id", "kind", "topic", "ledger_id", "where", "objects", "size_bytes", "newest", "detail")
+_FATE_COLUMNS: Final = ("what became of it",)
+_FIELDS_BY_COLUMN: Final = {
+    "where": ("bucket", "key"),
+    "what became of it": ("fate", "reason"),
+}  # fields that share a cell, so that a row fits a screen
+_MAX_BAR_NAME_CHARS: Final = 34  # the tooltip has the whole name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """Finished plan or scrub, with the fates of its findings."""
+
+    plan: "ReconciliationRun"
+    result: "PlanResult"
+    files: "FindingFiles"
+    applied: "ReconciliationRun | None"  # the plan's apply, or None
+
+    def rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
+        """Yield findings with their fates: first corrupt, missing and mismatched data, then the rest, by number."""
+        other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
+        passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
+        for kinds in passes if kind is None else [frozenset({kind})]:
+            if any(self.result.findings.get(one.value) for one in kinds):
+                yield from self._rows_of_kinds(kinds)
+
+    def _rows_of_kinds(self, kinds: frozenset[FindingKind]) -> Iterator[dict[str, object]]:
+        for page in range(self.files.pages):
+            fates = self._read_fates(page)
+            for number, finding in self.files.page(page).items():
+                if finding.kind in kinds:
+                    yield _to_row(number, finding, fates.get(number))
+
+    def summary(self) -> dict[str, str]:
+        counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *FindingKind)]
+        findings = ", ".join(f"{rows:,} {name}" for name, rows in dict(counts).items() if rows)
+        young = f", {self.result.young:,} of them too young to be judged" if self.result.young else ""
+        return {
+            "plan": self.plan.run_id,
+            "made": _describe_run(self.plan),
+            "ledgers": f"{self.result.ledgers:,}{young}",
+            "objects": f"written before {format_time_s(self.result.before_us)}",
+            "findings": findings or "none",
+            "applied": "not yet" if self.applied is None else _describe_run(self.applied),
+        }
+
+    def _read_fates(self, page: int) -> "dict[int, AppliedFinding]":
+        from logstore.reconciliation.finding_files import FateFiles  # noqa: PLC0415 - start-up time
+
+        folder = None if self.applied is None else Path(self.applied.summary["folder"]) / "fates"
+        return (FateFiles(folder).page(page) or {}) if folder else {}
+
+
+def _describe_run(run: "ReconciliationRun") -> str:
+    reason = f" ({run.summary['reason']})" if run.summary["reason"] else ""
+    time = "not finished" if run.finished_us is None else format_time_s(run.finished_us)
+    return f"{time}, by {run.summary['actor']}{reason}"
+
+
+def _to_row(number: int, finding: "Finding", applied: "AppliedFinding | None") -> dict[str, object]:
+    return {
+        "id": number,
+        "kind": finding.kind.value,
+        "topic": decode_topic_name(finding.topic) if finding.topic else "",
+        "ledger_id": None if finding.ledger_id is None else int(finding.ledger_id),
+        **select_fields(finding, "copy bucket key uuid row_id objects size_bytes"),
+        "newest": None if finding.newest_us is None else format_time_s(finding.newest_us),
+        "statement": dict(finding.statement),
+        "detail": finding.detail,
+        "fate": applied.fate.value if applied else None,
+        "reason": applied.reason if applied else None,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    name: str
+    value: int  # 0 or more
+    label: str  # the value with its unit
+    is_alarming: bool = False
+
+    @property
+    def short_name(self) -> str:
+        """End of a long name, because the end says more than the beginning."""
+        return self.name if len(self.name) <= _MAX_BAR_NAME_CHARS else f"…{self.name[1 - _MAX_BAR_NAME_CHARS :]}"
+
+
+@dataclass(slots=True)
+class _Sums:
+    kinds: Counter[FindingKind] = field(default_factory=Counter)
+    topics: Counter[str] = field(default_factory=Counter)  # bytes
+    ages: Counter[str] = field(default_factory=Counter)
+    has_dropped_topics: bool = False
+
+    def add(self, finding: "Finding", before_us: int) -> None:
+        self.kinds[finding.kind] += 1
+        self.ages[_age_group(finding.newest_us, before_us)] += 1
+        if finding.size_bytes and finding.kind is not FindingKind.MISSING_DATA:  # missing data has no bytes in storage
+            self.topics[finding.topic] += finding.size_bytes
+            if len(self.topics) > _MAX_COUNTED_TOPICS:
+                self.topics = Counter(dict(self.topics.most_common(_MAX_COUNTED_TOPICS // 2)))
+                self.has_dropped_topics = True
+
+    def charts(self, kind: FindingKind | None) -> dict[str, list[_Bar]]:
+        kinds = [
+            _Bar(each.value, self.kinds[each], f"{self.kinds[each]:,}", each is FindingKind.MISSING_DATA)
+            for each in (FindingKind if kind is None else [kind])
+        ]
+        topics = [
+            _Bar(decode_topic_name(name) or "of no known topic", size, _format_size(size))
+            for name, size in self.topics.most_common(_TOPICS_IN_CHART)
+        ]
+        about = ", about: there are very many topics" if self.has_dropped_topics else ""
+        ages = [*(name for name, _ in _AGE_GROUPS), _OLDER, _UNKNOWN]
+        return {
+            "Findings by kind": kinds,
+            f"Bytes in storage by topic, the first {_TOPICS_IN_CHART}{about}": topics,
+            "Ages of the newest object at the plan": [_Bar(age, self.ages[age], f"{self.ages[age]:,}") for age in ages],
+        }
+
+
+def write_page(report: PlanReport, path: str, *, kind: FindingKind | None, limit: int) -> tuple[Path, int]:
+    """Write the whole page. Return its absolute path and the number of findings.
+
+    `path` is the operator's. `kind` selects findings of one kind. The table has at most `limit` rows.
+    """
+    sums = _Sums()
+    for _, finding in report.files.iterate(kind):
+        sums.add(finding, report.result.before_us)
+    columns, rows = (*_COLUMNS, *(_FATE_COLUMNS if report.applied else ())), sum(sums.kinds.values())
+    parts = stream_template(
+        "orphans.html",
+        title=f"What the plan {report.plan.run_id} found",
+        lost=sums.kinds[FindingKind.MISSING_DATA],
+        summary=report.summary(),
+        left_out=report.result.left_out,
+        charts=sums.charts(kind),
+        columns=columns,
+        shown=min(rows, limit),
+        all=rows,
+        rows=(list(_cells(row, columns)) for row in islice(report.rows(kind), limit)),
+    )
+    return write_result_file("html", path, parts), rows
+
+
+def _cells(row: Mapping[str, object], columns: tuple[str, ...]) -> Iterator[str | list[str]]:
+    for name in columns:
+        if isinstance(row.get(name), int):
+            yield str(row[name]) if name in {"id", "ledger_id"} else f"{row[name]:,}"
+        else:
+            values = [row[field_name] for field_name in _FIELDS_BY_COLUMN.get(name, (name,))]
+            yield [str(value) for value in values if value not in {None, ""}]
+
+
+def _age_group(newest_us: int | None, before_us: int) -> str:
+    if newest_us is None:
+        return _UNKNOWN
+    days = (before_us - newest_us) / _DAY_US
+    return next((name for name, max_days in _AGE_GROUPS if days < max_days), _OLDER)
+
+
+def _format_size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} PiB"

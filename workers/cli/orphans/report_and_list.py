@@ -1,0 +1,125 @@
+"""`orphans report`: findings of a plan as rows or as a page. `orphans list`: all runs."""
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from logstore.reconciliation.findings import FindingKind
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command
+from workers.cli.orphans.plan_and_apply import PLAN, RunId, orphans
+from workers.cli.orphans.plan_report import PlanReport, write_page
+from workers.cli.result_files import check_result_file
+from workers.pages.value_formats import format_time_s
+
+if TYPE_CHECKING:
+    from logstore.ports.catalog import Reconciliation, ReconciliationRun
+
+
+Kind = Annotated[FindingKind | None, typer.Option("--kind", case_sensitive=False, help="Only findings of this kind.")]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The most rows to show.")]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write one page with charts there; it needs no other file.")
+]
+
+
+@command(orphans, "report", f"{PLAN}", f"{PLAN} --kind missing_data --json", f"{PLAN} --html orphans.html")
+def report(
+    context: CommandContext, run_id: RunId, *, kind: Kind = None, limit: Limit = 1_000, html: Html = None
+) -> Answer:
+    """Show what a plan found and, once it was applied, what became of each finding."""
+    plan_report = _open_report(context.catalog.reconciliation, run_id)
+    if html is not None:
+        return _write_html(plan_report, kind, limit, html)
+    rows = list(islice(plan_report.rows(kind), limit + 1))
+    if len(rows) > limit:
+        note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
+    rows = rows[:limit]
+    display = [_to_display_row(row, is_applied=plan_report.applied is not None) for row in rows]
+    table = Answer(document=rows, display=display, columns_below=("detail", "reason"), empty="no findings")
+    summary = plan_report.summary()
+    return Answer(document=rows, display=summary, wide_display=summary, sections=[table])
+
+
+def _open_report(runs: "Reconciliation", run_id: str) -> PlanReport:
+    from logstore.reconciliation.services.run_checks import find_apply, finished_findings, open_report  # noqa: PLC0415
+
+    plan = runs.run(run_id)
+    result = finished_findings(plan)
+    return PlanReport(plan=plan, result=result, files=open_report(result, run_id), applied=find_apply(runs, run_id))
+
+
+def _to_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, object]:
+    return {
+        "id": row["id"],
+        "kind": row["kind"],
+        "where": row["key"]
+        or (f"deletion {row['row_id']}" if row["row_id"] is not None else f"ledger {row['ledger_id']}"),
+        "objects": row["objects"],
+        "bytes": row["size_bytes"],
+        **({"fate": row["fate"]} if is_applied else {}),
+        "detail": row["detail"],
+        "reason": f"{row['fate']}: {row['reason']}" if row["reason"] else "",
+    }
+
+
+def _write_html(report: PlanReport, kind: FindingKind | None, limit: int, html: str) -> Answer:
+    check_result_file("html", html)
+    path, findings = write_page(report, html, kind=kind, limit=limit)
+    run_id, document = report.plan.run_id, {"html": str(path), "findings": findings}
+    return Answer(document={"run_id": run_id, **document}, display={"plan": run_id, **document})
+
+
+MaxRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most plans to show, newest first.")]
+
+
+@command(orphans, "list", "", "--limit 5 --json")
+def list_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
+    """List plans, applies and scrubs, newest first, by the run id that `report` and `apply` take."""
+    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+
+    runs = context.catalog.reconciliation
+    kinds = (RunKind.PLAN, RunKind.APPLY, RunKind.SCRUB)
+    candidates = [run for kind in kinds for run in runs.runs(kind, limit=limit)]
+    newest = sorted(candidates, key=lambda run: run.created_us, reverse=True)[:limit]
+    rows = [_to_run_row(run) for run in newest]
+    columns = ("run_id", "kind", "state", "begun")
+    display = [{name: row[name] for name in columns} | {"counts": _format_counts(row)} for row in rows]
+    return Answer(
+        document=rows, display=display, columns_below=("counts",), empty="no plans; `sexton orphans plan` makes one"
+    )
+
+
+def _to_run_row(run: "ReconciliationRun") -> dict[str, object]:
+    from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.findings import plan_run_id  # noqa: PLC0415
+
+    is_apply = run.kind is RunKind.APPLY
+    return {
+        "run_id": plan_run_id(run.run_id) if is_apply else run.run_id,
+        "kind": {RunKind.PLAN: "plan", RunKind.APPLY: "apply"}.get(run.kind, "scrub"),
+        "state": "unfinished" if run.finished_us is None else "finished",
+        "begun": format_time_s(run.created_us),
+        "finished": None if run.finished_us is None else format_time_s(run.finished_us),
+        "actor": run.summary["actor"],
+        "reason": run.summary["reason"],
+        "counts": _count_results(run, is_apply=is_apply) if run.finished_us is not None else {},
+    }
+
+
+def _count_results(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
+    from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415 - start-up time
+
+    if not is_apply:
+        findings = plan_result(run.summary).findings
+        return {kind.value: findings.get(kind.value, 0) for kind in FindingKind}
+    counts = apply_counts(run.summary)
+    return {"applied": sum(counts.applied.values()), "kept": sum(counts.skipped.values()), "failed": counts.failed}
+
+
+def _format_counts(row: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{count:,} {name}" for name, count in row["counts"].items() if count)
+    return counts or ("at work, refused or failed" if row["finished"] is None else "nothing found")

@@ -1,0 +1,115 @@
+"""Progress of long work: a bar on a terminal, and for some work lines on stderr without a terminal."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.cli.answer_output import note, printing_above_bar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_BAR_DELAY_S = 1.0
+_TERMINALS_WITHOUT_BARS = {"dumb", "unknown"}  # Rich draws nothing in these before the end
+
+
+class ProgressBar:
+    """Progress bar on a terminal with a description of the current work."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._done = 0
+        self._total: int | None = None
+        self._live: Progress | None = None
+        self._lock = threading.Lock()
+        self._opened = ExitStack()
+
+    def update(self, text: str, done: int = 0, total: int | None = None) -> None:
+        with self._lock:
+            self._text, self._done, self._total = text, done, total
+            if self._live is not None:
+                self._live.update(self._live.task_ids[0], description=text, completed=done, total=total)
+
+    def show(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - start-up time
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+        with self._lock:
+            console = Console(file=sys.stderr, highlight=False)
+            self._live = Progress(*columns, console=console, transient=True)
+            self._live.add_task(self._text, total=self._total, completed=self._done)
+            self._live.start()
+            self._opened.enter_context(printing_above_bar(console))
+
+    def hide(self) -> None:
+        with self._lock:
+            self._opened.close()
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+
+
+@contextmanager
+def showing_progress(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
+    """Show a bar while the block runs, if stderr is a terminal: after a second, or immediately with `at_once`."""
+    bar = ProgressBar(text)
+    timer = threading.Timer(_BAR_DELAY_S, bar.show)
+    timer.daemon = True
+    if sys.stderr.isatty():
+        (bar.show if at_once else timer.start)()  # in this thread, so that the block's imports do not delay it
+    try:
+        yield bar
+    finally:
+        timer.cancel()
+        if timer.is_alive():
+            timer.join()  # the timer's thread may be drawing its first frame
+        bar.hide()
+
+
+@contextmanager
+def redirecting_library_output(path: Path) -> Iterator[None]:
+    """If stderr is a terminal, append the output of libraries to a file, so that it does not damage a progress bar.
+
+    Spark's JVM and Temporal's core write to descriptor 2. `sys.stderr` stays the terminal. If the block fails, a note
+    names the file.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError:  # continue, although output may damage the bar
+        yield
+        return
+    sys.stderr.flush()
+    terminal, stderr = os.dup(2), sys.stderr
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stderr = os.fdopen(terminal, "w", encoding=stderr.encoding, errors=stderr.errors, closefd=False)
+    try:
+        yield
+    except Exception:
+        note(f"what Spark and Temporal's core wrote is in {path}")
+        raise
+    finally:
+        sys.stderr.flush()
+        sys.stderr = stderr
+        os.dup2(terminal, 2)
+        os.close(terminal)
+
+
+@contextmanager
+def announcing_steps(text: str) -> Iterator[Callable[[str], None]]:
+    """Announce each step of long work in a bar, or on a line of stderr if there is no terminal."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") in _TERMINALS_WITHOUT_BARS:
+        note(text)
+        yield note
+        return
+    with showing_progress(text, at_once=True) as bar:
+        yield bar.update

@@ -1,0 +1,203 @@
+"""Root of the command line. It imports the module of the command that runs, and prepares the process.
+
+`--help` and `--version` import no module of a command, so `COMMANDS` repeats the one-line descriptions.
+"""
+
+import codecs
+import gc
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.main import get_command
+
+from workers import VERSION
+from workers.cli.command_registration import HomeFlag, JsonFlag, ReportingGroup, WideFlag, get_global_options
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """Command of the root, and its module in `workers.cli`."""
+
+    about: str  # one line
+    module: str
+    group: str = ""  # group of the command in that module; "": the command is itself a group
+    other_modules: Sequence[str] = ()  # modules that add commands to the group
+
+
+COMMANDS = {
+    "up": CommandEntry("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack_commands", "stack"),
+    "down": CommandEntry("Stop what `up` started in this home, and nothing else.", "stack_commands", "stack"),
+    "env": CommandEntry(
+        "Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack.", "stack_commands", "stack"
+    ),
+    "status": CommandEntry("Tell whether each service answers.", "stack_commands", "stack"),
+    "doctor": CommandEntry(
+        "Check services, Java, versions, buckets, deletes, clock and search attributes.", "stack_commands", "stack"
+    ),
+    "demo": CommandEntry("Run the main job on a throw-away stack, kill a worker half way.", "stack_commands", "stack"),
+    "trace": CommandEntry("Draw the spans of a trace as a tree.", "trace.trace_command", "traces"),
+    "replay": CommandEntry(
+        "Replay a job's history against the workflows of this build.", "workflows_and_schedules", "replays"
+    ),
+    "catalog": CommandEntry("The SQL catalog.", "stack_commands"),
+    "config": CommandEntry("Settings and where they come from.", "stack_commands"),
+    "worker": CommandEntry("Worker processes, and the builds of them.", "worker"),
+    "workflow": CommandEntry("Jobs in Temporal.", "workflows_and_schedules"),
+    "topic": CommandEntry(
+        "Topics: create, append, read, acknowledge, trim.",
+        "topic.topics",
+        other_modules=("topic.append", "topic.topic_jobs", "topic.read_and_acknowledge"),
+    ),
+    "ledger": CommandEntry("Ledgers of a topic.", "ledger.ledgers", other_modules=("ledger.explain_and_audit",)),
+    "deletion": CommandEntry("Deletions on their way, and those that failed.", "deletion"),
+    "orphans": CommandEntry(
+        "What storage holds and nothing refers to: find it, look at it, remove it.",
+        "orphans.plan_and_apply",
+        other_modules=("orphans.report_and_list",),
+    ),
+    "scrub": CommandEntry(
+        "Read every stored segment and tiered copy, and compare their digests.", "orphans.scrub", "scrubs"
+    ),
+    "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn"),
+    "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed"),
+    "records": CommandEntry(
+        "The record log, from which a lost catalog is rebuilt.", "records", other_modules=("rebuild_and_follow",)
+    ),
+    "tombstones": CommandEntry("Tombstones: what durable deletes leave, and when that goes.", "tombstones"),
+    "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain_and_audit"),
+    "schedule": CommandEntry("Jobs that recur: sweep, trim, plan, and those of records.", "workflows_and_schedules"),
+    "owners": CommandEntry("Which worker does the background work of which topics.", "owners"),
+}
+
+
+class RootGroup(ReportingGroup):
+    """Root group that imports a command's module only when the command is used."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context
+        del ctx
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        del ctx
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.about) for name, entry in COMMANDS.items()])
+
+
+@cache
+def load_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export the class of a command
+    """Import the modules of a command in `COMMANDS`, and return the parser's command."""
+    entry = COMMANDS[name]
+    for module in entry.other_modules:
+        import_module(f"workers.cli.{module}")
+    group = load_group(entry.module, entry.group or name)
+    return group.get_command(None, name) if entry.group else group
+
+
+def load_group(module: str, group: str) -> Any:  # noqa: ANN401
+    """Import a module, and return the parser's group."""
+    return get_command(getattr(import_module(f"workers.cli.{module}"), group))
+
+
+_ABOUT = """Keep a segmented log store clean: durable jobs that finish whatever crashes.
+
+\b
+A first session:
+  sexton up
+  sexton topic create persistent://public/default/orders
+  sexton topic subscribe persistent://public/default/orders billing \\
+    --from earliest
+  echo '{"payload": "two apples"}' \\
+    | sexton topic append persistent://public/default/orders --file -
+  sexton topic roll persistent://public/default/orders
+  sexton topic ack persistent://public/default/orders --subscription billing \\
+    --to 0:0
+  sexton topic trim persistent://public/default/orders --reason "end of day"
+  sexton down
+"""
+
+app = typer.Typer(
+    name="sexton",
+    cls=RootGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # the import of Rich would double the time of `--help`
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(*, is_requested: bool) -> None:
+    if is_requested:
+        typer.echo(VERSION)
+        raise typer.Exit
+
+
+@app.callback(help=_ABOUT)
+def _root(
+    ctx: typer.Context,
+    *,
+    json: JsonFlag = False,
+    home: HomeFlag = None,
+    wide: WideFlag = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    del version  # the option's callback has printed the version
+    get_global_options(ctx).add(as_json=json, home=home, wide=wide)
+
+
+_GC_THRESHOLD = 50_000  # allocations between collections; with Python's default, imports take an eighth longer
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    _open_closed_streams()
+    if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        # Names and paths may have any letter, so restart in UTF-8.
+        argv = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(sys.executable, argv, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - this program
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    # Temporal's core logs to descriptor 1. So descriptor 1 becomes stderr, and answers go to a copy of stdout.
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    os.dup2(2, 1)
+    gc.set_threshold(_GC_THRESHOLD)
+    try:
+        app()
+    except SystemExit as end:
+        _end_process(end.code if isinstance(end.code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    """Make every use of a closed standard stream an error. Otherwise output is lost, and input seems empty."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if descriptor == 1 else os.O_WRONLY)  # takes the lowest free descriptor
+    sys.stdin = sys.stdin or os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
+def _end_process(code: int) -> NoReturn:
+    """Flush output and end the process without finalizing the interpreter.
+
+    Temporal's threads release Python objects a moment after their last answer. A finalization at that moment aborts the
+    process ("PyGILState_Release", exit code 134). It would also write failed output again.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,152 @@
+"""Groups of the embedded stack, its catalog and its settings, and the commands `status`, `doctor` and `demo`."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
+
+import typer
+from pydantic import SecretStr
+
+from workers.cli.answer_output import Answer, note
+from workers.cli.command_context import CommandContext
+from workers.cli.command_registration import command, group
+from workers.cli.exit_codes import ExitCode
+from workers.cli.progress_bar import announcing_steps, showing_progress
+from workers.settings import SERVICE_SETTINGS, Settings, read_temporal_api_key
+
+stack = group("stack", "The embedded stack.", path="")
+
+_SETTING_BY_VARIABLE: Final = {  # variables of `temporal` and of `aws`
+    "TEMPORAL_NAMESPACE": "temporal_namespace",
+    "TEMPORAL_TLS_SERVER_CA_CERT_PATH": "temporal_ca_file",
+    "TEMPORAL_TLS_SERVER_NAME": "temporal_server_name",
+    "TEMPORAL_TLS_CLIENT_CERT_PATH": "temporal_cert_file",
+    "TEMPORAL_TLS_CLIENT_KEY_PATH": "temporal_key_file",
+    "AWS_ACCESS_KEY_ID": "s3_access_key",
+    "AWS_SECRET_ACCESS_KEY": "s3_secret_key",
+    "AWS_ENDPOINT_URL_S3": "s3_endpoint",
+    "AWS_REGION": "s3_region",
+    "AWS_CA_BUNDLE": "s3_ca_file",
+}
+_SEXTON_SETTINGS: Final = ("home", "primary_bucket", "tiered_bucket", "records_bucket", "database_url", "zookeeper")
+_TRUST_SUFFIXES: Final = ("_tls", "_file", "_server_name", "_api_key", "_auth", "_acl")
+
+NoWorker = Annotated[bool, typer.Option("--no-worker", help="Start the services without a worker.")]
+FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free ports instead of the usual ones.")]
+
+
+@command(stack, "up", "", "--no-worker --free-ports --json")
+def up(context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
+    """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
+
+    A service that runs already is left alone.
+    """
+    with announcing_steps("starting the stack") as announce:
+        addresses = context.services.up(
+            context.settings, no_worker=no_worker, free_ports=free_ports, on_progress=announce, say=note
+        )
+    return Answer(document=addresses, title="The stack is up")
+
+
+@command(stack, "down", "")
+def down(context: CommandContext) -> Answer:
+    """Stop what `up` started in this home, and nothing else."""
+    with showing_progress("stopping the stack"):
+        names = context.services.down(context.settings)
+    return Answer(document={"stopped": names})
+
+
+@command(stack, "env", 'eval "$(sexton env)"', "--json")
+def env(context: CommandContext) -> Answer:
+    """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack; secrets are among them."""
+    context.require_store()
+    variables = collect_variables(context.settings)
+    lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
+    return Answer(document=variables, text="".join(lines))
+
+
+def collect_variables(settings: Settings) -> Mapping[str, str]:
+    """Return environment variables, with secrets, by which other tools and other shells reach the services.
+
+    Empty values are left out, because `aws` fails with an empty endpoint or key. TLS and authentication settings are
+    included if they are not the defaults.
+    """
+    fields = type(settings).model_fields
+    trust = [name for name in SERVICE_SETTINGS if name.endswith(_TRUST_SUFFIXES)]
+    changed = sorted(name for name in trust if getattr(settings, name) != fields[name].default)
+
+    def get_text(name: str) -> str:
+        value = getattr(settings, name)
+        return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+    variables = {
+        "TEMPORAL_ADDRESS": settings.require("temporal_address"),
+        **{variable: get_text(name) for variable, name in _SETTING_BY_VARIABLE.items()},
+        "TEMPORAL_API_KEY": read_temporal_api_key(settings),
+        "TEMPORAL_TLS": "true" if settings.temporal_uses_tls else "",
+        **{f"SEXTON_{name.upper()}": get_text(name) for name in (*_SEXTON_SETTINGS, *changed)},
+    }
+    return {name: value for name, value in variables.items() if value}
+
+
+@command(stack, "status", "--json")
+def status(context: CommandContext) -> Answer:
+    """Tell whether each service answers; exits with 4 if one does not."""
+    with showing_progress("asking the services"):
+        return _answer_health(context.services.status(context.settings))
+
+
+@command(stack, "doctor", "")
+def doctor(context: CommandContext) -> Answer:
+    """Check services, Java, versions, buckets, deletes, clock and search attributes; exits with 4 if one is not ok."""
+    with showing_progress("examining"):
+        return _answer_health(context.services.doctor(context.settings))
+
+
+def _answer_health(services: Sequence[Mapping[str, object]]) -> Answer:
+    rows = [{"name": row["name"], "ok": bool(row["ok"]), "detail": row["detail"]} for row in services]
+    code = ExitCode.DONE if all(row["ok"] for row in rows) else ExitCode.UNREACHABLE
+    return Answer(document={"services": rows}, display=rows, code=code)
+
+
+Topics = Annotated[int, typer.Option("--topics", min=1, max=1_000, help="Topics to fill.")]
+DemoLedgers = Annotated[int, typer.Option("--ledgers", min=2, max=100_000, help="Ledgers in each topic.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
+
+
+@command(stack, "demo", "", "--topics 5 --ledgers 40 --keep")
+def demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
+    """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
+    with announcing_steps("starting a throw-away stack") as announce:
+        report = context.services.demo(
+            context.settings, topics=topics, ledgers=ledgers, keep=keep, on_progress=announce
+        )
+    return Answer(document=report.to_json(), display=report.rows, code=ExitCode.DONE if report.ok else ExitCode.FAILED)
+
+
+catalog = group("catalog", "The SQL catalog.")
+
+
+@command(catalog, "upgrade", "", "--json")
+def upgrade(context: CommandContext) -> Answer:
+    """Create the catalog's tables, or bring them to this build's version; repeating it is harmless."""
+    return Answer(document=context.services.upgrade(context.settings))
+
+
+config = group("config", "Settings and where they come from.")
+
+
+@command(config, "show", "", "SEXTON_DELETION_CHUNK=50 sexton config show --json")
+def show(context: CommandContext) -> Answer:
+    """Show each setting's value and origin; secrets are masked."""
+    from infra.catalog.engine.database_connections import mask_passwords  # noqa: PLC0415 - start-up time
+
+    values = context.settings.model_dump(mode="json")
+    values["database_url"] = mask_passwords(values["database_url"])
+    origins = context.loaded_settings.origins
+    rows = [
+        {"name": name, "value": None if value == "" else value, "origin": origins[name]}
+        for name, value in values.items()
+    ]
+    display = [{**row, "value": row["value"] and str(row["value"])} for row in rows]  # without thousands separators
+    return Answer(document=rows, display=display, is_copyable=True)

@@ -1,0 +1,221 @@
+"""Client that starts jobs. Before the first job it checks that namespace and bucket belong to the catalog."""
+
+import asyncio
+import shlex
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
+
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
+from temporalio.common import SearchAttributePair, TypedSearchAttributes, WorkflowIDConflictPolicy
+from temporalio.service import RPCError, RPCStatusCode
+
+from infra.catalog import SqlCatalog, open_catalog
+from logstore.errors import InvalidInput, PreconditionFailed
+from logstore.ports.catalog import Topic
+from workers.catalog_match import refuse_foreign_bucket, require_namespace
+from workers.settings import Settings
+from workflows import limits, search_attributes
+from workflows.deletion.values import DeletionPolicy
+from workflows.jobs import BuildResult, BuildTopicsInput, Job, JobRequest
+from workflows.offload.values import OffloadPolicy
+
+Q = TypeVar("Q", bound=JobRequest)
+B = TypeVar("B", bound=BuildTopicsInput)
+R = TypeVar("R")
+V = TypeVar("V")
+Handle = WorkflowHandle[Any, R]
+
+
+async def start_job(
+    client: Client,
+    job: Job[Q, R],
+    request: Q,
+    *key: object,
+    queue: str,
+    summary: str,
+    **options: Any,  # noqa: ANN401
+) -> Handle[R]:
+    """Start a job, or join the run with the same key. `options` are keyword arguments of `Client.start_workflow`.
+
+    Raises:
+        PreconditionFailed: A workflow of another type runs under the job's id.
+    """
+    workflow_id, checked_run_id = job.id(*key), ""
+    if options.get("start_signal"):  # another workflow type may give the signal another meaning
+        checked_run_id = await _require_type(client, workflow_id, job.name)
+    handle: Handle[R] = await client.start_workflow(
+        job.name,
+        request,
+        id=workflow_id,
+        task_queue=queue,
+        result_type=job.result,
+        id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+        static_summary=summary,
+        static_details=request.details(),
+        **options,
+    )
+    if not _is_new_run(handle) and handle.result_run_id != checked_run_id:
+        await _require_type(client, workflow_id, job.name)
+    return handle
+
+
+def _is_new_run(handle: Handle[R]) -> bool:
+    """Return whether the server reports a new run. Without a report the call may have joined an earlier run."""
+    response = getattr(handle, "_start_workflow_response", None)  # the SDK has no public access to this response
+    return bool(response and response.started)
+
+
+async def _require_type(client: Client, workflow_id: str, name: str) -> str:
+    """Return the id of the newest run, or "". Refuse another type, because its result would pass for this job's."""
+    try:
+        description = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return ""
+        raise
+    if description.workflow_type != name and description.status is WorkflowExecutionStatus.RUNNING:
+        end = f"temporal workflow terminate --workflow-id {shlex.quote(workflow_id)}"
+        raise PreconditionFailed(
+            f"workflow {workflow_id}: expected the type {name}, found {description.workflow_type!r}, which runs under"
+            f" this id. Find out who started it; `{end}` ends it"
+        )
+    return description.run_id or ""
+
+
+def topic_attribute(topic: Topic) -> SearchAttributePair[Any]:
+    """Return the search attribute by which the topic's jobs are found."""
+    return SearchAttributePair(search_attributes.TOPIC, topic.name)
+
+
+def run_attribute(run_id: str) -> SearchAttributePair[Any]:
+    """Return the search attribute by which the job of a run id or batch id is found."""
+    return SearchAttributePair(search_attributes.RUN_ID, run_id)
+
+
+class JobClient:
+    """Client that starts jobs of one catalog and its store in one Temporal namespace."""
+
+    def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
+        self.client = client
+        self._settings = settings
+        self._is_verified, self._verify_lock = False, asyncio.Lock()
+        self._exit_stack, self._catalog_lock = ExitStack(), threading.Lock()
+        self._given_catalog, self._cached_catalog = catalog, cast("SqlCatalog | None", None)
+        weakref.finalize(self, self._exit_stack.close)  # for a program that does not call `close`
+
+    def _catalog(self) -> SqlCatalog:
+        """Open the catalog at the first call. Blocks, so call it in a thread."""
+        with self._catalog_lock:
+            if self._cached_catalog is None:
+                if self._given_catalog:
+                    self._cached_catalog = self._given_catalog()
+                else:
+                    self._cached_catalog = self._exit_stack.enter_context(open_catalog(self._settings.database_url))
+            return self._cached_catalog
+
+    def _epoch(self) -> int:
+        return self._catalog().ledgers.epoch()
+
+    async def verified_client(self) -> Client:
+        """Return the client once namespace and primary bucket are compared with the catalog.
+
+        In a foreign namespace a job could join another catalog's job with the same id, or wait for that catalog's
+        workers. A bucket that does not answer is accepted, because the client does not use it and workers compare
+        each bucket at its first use. After one success the comparison is not repeated.
+
+        Raises:
+            CatalogMismatch: The namespace or the bucket belongs to another catalog.
+        """
+        async with self._verify_lock:  # so that concurrent first calls compare only once
+            if not self._is_verified:
+                await require_namespace(self.client, await asyncio.to_thread(self._verified_catalog_id))
+                self._is_verified = True
+        return self.client
+
+    def page_of(self, workflow_id: str, run_id: str | None) -> str:
+        """Return the URL of the run's page in the Web UI, or "" if no Web UI is set or the run id is unknown."""
+        settings = self._settings
+        if not settings.ui_address or not run_id:
+            return ""
+        names = (settings.temporal_namespace, "workflows", workflow_id, run_id, "user-metadata")
+        return "/".join([f"{settings.ui_address.rstrip('/')}/namespaces", *(quote(name, safe="") for name in names)])
+
+    @property
+    def _deletion_policy(self) -> DeletionPolicy:
+        settings = self._settings
+        return DeletionPolicy(
+            parallelism=settings.deletion_parallelism,
+            chunk=settings.deletion_chunk,
+            max_attempts=settings.deletion_max_attempts,
+            retry_interval_s=settings.deletion_retry_interval,
+        )
+
+    @property
+    def _offload_policy(self) -> OffloadPolicy:
+        settings = self._settings
+        return OffloadPolicy(
+            timeout_s=settings.offload_timeout,
+            parallelism=settings.offload_parallelism,
+            queue=limits.uploads_queue(settings.task_queue),
+        )
+
+    def require_valid(self, request: V) -> V:
+        limits.check_request(request, queue=self._settings.task_queue)
+        return request
+
+    async def start(
+        self,
+        job: Job[Q, R],
+        request: Q,
+        *key: object,
+        summary: str,
+        attributes: Sequence[SearchAttributePair[Any]] = (),
+        signal: str | None = None,
+        signal_args: Sequence[object] = (),
+    ) -> Handle[R]:
+        """Start a job, or join the run with the same key.
+
+        `key` are the parts of the workflow id after the job's name. The signal is sent even to a running job.
+        """
+        self.require_valid(request)
+        return await start_job(
+            await self.verified_client(),
+            job,
+            request,
+            *key,
+            queue=self._settings.task_queue,
+            summary=summary,
+            start_signal=signal,
+            start_signal_args=signal_args,
+            search_attributes=TypedSearchAttributes(attributes),
+        )
+
+    async def build_topics(
+        self, job: Job[B, BuildResult], topics: Sequence[Topic] | None, request: B
+    ) -> Handle[BuildResult]:
+        """Start a build of topics. The method fills in run id, topics and queue of the request."""
+        if topics is not None and not topics:
+            raise InvalidInput("topics", expected="at least one, or None for every topic", found=topics)
+        run_id = f"{request.runs}-{uuid.uuid4().hex[:12]}"
+        request = replace(
+            request,
+            run_id=run_id,
+            topic_ids=sorted({int(topic.topic_id) for topic in topics or ()}),
+            queue=limits.bulk_queue(self._settings.task_queue),
+        )
+        attributes: list[SearchAttributePair[Any]] = [run_attribute(run_id)]
+        if topics is not None and len(request.topic_ids) == 1:
+            attributes.append(topic_attribute(topics[0]))
+        summary = f"{request.builds} of {len(request.topic_ids) or 'all'} topics"
+        return await self.start(job, request, run_id, summary=summary, attributes=attributes)
+
+    def _verified_catalog_id(self) -> str:
+        identities = self._catalog().identities
+        refuse_foreign_bucket(self._settings, identities)
+        return identities.catalog_id()

@@ -1,0 +1,248 @@
+"""Encryption of the workflow payloads that Temporal stores: inputs, results, errors and summaries.
+
+A key file turns encryption on. AES-256-GCM encrypts a whole payload under the first key of the file. A random nonce
+precedes the ciphertext. The key's name is stored beside the payload and authenticated with it.
+
+Unencrypted payloads pass through, so older histories stay readable. A payload that cannot be decrypted fails the step,
+and Temporal offers the step to another worker. Temporal sends workflow workers payloads that no code reads, so these
+workers decode with `DeferringCodec`.
+
+Source: NIST SP 800-38D; Temporal, "Codec Server" and "Failure Converter".
+"""
+
+import os
+import re
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from google.protobuf.message import DecodeError, Message
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client
+from temporalio.contrib.pydantic import PydanticPayloadConverter
+from temporalio.converter import (
+    CompositePayloadConverter,
+    DataConverter,
+    EncodingPayloadConverter,
+    PayloadCodec,
+)
+
+from logstore.errors import InvalidInput
+from workers.client.failure_size_limit import BoundedFailureConverter, EncodingFailureConverter
+from workers.settings.setting_files import read_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+
+PAYLOAD_KEY_FILE: Final = "payload_key_file"
+_KEY_BYTES: Final = 32
+_KEY_NAME_PATTERN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_FILE_FORMAT: Final = "lines of a key's name and 32 bytes in base64, each name once"
+
+
+def read_payload_keys(path: str) -> Mapping[str, bytes]:
+    """Return the keys by name, in the order of the file. The result is empty if `path` is empty.
+
+    A line has a key's name and 32 bytes in base64. Empty lines and lines that begin with `#` are skipped. The first
+    key encrypts and every key decrypts. So a key can be replaced while all workflow payloads stay readable.
+
+    Raises:
+        InvalidInput: The file cannot be read, has no key, or has an invalid line. The error does not show the line.
+    """
+    if not path:
+        return {}
+    lines = read_text(PAYLOAD_KEY_FILE, path, f"a file of {_FILE_FORMAT}").splitlines()
+    keys: dict[str, bytes] = {}
+    for number, line in enumerate(lines, start=1):
+        name, _, text = line.strip().partition(" ")
+        if not name or name.startswith("#"):
+            continue
+        if name in keys or not _KEY_NAME_PATTERN.fullmatch(name):
+            raise _bad_line(path, number)
+        keys[name] = _parse_key(path, number, text)
+    if not keys:
+        raise InvalidInput(PAYLOAD_KEY_FILE, expected=f"a file of {_FILE_FORMAT} (it has none)", found=path)
+    return keys
+
+
+def _parse_key(path: str, number: int, text: str) -> bytes:
+    try:
+        key = b64decode(text.strip(), validate=True)
+    except ValueError:  # the text is not base64, or not ASCII
+        raise _bad_line(path, number) from None
+    if len(key) != _KEY_BYTES:
+        raise _bad_line(path, number)
+    return key
+
+
+def _bad_line(path: str, number: int) -> InvalidInput:
+    return InvalidInput(PAYLOAD_KEY_FILE, expected=_FILE_FORMAT, found=f"{path}, line {number}")
+
+
+ENCODING: Final = b"binary/encrypted"
+KEY_NAME: Final = "encryption-key-id"
+_NONCE_BYTES: Final = 12
+
+
+class EncryptingCodec(PayloadCodec):
+    """Codec that encrypts with its first key and decrypts with any key. Without keys it refuses encrypted payloads."""
+
+    def __init__(self, keys: Mapping[str, bytes]) -> None:
+        self._ciphers = {name: _make_cipher(key) for name, key in keys.items()}
+        self.first_key_name = next(iter(keys), "")
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [self._encrypt(payload) for payload in payloads] if self.first_key_name else list(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return self.decrypt(payloads)
+
+    def decrypt(self, payloads: Sequence[Payload]) -> list[Payload]:
+        """Decrypt the encrypted payloads, and return all payloads in order."""
+        return [self._decrypt(payload) if is_encrypted(payload) else payload for payload in payloads]
+
+    def _encrypt(self, payload: Payload) -> Payload:
+        nonce, associated_data = os.urandom(_NONCE_BYTES), self.first_key_name.encode()
+        data = nonce + self._ciphers[self.first_key_name].encrypt(nonce, payload.SerializeToString(), associated_data)
+        return Payload(metadata={"encoding": ENCODING, KEY_NAME: associated_data}, data=data)
+
+    def _decrypt(self, payload: Payload) -> Payload:
+        name = encryption_key_name(payload)
+        if name not in self._ciphers:
+            expected = f"a file with the key {name!r}, by which payloads of this namespace are encrypted"
+            raise InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found=", ".join(self._ciphers) or "no file")
+        from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - start-up time
+
+        nonce, data = payload.data[:_NONCE_BYTES], payload.data[_NONCE_BYTES:]
+        try:
+            return Payload.FromString(self._ciphers[name].decrypt(nonce, data, name.encode()))
+        except (InvalidTag, ValueError, DecodeError):
+            expected = f"the key {name!r} that encrypted a payload"
+            raise InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found="another key, or a damaged payload") from None
+
+
+_UNREADABLE: Final = b"binary/unreadable-" + os.urandom(16).hex().encode()
+"""Encoding of this process's marks. It is random, so that no workflow payload from outside passes for a mark."""
+
+_EXPECTED: Final = "expected"
+_FOUND: Final = "found"
+
+
+class DeferringCodec(PayloadCodec):
+    """Codec that decodes an unreadable workflow payload to a mark, which `require_read` refuses later.
+
+    Temporal sends a scheduled run the result and the failure of the previous run. The SDK decodes both before any code
+    can drop them. An error at that moment would fail every task of the run.
+    """
+
+    def __init__(self, strict: EncryptingCodec) -> None:
+        self.strict = strict
+
+    async def encode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return await self.strict.encode(payloads)
+
+    async def decode(self, payloads: Sequence[Payload]) -> list[Payload]:
+        return [self._decrypt_or_mark(payload) for payload in payloads]
+
+    def _decrypt_or_mark(self, payload: Payload) -> Payload:
+        try:
+            return self.strict.decrypt([payload])[0]
+        except InvalidInput as error:
+            texts = {_EXPECTED: error.expected, _FOUND: str(error.found)}
+            return Payload(metadata={"encoding": _UNREADABLE, **{name: text.encode() for name, text in texts.items()}})
+
+
+def require_read(message: Message) -> None:
+    """Raise `InvalidInput` with the missing key if the message has a mark of `DeferringCodec` at any depth."""
+    if _UNREADABLE in message.SerializeToString():  # few messages have a mark, and a search of all fields is slow
+        _refuse_marks(message)
+
+
+def _refuse_marks(message: Message) -> None:
+    if isinstance(message, Payload):
+        if message.metadata.get("encoding") == _UNREADABLE:
+            raise unreadable_payload_error(message)
+        return
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if isinstance(value, Message):
+            _refuse_marks(value)
+            continue
+        for item in value.values() if isinstance(value, Mapping) else value:
+            if isinstance(item, Message):
+                _refuse_marks(item)
+
+
+def unreadable_payload_error(mark: Payload) -> InvalidInput:
+    """Return the error that a mark of `DeferringCodec` represents."""
+    expected, found = (mark.metadata[name].decode() for name in (_EXPECTED, _FOUND))
+    return InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found=found)
+
+
+class _UnreadableConverter(EncodingPayloadConverter):
+    """Converter that raises the error of a mark when an activity reads the mark."""
+
+    @property
+    def encoding(self) -> str:
+        return _UNREADABLE.decode()
+
+    def to_payload(self, value: Any) -> Payload | None:  # noqa: ANN401 - the SDK's signature
+        del value
+        return None  # no value is converted into a mark
+
+    def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:  # noqa: ANN401 - the SDK's signature
+        del type_hint
+        raise unreadable_payload_error(payload)
+
+
+def _make_cipher(key: bytes) -> "AESGCM":
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 - start-up time
+
+    return AESGCM(key)
+
+
+def is_encrypted(payload: Payload) -> bool:
+    """Return whether the payload is encrypted."""
+    return payload.metadata.get("encoding") == ENCODING
+
+
+def encryption_key_name(payload: Payload) -> str:
+    """Return the name of the key that encrypted the payload, or "" for an unencrypted payload."""
+    return payload.metadata.get(KEY_NAME, b"").decode("ascii", "replace") if is_encrypted(payload) else ""
+
+
+_CONVERTER: Final = PydanticPayloadConverter()
+
+
+class _SharedPayloadConverter(CompositePayloadConverter):
+    """Converters that all workflow runs share, because each converter caches how to read a type."""
+
+    def __init__(self) -> None:
+        super().__init__(*_CONVERTER.converters.values(), _UnreadableConverter())
+
+
+PLAIN_DATA_CONVERTER: Final = DataConverter(
+    payload_converter_class=_SharedPayloadConverter, failure_converter_class=BoundedFailureConverter
+)
+"""Data converter without encryption. Values are JSON, which pydantic reads."""
+
+
+def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
+    """Return the data converter for workers, commands, programs and replays. With keys it also encrypts failures.
+
+    `defers` is for workers of workflows: `CheckedRunner` then refuses unreadable payloads.
+    """
+    codec = EncryptingCodec(read_payload_keys(key_file))
+    converter = replace(PLAIN_DATA_CONVERTER, payload_codec=DeferringCodec(codec) if defers else codec)
+    return replace(converter, failure_converter_class=EncodingFailureConverter) if codec.first_key_name else converter
+
+
+def get_codec(client: Client) -> EncryptingCodec:
+    """Return the client's codec, which refuses unreadable payloads. Return a codec without keys if there is none."""
+    codec = client.data_converter.payload_codec
+    if isinstance(codec, DeferringCodec):
+        return codec.strict
+    return codec if isinstance(codec, EncryptingCodec) else EncryptingCodec({})

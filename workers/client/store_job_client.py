@@ -1,0 +1,271 @@
+"""Client of jobs on tiered copies, orphans, delayed messages and the record log."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+
+from temporalio.common import SearchAttributePair
+
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.bulk_jobs import SCRUB_RATE
+from logstore.records.tombstones import DeletePolicy
+from workers.client.job_client import Handle, JobClient, run_attribute, topic_attribute
+from workflows import limits, search_attributes
+from workflows.delayed.values import (
+    BUILD_DELAYED_INDEX,
+    MERGE_BUCKETS,
+    SEAL_BUCKETS,
+    BuildDelayedIndexInput,
+    MergeBucketsInput,
+    MergeBucketsResult,
+    SealBucketsInput,
+    SealBucketsResult,
+)
+from workflows.jobs import BuildResult
+from workflows.offload.values import (
+    OFFLOAD_LEDGER,
+    OFFLOAD_TOPIC,
+    OffloadAsk,
+    OffloadLedgerInput,
+    OffloadLedgerResult,
+    OffloadTopicInput,
+    OffloadTopicResult,
+)
+from workflows.reconciliation.values import (
+    APPLY_ORPHANS,
+    RECONCILE_ORPHANS,
+    SCRUB_LEDGERS,
+    ApplyOrphansInput,
+    ApplyOrphansResult,
+    ReconcileOrphansInput,
+    ReconcileOrphansResult,
+    ScrubLedgersInput,
+    ScrubLedgersResult,
+    scrub_scope,
+)
+from workflows.records.values import (
+    DEFRAGMENT_RECORDS,
+    END_RECORDS,
+    FLUSH_RECORDS,
+    NOW,
+    RAID_TOMBSTONES,
+    REPLICATE_RECORDS,
+    DefragmentRecordsInput,
+    DefragmentRecordsResult,
+    EndRecordsInput,
+    EndRecordsResult,
+    FlushRecordsInput,
+    FlushRecordsResult,
+    RaidTombstonesInput,
+    RaidTombstonesResult,
+    ReplicateRecordsInput,
+    ReplicateRecordsResult,
+)
+
+
+class StoreJobs(JobClient):
+    """Client of jobs on tiered copies, orphans, delayed messages and the record log."""
+
+    async def offload_topic(
+        self,
+        topic: Topic,
+        ledger_ids: Sequence[LedgerId] | None = None,
+        delete_primary: bool = False,
+        reason: str = "",
+        actor: str = "",
+    ) -> Handle[OffloadTopicResult]:
+        """Copy closed ledgers to the tiered bucket: at most `MAX_OFFLOAD_LEDGERS`, or all with `None`.
+
+        Requests of a topic run in turn. With `delete_primary` the job then deletes the primary copy of each selected
+        ledger that has a tiered copy.
+        """
+        ids = None if ledger_ids is None else sorted({int(ledger_id) for ledger_id in ledger_ids})
+        ask = self.require_valid(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
+        request = OffloadTopicInput(
+            topic_id=topic.topic_id, topic=topic.name, policy=self._offload_policy, deletion=self._deletion_policy
+        )
+        return await self.start(
+            OFFLOAD_TOPIC,
+            request,
+            topic.topic_id,
+            summary=f"offload {topic.name}",
+            attributes=[topic_attribute(topic)],
+            signal="ask",
+            signal_args=[ask],
+        )
+
+    async def offload_ledger(self, topic: Topic, ledger_id: LedgerId) -> Handle[OffloadLedgerResult]:
+        """Copy one closed ledger to the tiered bucket. Joins a running offload of the ledger."""
+        request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload_policy)
+        attributes = [topic_attribute(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
+        summary = f"ledger {ledger_id} of {topic.name}"
+        return await self.start(OFFLOAD_LEDGER, request, ledger_id, summary=summary, attributes=attributes)
+
+    async def plan_orphans(
+        self,
+        *,
+        older_than_s: float = 86_400,
+        unsafe_age: bool = False,
+        inventories: Sequence[str] = (),
+        master: str = "",
+        reason: str = "",
+        actor: str = "",
+    ) -> Handle[ReconcileOrphansResult]:
+        """Compare storage with the catalog and write down the differences. Changes neither.
+
+        Objects and rows younger than `older_than_s` are left out. `unsafe_age` accepts an age below the safe minimum,
+        which is only safe while no process writes. `inventories` are paths of inventory manifests, which replace
+        listings. The workers must be able to read the paths.
+
+        Raises:
+            PreconditionFailed: The age is below the safe minimum.
+        """
+        plausibility_guards.check_age(older_than_s, unsafe=unsafe_age)
+        run_id = f"plan-{uuid.uuid4().hex[:12]}"
+        request = ReconcileOrphansInput(
+            run_id=run_id,
+            actor=actor,
+            reason=reason,
+            older_than_s=older_than_s,
+            unsafe_age=unsafe_age,
+            inventories=list(inventories),
+            master=master,
+            queue=limits.bulk_queue(self._settings.task_queue),
+        )
+        summary = "compare storage with the catalog"
+        return await self.start(RECONCILE_ORPHANS, request, run_id, summary=summary, attributes=[run_attribute(run_id)])
+
+    async def apply_orphans(
+        self,
+        run_id: str,
+        *,
+        max_orphan_share: float = plausibility_guards.MAX_ORPHAN_SHARE,
+        reason: str = "",
+        actor: str = "",
+    ) -> Handle[ApplyOrphansResult]:
+        """Remove the findings of a finished plan. Check each finding again first. Joins a running apply of the plan."""
+        request = ApplyOrphansInput(
+            run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._deletion_policy
+        )
+        return await self.start(
+            APPLY_ORPHANS, request, run_id, summary=f"apply {run_id}", attributes=[run_attribute(run_id)]
+        )
+
+    async def scrub_ledgers(
+        self,
+        topics: Sequence[Topic] | None,
+        *,
+        bytes_per_s: int = SCRUB_RATE,
+        master: str = "",
+        reason: str = "",
+        actor: str = "",
+    ) -> Handle[ScrubLedgersResult]:
+        """Read every stored segment and tiered copy, and compare their digests. Changes nothing.
+
+        Joins a running scrub of the same topics, or continues an unfinished scrub of them. `topics` are at most 1,000;
+        `None` selects every topic. `bytes_per_s` bounds the read rate of all tasks together.
+        """
+        ids = [] if topics is None else sorted({int(topic.topic_id) for topic in topics})
+        request = ScrubLedgersInput(
+            actor=actor,
+            reason=reason,
+            topic_ids=ids,
+            bytes_per_s=bytes_per_s,
+            master=master,
+            queue=limits.bulk_queue(self._settings.task_queue),
+        )
+        scope = f"{len(ids):,} topics" if ids else "every topic"
+        return await self.start(SCRUB_LEDGERS, request, *scrub_scope(ids), summary=f"scrub ledgers of {scope}")
+
+    async def seal_buckets(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[SealBucketsResult]:
+        """Seal all delayed messages that consumers of a topic may see. Joins a running seal. May start a merge."""
+        request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
+        summary = f"seal delayed messages of {topic.name}"
+        return await self.start(
+            SEAL_BUCKETS, request, topic.topic_id, summary=summary, attributes=[topic_attribute(topic)]
+        )
+
+    async def merge_buckets(
+        self, topic: Topic, max_buckets: int | None = None, reason: str = "", actor: str = ""
+    ) -> Handle[MergeBucketsResult]:
+        """Merge index buckets of a topic down to `max_buckets`, by default the workers' setting. Joins a merge."""
+        request = MergeBucketsInput(
+            topic_id=topic.topic_id, topic=topic.name, max_buckets=max_buckets, actor=actor, reason=reason
+        )
+        summary = f"merge buckets of {topic.name}"
+        return await self.start(
+            MERGE_BUCKETS, request, topic.topic_id, summary=summary, attributes=[topic_attribute(topic)]
+        )
+
+    async def build_delayed_index(
+        self, topics: Sequence[Topic] | None, *, master: str = "", reason: str = "", actor: str = ""
+    ) -> Handle[BuildResult]:
+        """Build new index buckets of topics from their logs, and replace the existing index buckets."""
+        request = BuildDelayedIndexInput(actor=actor, reason=reason, master=master)
+        return await self.build_topics(BUILD_DELAYED_INDEX, topics, request)
+
+    async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
+        """Flush all changes up to this moment. If a flush of this kind runs, join it and make it flush once more."""
+        request = FlushRecordsInput(once=True, queue=self._records_queue, actor=actor, reason=reason)
+        return await self.start(FLUSH_RECORDS, request, NOW, summary="flush changed records now", signal="wake")
+
+    async def defragment_records(self, reason: str = "", actor: str = "") -> Handle[DefragmentRecordsResult]:
+        """Rewrite mostly dead blocks, join small blocks, and remove blocks of no manifest. Joins a running job."""
+        request = DefragmentRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
+        return await self.start(DEFRAGMENT_RECORDS, request, summary="defragment the record log")
+
+    async def raid_tombstones(
+        self, eligible_age_s: float | None = None, reason: str = "", actor: str = ""
+    ) -> Handle[RaidTombstonesResult]:
+        """Remove tombstones that cover nothing. Joins a running raid, even if its minimum age differs.
+
+        Tombstones younger than `eligible_age_s`, 0 or more, stay. `None` uses the workers' setting.
+        """
+        request = RaidTombstonesInput(
+            eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
+        )
+        return await self.start(RAID_TOMBSTONES, request, summary="raid tombstones that cover nothing")
+
+    async def replicate_records(self, reason: str = "", actor: str = "") -> Handle[ReplicateRecordsResult]:
+        """Bring every replica in the workers' settings to the newest manifest. Joins a running job."""
+        request = ReplicateRecordsInput(queue=self._records_queue, actor=actor, reason=reason)
+        return await self.start(REPLICATE_RECORDS, request, summary="replicate the record log")
+
+    async def end_records(
+        self,
+        function: str,
+        topic: Topic | None,
+        reason: str = "",
+        actor: str = "",
+        *,
+        dry_run: bool = False,
+        durable_delete: bool | None = None,
+    ) -> Handle[EndRecordsResult]:
+        """End every record for which a function returns `None`. Records that are still needed stay.
+
+        `function` is a name in the workers' setting `functions`. The result refuses any other name. If the function
+        fails, the job stops, and `stopped` of the result has the reason. `None` as topic selects all topics.
+        """
+        request = EndRecordsInput(
+            function=function,
+            batch_id=f"{function}-{uuid.uuid4().hex[:12]}",
+            topic_id=topic.topic_id if topic else 0,
+            topic=topic.name if topic else "",
+            dry_run=dry_run,
+            durable_delete=DeletePolicy.from_flag(durable_delete),
+            catalog_epoch=await asyncio.to_thread(self._epoch),
+            actor=actor,
+            reason=reason,
+            policy=self._deletion_policy,
+        )
+        scope = topic.name if topic else "all topics"
+        attributes = [run_attribute(request.batch_id)]
+        attributes += [topic_attribute(topic)] if topic else []
+        summary = f"end records of {scope} by {function}"
+        return await self.start(END_RECORDS, request, request.batch_id, summary=summary, attributes=attributes)
+
+    @property
+    def _records_queue(self) -> str:
+        return limits.records_queue(self._settings.task_queue)

@@ -1,0 +1,202 @@
+"""Stuck runs of Sexton's schedules, and the restart of a schedule.
+
+A stuck run blocks its schedule, because a schedule skips a run while the previous run is running. Runs of two schedules
+only restart endless jobs: `flush-records` and the transaction coordinators. These jobs are checked, too.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkflowExecutionResponse,
+    GetWorkflowExecutionHistoryRequest,
+)
+from temporalio.client import (
+    Client,
+    ScheduleActionExecutionStartWorkflow,
+    ScheduleActionStartWorkflow,
+    ScheduleDescription,
+    ScheduleOverlapPolicy,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from logstore.errors import InvalidInput, UnknownObject
+from workers.client.payload_encryption import get_codec
+from workers.client.schedules import RECORDS, TRANSACTIONS, describe_schedules
+from workers.client.wait_for_job import find_task_failure, innermost_failure_text
+from workflows.records.values import FLUSH_RECORDS
+from workflows.transactions.values import TRANSACTION_COORDINATOR
+
+_MIN_FAILED_TASKS: Final = 3  # a worker fails one or two tasks while it is replaced
+_MIN_FAILED_ATTEMPTS: Final = 10  # of an activity, after about four minutes with the usual pauses
+_MIN_AGE: Final = timedelta(hours=6)  # a sweep or a trim may wait that long for a large deletion
+_MAX_AGE_INTERVALS: Final = 3  # number of runs that an old run has blocked
+_MAX_COORDINATORS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledRun:
+    """Run that a schedule started, or an endless job that such runs restart."""
+
+    schedule_id: str
+    workflow_id: str
+    expected_type: str
+    max_age: timedelta | None  # None: the job is endless
+    description: DescribeWorkflowExecutionResponse
+
+    @property
+    def run_id(self) -> str:
+        return str(self.description.workflow_execution_info.execution.run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StuckRun:
+    """Scheduled run that makes no progress, with the reason."""
+
+    schedule_id: str
+    workflow_id: str
+    run_id: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"{self.schedule_id}: {self.problem}; `sexton schedule restart {self.schedule_id}` starts it anew"
+
+
+async def find_stuck_runs(client: Client) -> list[StuckRun]:
+    """Return the stuck runs of Sexton's schedules, ordered by schedule. Paused schedules are skipped."""
+    stuck_runs = list[StuckRun]()
+    for schedule in await describe_schedules(client):
+        if schedule.schedule.state.paused:
+            continue
+        async for run in _iterate_runs(client, schedule):
+            problem = await _diagnose_run(client, run)
+            if problem:
+                stuck_runs.append(
+                    StuckRun(
+                        schedule_id=run.schedule_id, workflow_id=run.workflow_id, run_id=run.run_id, problem=problem
+                    )
+                )
+    return stuck_runs
+
+
+async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
+    """End the stuck runs of a schedule and its stuck endless jobs, then start a run. Return the ended workflow ids.
+
+    No work is lost, because scheduled jobs find their open work in the catalog. A paused schedule starts no run.
+    Idempotent.
+
+    Raises:
+        UnknownObject: The namespace has no such schedule of Sexton.
+    """
+    schedules = {schedule.id: schedule for schedule in await describe_schedules(client)}
+    if schedule_id not in schedules:
+        ids = ", ".join(sorted(schedules)) or "none: `sexton schedule apply` creates them"
+        raise UnknownObject("schedule", expected=f"one of {ids}", found=schedule_id)
+    ended = list[str]()
+    async for run in _iterate_runs(client, schedules[schedule_id]):
+        if run.max_age is None and not await _diagnose_run(client, run):
+            continue
+        handle = client.get_workflow_handle(run.workflow_id, run_id=run.run_id)
+        try:
+            await handle.terminate(reason=f"sexton schedule restart {schedule_id}")
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:  # the run has ended in the meantime
+                raise
+        else:
+            ended.append(run.workflow_id)
+    if not schedules[schedule_id].schedule.state.paused:
+        # The schedule may not know yet that its run has ended, and would then skip this run.
+        await client.get_schedule_handle(schedule_id).trigger(overlap=ScheduleOverlapPolicy.BUFFER_ONE)
+    return ended
+
+
+async def _iterate_runs(client: Client, schedule: ScheduleDescription) -> AsyncIterator[ScheduledRun]:
+    action = schedule.schedule.action
+    if not isinstance(action, ScheduleActionStartWorkflow):
+        return
+    intervals = [interval.every for interval in schedule.schedule.spec.intervals]
+    max_age = max(_MIN_AGE, _MAX_AGE_INTERVALS * max(intervals, default=timedelta()))
+    scheduled_jobs = [
+        (started.workflow_id, action.workflow, max_age)
+        for execution in schedule.info.running_actions
+        if isinstance(started := execution, ScheduleActionExecutionStartWorkflow)
+    ]
+    jobs = [*scheduled_jobs, *await _list_endless_jobs(client, schedule.id)]
+    descriptions = await asyncio.gather(*(_describe_running(client, workflow_id) for workflow_id, *_ in jobs))
+    for (workflow_id, expected_type, job_max_age), description in zip(jobs, descriptions, strict=True):
+        if description is not None:
+            yield ScheduledRun(
+                schedule_id=schedule.id,
+                workflow_id=workflow_id,
+                expected_type=expected_type,
+                max_age=job_max_age,
+                description=description,
+            )
+
+
+async def _list_endless_jobs(client: Client, schedule_id: str) -> Sequence[tuple[str, str, None]]:
+    if schedule_id == RECORDS:
+        return [(FLUSH_RECORDS.id(), FLUSH_RECORDS.name, None)]
+    if schedule_id == TRANSACTIONS:
+        name = TRANSACTION_COORDINATOR.name
+        running = client.list_workflows(
+            f'WorkflowType = "{name}" AND ExecutionStatus = "Running"', limit=_MAX_COORDINATORS
+        )
+        return [(execution.id, name, None) async for execution in running]
+    return []
+
+
+async def _describe_running(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse | None:
+    try:
+        description = (await client.get_workflow_handle(workflow_id).describe()).raw_description
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    running = WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING
+    return description if description.workflow_execution_info.status == running else None
+
+
+async def _diagnose_run(client: Client, run: ScheduledRun) -> str:
+    info, task = run.description.workflow_execution_info, run.description.pending_workflow_task
+    if info.type.name != run.expected_type:
+        return f"{run.workflow_id} is held by a workflow of another type, {info.type.name!r}"
+    if unreadable := await _decryption_problem(client, run):
+        return unreadable
+    if task.attempt >= _MIN_FAILED_TASKS:
+        execution = WorkflowExecution(workflow_id=run.workflow_id, run_id=run.run_id)
+        failure = await find_task_failure(client, execution)
+        if failure:
+            return f"the workflow task of {run.workflow_id} fails again and again (attempt {task.attempt}): {failure}"
+    for activity in run.description.pending_activities:
+        if activity.attempt >= _MIN_FAILED_ATTEMPTS and activity.HasField("last_failure"):
+            name, failure = activity.activity_type.name, innermost_failure_text(activity.last_failure)
+            attempt = f"attempt {activity.attempt}"
+            return f"activity {name} of {run.workflow_id} fails again and again ({attempt}): {failure}"
+    since = info.start_time.ToDatetime(UTC)
+    if run.max_age is not None and datetime.now(UTC) - since > run.max_age:
+        return f"{run.workflow_id} has not ended since {since:%Y-%m-%dT%H:%M:%SZ}"
+    return ""
+
+
+async def _decryption_problem(client: Client, run: ScheduledRun) -> str:
+    request = GetWorkflowExecutionHistoryRequest(
+        namespace=client.namespace, execution=run.description.workflow_execution_info.execution, maximum_page_size=1
+    )
+    try:
+        (first, *_) = (await client.workflow_service.get_workflow_execution_history(request)).history.events
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended and was removed in the meantime
+            return ""
+        raise
+    try:
+        get_codec(client).decrypt(first.workflow_execution_started_event_attributes.input.payloads)
+    except InvalidInput as error:
+        lacking = f"{run.workflow_id} needs a key that this process lacks ({error})"
+        return f"{lacking}. Give it the key; if that is lost, restart"
+    return ""

@@ -1,0 +1,165 @@
+"""Promise 6: delayed messages in index buckets, and a worker that is killed while it merges two index buckets."""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import ServiceFailed
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.ports.catalog import Topic
+from logstore.positions import Position
+from logstore.validated_names import TopicName
+from workers.assembly.log_store_from_settings import open_log
+from workers.client import Sexton
+from workers.demo.independent_auditor import Auditor
+from workers.demo.promise_report import PromiseRow
+from workers.demo.waits_and_interrupts import wait_until
+from workers.settings import Settings
+
+_PART_COUNT: Final = 3
+MAX_BUCKETS: Final = _PART_COUNT - 1
+"""Maximum number of index buckets of the demo's topic. The last part exceeds this number, so that a merge starts."""
+
+DEATH_IN_MERGE: Final = f"catalog.switch_buckets.before=kill@{_PART_COUNT + 1}"
+"""Failpoint: the worker dies in the merge, after it has stored the merged index bucket and before the switch."""
+
+_SUBSCRIPTION: Final = "reminders"
+# Messages of a part: due within the demo, due after it, not delayed.
+_DUE_COUNT, _LATER_COUNT, _UNDELAYED_COUNT = 20, 5, 5
+_FIRST_DUE_MS, _DUE_SPREAD_MS, _LATER_MS = 5_000, 6_000, 3_600_000
+_MAX_ENTRIES_PER_RECEIVE: Final = 100
+
+
+@dataclass(slots=True)
+class DeliveryRecord:
+    """Deliveries of one topic."""
+
+    topic: Topic
+    received: list[tuple[Position, int]] = field(default_factory=list)  # position, and time in milliseconds since 1970
+    ended_ms: int = 0  # end of the last consumer
+
+
+class DelayedTopic:
+    """Topic with delayed messages, and a consumer that acknowledges every entry it receives."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._began_ms = time.time_ns() // 1_000_000
+        with open_log(settings) as log:
+            name = TopicName.parse("persistent://demo/shop/reminders").encoded
+            self.record = DeliveryRecord(topic=log.catalog.topics.create(name, RetentionPolicy()))
+            log.subscriptions.subscribe(self.record.topic.topic_id, _SUBSCRIPTION, latest=False)
+        self._pool = ThreadPoolExecutor(1)
+        self._consume()
+
+    async def seal_until_death(self, has_died: Callable[[], bool]) -> None:
+        async with await Sexton.connect(self._settings) as sexton:
+            for part in range(_PART_COUNT):
+                await asyncio.to_thread(self._append, part)
+                sealing = await sexton.seal_buckets(self.record.topic, reason="demo", actor="sexton demo")
+                if part < _PART_COUNT - 1:
+                    await _await_seal(asyncio.ensure_future(sealing.result()), has_died)
+        if not await wait_until(has_died):
+            raise ServiceFailed("worker-2", "it did not die in the merge of two buckets", advice="read its log")
+
+    def replace_consumer(self) -> None:
+        """End the consumer and start a new consumer, which knows only the stored acknowledgements."""
+        self._end_consumer()
+        self._consume()
+
+    async def finish(self) -> None:
+        async with await Sexton.connect(self._settings) as sexton:
+            await (await sexton.merge_buckets(self.record.topic, reason="demo", actor="sexton demo")).result()
+        expected_count = _PART_COUNT * (_DUE_COUNT + _UNDELAYED_COUNT)
+        received, consumer = self.record.received, self._consumer
+        await wait_until(lambda: len(received) >= expected_count or consumer.done())
+        self._end_consumer()
+        self.record.ended_ms = time.time_ns() // 1_000_000
+
+    def _append(self, part: int) -> None:
+        due_times = [
+            self._began_ms + _FIRST_DUE_MS + (index * 7 + part) % _DUE_COUNT * _DUE_SPREAD_MS // _DUE_COUNT
+            for index in range(_DUE_COUNT)
+        ]
+        later_times = [self._began_ms + _LATER_MS + index for index in range(_LATER_COUNT)]
+        times = [*due_times, *([None] * _UNDELAYED_COUNT), *later_times]
+        entries = [NewEntry(payload=b"%d" % part, deliver_at_ms=time_ms) for time_ms in times]
+        with open_log(self._settings) as log:
+            log.managed.append(self.record.topic, ProducedEntries(entries=entries))
+
+    def _consume(self) -> None:
+        self._ended = threading.Event()
+        self._consumer: Future[None] = self._pool.submit(self._receive, self._ended)
+
+    def _receive(self, ended: threading.Event) -> None:
+        with (
+            open_log(self._settings) as log,
+            log.delivery.consumer(self.record.topic, _SUBSCRIPTION) as consumer,
+        ):
+            while not ended.is_set():
+                positions = [entry.position for entry in consumer.receive(_MAX_ENTRIES_PER_RECEIVE)]
+                now_ms = time.time_ns() // 1_000_000
+                self.record.received.extend((position, now_ms) for position in positions)
+                if positions:
+                    topic_id = self.record.topic.topic_id
+                    log.subscriptions.acknowledge(topic_id, _SUBSCRIPTION, positions=tuple(positions))
+                else:
+                    consumer.wait(0.2)
+
+    def _end_consumer(self) -> None:
+        self._ended.set()
+        self._consumer.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._pool.shutdown()
+
+
+async def _await_seal(sealed: "asyncio.Future[object]", has_died: Callable[[], bool]) -> None:
+    while not sealed.done():
+        if has_died():
+            sealed.cancel()
+            raise ServiceFailed("worker-2", "it died before there were two buckets to merge", advice="read its log")
+        await asyncio.sleep(0.05)
+    sealed.result()
+
+
+def check_delayed(auditor: Auditor, record: DeliveryRecord) -> PromiseRow:
+    """Check deliveries, the index buckets of waiting messages, and the deletion of merged index buckets."""
+    due_ms_by_entry = auditor.read_delivery_times_ms(record.topic.topic_id)
+    buckets = auditor.read_buckets(record.topic.topic_id)
+    retired_buckets = auditor.read_retired_buckets(record.topic.topic_id)
+    deliveries = Counter((int(position.ledger_id), position.entry_id) for position, _ in record.received)
+    waiting = Counter(entry for entries in buckets.values() for entry in entries)
+    problems = [f"entry {entry} was delivered {count} times" for entry, count in deliveries.items() if count > 1]
+    problems += [
+        f"entry {position} was delivered {early_ms} ms early"
+        for position, at_ms in record.received
+        if (early_ms := (due_ms_by_entry[int(position.ledger_id), position.entry_id] or 0) - at_ms) > 0
+    ]
+    for entry, due_ms in due_ms_by_entry.items():
+        if (due_ms or 0) <= record.ended_ms:
+            problems += [] if entry in deliveries else [f"entry {entry} was never delivered"]
+        elif waiting[entry] != 1:
+            problems.append(f"entry {entry} waits in {waiting[entry]} buckets")
+    is_merged = len(buckets) <= MAX_BUCKETS and len(retired_buckets) > _PART_COUNT - MAX_BUCKETS
+    if not is_merged:
+        problems.append(f"{len(buckets)} buckets and {len(retired_buckets)} retired ones after a merge of two")
+    problems += [f"bucket {bucket} is listed and retired" for bucket in retired_buckets & buckets.keys()]
+    evidence = (
+        f"worker killed in the merge of two buckets; {len(deliveries)} messages delivered once, none early;"
+        f" {len(due_ms_by_entry) - len(deliveries)} wait, each in one of {len(buckets)} buckets"
+    )
+    return PromiseRow.from_problems("6 no delayed message lost or early", problems, evidence)

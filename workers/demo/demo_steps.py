@@ -1,0 +1,267 @@
+"""Steps of the demo, from start to end."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+
+from infra.stack import embedded_stack
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
+from logstore import failpoints
+from logstore.errors import ServiceFailed
+from logstore.log.ledger_object_keys import ledger_prefix
+from workers.assembly.log_store_from_settings import open_log
+from workers.client import Sexton
+from workers.demo.delayed_messages import DEATH_IN_MERGE, MAX_BUCKETS, DelayedTopic, check_delayed
+from workers.demo.independent_auditor import Auditor, BucketContents
+from workers.demo.lost_database import check_records, lose_and_rebuild
+from workers.demo.planted_orphans import check_orphans, plant_orphans, reconcile
+from workers.demo.promise_report import (
+    DemoReport,
+    FenceByBundle,
+    PromiseRow,
+    check_crash,
+    check_damage,
+    check_deleted,
+    check_foreign,
+    check_needed,
+    check_takeover,
+)
+from workers.demo.temporary_homes import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
+from workers.demo.transactions import DEATH_IN_BROADCAST, check_transactions, run_transactions
+from workers.demo.waits_and_interrupts import InterruptHandler, wait_until
+from workers.demo.written_topics import WrittenTopic, count_deletable_ledgers, write_topics
+from workers.operations.embedded_stack import (
+    ANY_PORTS,
+    prepare_catalog_and_namespace,
+    stack_options,
+    start_worker,
+    with_stack_addresses,
+)
+from workers.settings import Settings
+from workflows.deletion.values import TrimTopicResult
+
+_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH = "worker-1", "worker-2", "worker-3", "worker-4", "worker-5"
+_WORKER_ENV = {
+    **ANY_PORTS,
+    "SEXTON_OWNERSHIP": "zookeeper",
+    "SEXTON_SESSION_TIMEOUT": "4s",  # the bundles of a killed worker are free after that time
+}
+_MAX_CHUNKS_BEFORE_DEATH = 6  # the worker dies in the last chunk before it deletes any `meta.json`
+_FOREIGN_KEYS = (
+    "another-application/ledgers/00/0000000000000000/00000000.parquet",
+    "ledgers/ff/00000000000fffff/0123456789abcdef.meta.json",
+    "ledgers/ff/00000000000fffff/00000000.parquet",
+    "readme.txt",
+)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WorkerDeath:
+    """State of the catalog when the first worker died."""
+
+    finished: int  # number of deletions
+    unfinished: int
+    fences: FenceByBundle
+
+
+def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_progress: Say) -> DemoReport:
+    """Run the main jobs on a temporary stack, and check every promise from outside.
+
+    The demo takes names and limits from `settings`, and uses its own home, ports and addresses. `topics` is at least 1,
+    and `ledgers` of each topic at least 2. `keep` leaves the stack running.
+
+    Raises:
+        ServiceFailed: A server or a worker could not be started, the first worker did not die, or the stack could not
+            be removed.
+        KeyboardInterrupt: A signal asked the demo to end. The message says whether the stack is gone.
+    """
+    if not keep:
+        remove_abandoned_homes(on_progress)
+    with InterruptHandler(keep=keep) as interrupts:
+        home = interrupts.home = make_home()
+        demo_settings = _demo_settings(settings, home, topics, ledgers)
+        if keep:
+            with interrupts.interruptible():
+                return replace(_run_story(demo_settings, topics, ledgers, on_progress), is_kept=True)
+        try:
+            with interrupts.interruptible():
+                mark_home_in_use(home)
+                return _run_story(demo_settings, topics, ledgers, on_progress)
+        finally:
+            if not interrupts.has_given_up:
+                on_progress("stopping what was started")
+                remove_home(home)
+
+
+def _demo_settings(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
+    """Return settings without outside services. Chunks are small, so that a worker can die between two chunks."""
+    return settings.without_services().with_changes(
+        home=home,
+        database_url="",
+        bulk_dir="",
+        deletion_chunk=max(1, topics * ledgers // 24),
+        deletion_parallelism=2,
+        delayed_buckets=MAX_BUCKETS,
+        delayed_tolerance=0,
+        deployment_name="",  # the demo uses no Worker Versioning
+    )
+
+
+def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
+    started_s = time.monotonic()
+    addresses = embedded_stack.up(stack_options(settings, free_ports=True, in_memory=True), on_progress=say)
+    settings = with_stack_addresses(settings, addresses)
+    prepare_catalog_and_namespace(settings)
+    auditor = Auditor(settings)
+    with ThreadPoolExecutor(1) as pool, open_log(settings) as log:
+        # The worker kills itself half way, or at the first chunk if there is only one.
+        chunks = sum(ceil(count / settings.deletion_chunk) for count in count_deletable_ledgers(topics, ledgers))
+        death_chunk = max(1, min(_MAX_CHUNKS_BEFORE_DEATH, chunks // 2))
+        fatal_env = {failpoints.ENVIRONMENT_VARIABLE: f"storage.delete_data.after=kill@{death_chunk}", **_WORKER_ENV}
+        first = pool.submit(start_worker, settings, name=_FIRST, extra_env=fatal_env, isolated=True, on_progress=say)
+        written = list(write_topics(log, topics=topics, ledgers=ledgers, say=say))
+        first.result()
+    planted = [*_FOREIGN_KEYS, *_choose_ledger_for_foreign_object(written)]
+    for key in planted:
+        auditor.plant(key, b"not Sexton's")
+    before = auditor.list_objects()
+    results, death = asyncio.run(_trim_through_a_crash(settings, auditor, written, say))
+    after = auditor.list_objects()
+    say("trimming once more")
+    asyncio.run(_trim_again(settings, written))
+    is_unchanged = auditor.list_objects() == after
+    say(f"waiting until {_SECOND} owns every bundle")
+    fences = asyncio.run(_wait_until_owned_by(auditor, bundles=settings.bundles, by=_SECOND))
+    with open_log(settings) as log:
+        takeover = check_takeover(log.catalog.deletions, death.fences, fences)
+        say("flipping bits of a stored segment")
+        damage = check_damage(auditor, log.managed, written[0])
+    promises = [
+        check_needed(auditor, before, after, written),
+        check_deleted(auditor, before, after, written),
+        check_foreign(before, after, planted),
+        takeover,
+        check_crash(finished=death.finished, unfinished=death.unfinished, repeat_is_harmless=is_unchanged),
+    ]
+    say("planting orphans, and looking for them with Spark")
+    orphans = _reconcile_orphans(settings, auditor, written)
+    promises[3:3] = _show_transactions_and_delays(settings, auditor, say)
+    promises.insert(4, _lose_and_rebuild_catalog(settings, auditor, say))
+    return DemoReport(
+        promises=promises,
+        orphans=orphans,
+        damage=damage,
+        counts=_count_results(written, before, after, results),
+        ui=addresses.ui,
+        home=str(settings.home),
+        is_kept=False,
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def _reconcile_orphans(settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic]) -> PromiseRow:
+    orphans = plant_orphans(auditor, written)
+    before = auditor.list_objects(), auditor.list_objects(tiered=True)
+    outcome = asyncio.run(reconcile(settings))
+    return check_orphans(before, (auditor.list_objects(), auditor.list_objects(tiered=True)), orphans, outcome)
+
+
+def _show_transactions_and_delays(settings: Settings, auditor: Auditor, say: Say) -> list[PromiseRow]:
+    home = StackHome.at(settings.home)
+    second, third = ServiceProcess(_SECOND, home), ServiceProcess(_THIRD, home)
+
+    def replace_worker() -> None:
+        say(f"{_THIRD} was killed by SIGKILL in the middle of the broadcast")
+        start_worker(settings, name=_FOURTH, extra_env=_WORKER_ENV, isolated=True, on_progress=say)
+
+    say("delaying messages, sealing three buckets of them and merging two")
+    with DelayedTopic(settings) as delayed_topic:
+        asyncio.run(delayed_topic.seal_until_death(lambda: second.find_process() is None))
+        say(f"{_SECOND} was killed by SIGKILL in the middle of the merge")
+        fatal_env = {failpoints.ENVIRONMENT_VARIABLE: DEATH_IN_BROADCAST, **_WORKER_ENV}
+        start_worker(settings, name=_THIRD, extra_env=fatal_env, isolated=True, on_progress=say)
+        delayed_topic.replace_consumer()
+        say("committing one transaction and aborting another over three topics and a subscription")
+        outcome = asyncio.run(run_transactions(settings, lambda: third.find_process() is None, replace_worker))
+        say("waiting for the merge, and for messages that are still to come")
+        asyncio.run(delayed_topic.finish())
+    return [check_transactions(settings, auditor, outcome), check_delayed(auditor, delayed_topic.record)]
+
+
+def _lose_and_rebuild_catalog(settings: Settings, auditor: Auditor, say: Say) -> PromiseRow:
+    say("deleting ledgers durably and plainly")
+    fourth = ServiceProcess(_FOURTH, StackHome.at(settings.home))
+    lost = asyncio.run(lose_and_rebuild(settings, fourth.kill, say))
+    row = check_records(auditor, lost)
+    start_worker(settings, name=_FIFTH, extra_env=_WORKER_ENV, isolated=True, on_progress=say)
+    return row
+
+
+def _choose_ledger_for_foreign_object(written: Sequence[WrittenTopic]) -> list[str]:
+    """Choose a ledger that will be detached. Return the key of a foreign object under the ledger's prefix."""
+    for written_topic in written:
+        if len(written_topic.to_delete) > 1:
+            written_topic.contested.add(written_topic.to_delete[0])
+            return [f"{ledger_prefix(written_topic.to_delete[0])}another-application.parquet"]
+    return []
+
+
+async def _trim_through_a_crash(
+    settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic], say: Say
+) -> tuple[list[TrimTopicResult], "_WorkerDeath"]:
+    fences = await _wait_until_owned_by(auditor, bundles=settings.bundles, by=_FIRST)
+    sexton = await Sexton.connect(settings)
+    say("trimming every topic")
+    reason, actor = "demo", "sexton demo"
+    handles = [await sexton.trim_topic(written_topic.topic, reason=reason, actor=actor) for written_topic in written]
+    process = ServiceProcess(_FIRST, StackHome.at(settings.home))
+    if not await wait_until(lambda: process.find_process() is None):
+        raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
+    states = [state for state, _ in auditor.read_intents().values()]
+    death = _WorkerDeath(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
+    say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
+    fatal_env = {failpoints.ENVIRONMENT_VARIABLE: DEATH_IN_MERGE, **_WORKER_ENV}
+    await asyncio.to_thread(start_worker, settings, name=_SECOND, extra_env=fatal_env, isolated=True, on_progress=say)
+    say("waiting for the trims")
+    return [await handle.result() for handle in handles], death
+
+
+async def _wait_until_owned_by(auditor: Auditor, *, bundles: int, by: str) -> FenceByBundle:
+    fences: FenceByBundle = {}
+
+    def is_owned() -> bool:
+        nonlocal fences
+        fences = auditor.read_fences()
+        return sum(worker_id.startswith(by) for _, worker_id in fences.values()) == bundles
+
+    if not await wait_until(is_owned):
+        raise ServiceFailed(by, "it did not acquire every bundle", advice="read its log")
+    return fences
+
+
+async def _trim_again(settings: Settings, written: Sequence[WrittenTopic]) -> None:
+    sexton = await Sexton.connect(settings)
+    for written_topic in written:
+        handle = await sexton.trim_topic(written_topic.topic, reason="demo, once more", actor="sexton demo")
+        await handle.result()
+
+
+def _count_results(
+    written: Sequence[WrittenTopic], before: BucketContents, after: BucketContents, results: Sequence[TrimTopicResult]
+) -> dict[str, int]:
+    return {
+        "topics": len(written),
+        "ledgers": sum(len(written_topic.payloads) for written_topic in written),
+        "detached": sum(result.detached for result in results),
+        "deleted": sum(result.deleted for result in results),
+        "kept": sum(len(written_topic.needed) for written_topic in written),
+        "objects_before": len(before.etags),
+        "objects_after": len(after.etags),
+    }

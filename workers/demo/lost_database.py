@@ -1,0 +1,176 @@
+"""Promise 5: durable deletes survive the loss of the database.
+
+The demo deletes some ledgers durably and some without tombstones. Then it removes the catalog's file while a writer
+appends. The rebuilt catalog must have every entry whose append succeeded, even an entry that is in no flush.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from logstore.deletion.retention import RetentionPolicy
+from logstore.errors import ServiceFailed
+from logstore.log.entries import NewEntry, ProducedEntries
+from logstore.ports.catalog import Topic
+from logstore.positions import LedgerId
+from logstore.validated_names import TopicName
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
+from workers.client import Sexton
+from workers.demo.independent_auditor import Auditor
+from workers.demo.promise_report import PromiseRow
+from workers.demo.waits_and_interrupts import WAIT_TIMEOUT_S, wait_until
+from workers.settings import Settings
+
+_CLOSED_LEDGERS: Final = 6
+_SUBSCRIPTION: Final = "billing"
+_APPEND_PAUSE_S: Final = 0.01
+
+EntryPosition = tuple[int, int]
+
+
+@dataclass(slots=True)
+class LostDatabase:
+    """Entries and ledgers before the loss, and the result of the rebuild."""
+
+    topic: Topic
+    answered_payloads: dict[EntryPosition, bytes] = field(default_factory=dict)  # of appends that succeeded
+    durably_deleted: list[LedgerId] = field(default_factory=list)
+    plainly_deleted: list[LedgerId] = field(default_factory=list)
+    unflushed_entries: int = 0  # appended, but in no flush
+    rebuild_result: dict[str, Any] = field(default_factory=dict)  # JSON of the command
+
+
+async def lose_and_rebuild(
+    settings: Settings, end_worker: Callable[[], object], say: Callable[[str], None]
+) -> LostDatabase:
+    """Delete ledgers and flush. Then remove the database while a writer appends, and rebuild it by the command."""
+    with open_log(settings) as log:
+        lost = _write_ledgers(log)
+    async with await Sexton.connect(settings) as sexton:
+        await _delete_ledgers(sexton, lost)
+        await (await sexton.flush_records("demo", "sexton demo")).result()
+    flushed_count = len(lost.answered_payloads)
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        writer = pool.submit(_append_until_ended, settings, lost, ended)
+        await wait_until(lambda: len(lost.answered_payloads) > flushed_count + 10 or writer.done())
+        end_worker()
+        say("removing the whole database while a writer is at work")
+        _remove_database(settings)
+        ended.set()
+        _await_writer(writer)
+    lost.unflushed_entries = len(lost.answered_payloads) - flushed_count
+    say("rebuilding it from the record log and from what storage holds")
+    lost.rebuild_result = _rebuild_catalog(settings)
+    return lost
+
+
+def check_records(auditor: Auditor, lost: LostDatabase) -> PromiseRow:
+    """Check that durably deleted ledgers are in no table and no bucket, and that other entries are readable."""
+    problems: list[str] = []
+    contents, ledger_ids = auditor.list_objects(), auditor.read_ledger_ids()
+    for ledger_id in lost.durably_deleted:
+        problems += [f"ledger {ledger_id}, deleted durably, has returned"] if ledger_id in ledger_ids else []
+        problems += [f"{key} is still there" for key in contents.keys_of_ledger(ledger_id)]
+    lost_tombstones = set(lost.durably_deleted) - auditor.read_tombstones()
+    problems += [f"tombstone of {ledger_id} is lost" for ledger_id in sorted(lost_tombstones)]
+    relisted = auditor.read_listed_ledgers(lost.topic.topic_id) & set(lost.plainly_deleted)
+    problems += [f"ledger {ledger_id}, deleted plainly, is listed again" for ledger_id in sorted(relisted)]
+    payloads = auditor.read_entries(lost.topic.topic_id)
+    deleted = {*lost.durably_deleted, *lost.plainly_deleted}
+    problems += [
+        f"entry {position} was answered and is not readable as it was"
+        for position, payload in lost.answered_payloads.items()
+        if position[0] not in deleted and payloads.get(position) != payload
+    ]
+    problems += ["the writer was not at work when the database went"] if not lost.unflushed_entries else []
+    missing = lost.rebuild_result["missing_data"]
+    problems += [f"{missing} ledgers lack data, as the rebuild says"] if missing else []
+    records, segments = lost.rebuild_result["records"], lost.rebuild_result["adopted_segments"]
+    evidence = (
+        f"database lost and rebuilt: {records} records, {segments} segments adopted;"
+        f" {len(lost.durably_deleted)} ledgers deleted durably stay gone; all {len(lost.answered_payloads)} answered"
+        f" entries accounted for, {lost.unflushed_entries} of them in no flush"
+    )
+    return PromiseRow.from_problems("5 a durable delete never returns", problems, evidence)
+
+
+def _write_ledgers(log: LogStore) -> LostDatabase:
+    name = TopicName.parse("persistent://demo/shop/records").encoded
+    lost = LostDatabase(topic=log.catalog.topics.create(name, RetentionPolicy()))
+    log.subscriptions.subscribe(lost.topic.topic_id, _SUBSCRIPTION, latest=False)
+    for number in range(_CLOSED_LEDGERS):
+        last = _append(log, lost, b"ledger %d" % number)
+        log.managed.roll(lost.topic)
+        (lost.durably_deleted if number < _CLOSED_LEDGERS // 2 else lost.plainly_deleted).append(LedgerId(last[0]))
+    result = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
+    if result.first is not None:
+        lost.answered_payloads[int(result.first.ledger_id), result.first.entry_id] = b"behind"
+        log.subscriptions.acknowledge(lost.topic.topic_id, _SUBSCRIPTION, up_to=result.first)
+    return lost
+
+
+def _append(log: LogStore, lost: LostDatabase, payload: bytes) -> EntryPosition:
+    result = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=payload)]))
+    if result.first is None:
+        raise ServiceFailed("demo", "an append was taken for a duplicate", advice="run it again")
+    position = (int(result.first.ledger_id), result.first.entry_id)
+    lost.answered_payloads[position] = payload
+    return position
+
+
+async def _delete_ledgers(sexton: Sexton, lost: LostDatabase) -> None:
+    """Flush, then delete ledgers. Blocks have the ledgers' records then, so only tombstones prevent a return."""
+    await (await sexton.flush_records("demo", "sexton demo")).result()
+    deletion = await sexton.delete_ledgers(lost.topic, lost.durably_deleted, reason="demo", actor="sexton demo")
+    await deletion.result()
+    await (await sexton.trim_topic(lost.topic, reason="demo", actor="sexton demo")).result()
+
+
+def _append_until_ended(settings: Settings, lost: LostDatabase, ended: threading.Event) -> None:
+    with open_log(settings) as log:
+        number = 0
+        while not ended.wait(_APPEND_PAUSE_S):
+            _append(log, lost, b"late %d" % number)
+            number += 1
+
+
+def _await_writer(writer: "Future[None]") -> None:
+    """Wait for the writer, whose last append may fail because the database is gone."""
+    fault = writer.exception(timeout=WAIT_TIMEOUT_S)
+    if fault is not None and not isinstance(fault, Exception):
+        raise fault
+
+
+def _remove_database(settings: Settings) -> None:
+    path = Path(unquote(settings.database_url.removeprefix("sqlite:///")))
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
+
+
+def _rebuild_catalog(settings: Settings) -> dict[str, Any]:
+    other_env = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
+    argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "--json"]
+    completed = subprocess.run(
+        [*argv, "records", "rebuild", "--into", settings.database_url],
+        cwd=settings.home,
+        env=other_env | settings.environment(),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_TIMEOUT_S,
+        check=False,
+    )
+    if completed.returncode:
+        error = completed.stderr[-500:].strip()
+        raise ServiceFailed("sexton records rebuild", error, advice="read what it says")
+    result: dict[str, Any] = json.loads(completed.stdout)
+    return result

@@ -1,0 +1,197 @@
+"""Report of the demo, and the checks of its promises."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, Self
+
+from logstore.deletion.intents import Outcome
+from logstore.errors import CorruptData, NotOwner
+from logstore.log.services import ManagedLedger
+from logstore.ownership import BundleId, Lease
+from logstore.ports.catalog import Deletions, IntentResult
+from logstore.positions import LedgerId, Position
+from workers.demo.independent_auditor import Auditor, BucketContents
+from workers.demo.written_topics import WrittenTopic
+from workers.pages.value_formats import select_fields
+
+FenceByBundle = Mapping[int, tuple[int, str]]
+"""Number of acquisitions and last owner, by bundle."""
+
+_FLIP_POSITIONS = (0.1, 0.5, 0.9)  # as shares of an object's length
+_NO_CHANGE: Final = IntentResult(
+    row_id=-1, outcome=Outcome.DELETED
+)  # changes nothing, but needs a valid lease like any write
+_REFUSED_INTENT = ("DEAD_LETTERED", "METADATA_MISMATCH")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromiseRow:
+    """Promise with its evidence, or with its first problem."""
+
+    promise: str
+    ok: bool
+    seen: str
+
+    @classmethod
+    def from_problems(cls, promise: str, problems: Sequence[str], evidence: str) -> Self:
+        return cls(promise=promise, ok=not problems, seen=problems[0] if problems else evidence)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoReport:
+    """Result of the demo."""
+
+    promises: Sequence[PromiseRow]
+    orphans: PromiseRow
+    damage: PromiseRow  # flipped bits
+    counts: dict[str, int]
+    ui: str
+    home: str
+    is_kept: bool  # the stack still runs
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return all(row.ok for row in (*self.promises, self.orphans, self.damage))
+
+    @property
+    def rows(self) -> list[dict[str, object]]:
+        rows: list[dict[str, object]] = [
+            {"promise": row.promise, "held": "yes" if row.ok else "NO", "seen": row.seen}
+            for row in (*self.promises, self.orphans, self.damage)
+        ]
+        rows.append(
+            {"promise": "Web UI", "held": "", "seen": self.ui if self.is_kept else f"{self.ui} (--keep leaves it up)"}
+        )
+        if self.is_kept:
+            stop = f"sexton --home {self.home} down && rm -r {self.home}"
+            rows.append({"promise": "to stop it", "held": "", "seen": stop})
+        return rows
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "ok": self.ok,
+            **self.counts,
+            "promises": [select_fields(row, "promise ok seen") for row in self.promises],
+            "orphans": select_fields(self.orphans, "ok seen"),
+            "flipped_bits": select_fields(self.damage, "ok seen"),
+            **select_fields(self, "ui home"),
+            "running": self.is_kept,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def check_needed(
+    auditor: Auditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
+) -> PromiseRow:
+    """Check promise 1: needed ledgers are listed, their objects are unchanged, and all entries are readable."""
+    problems: list[str] = []
+    entry_count = 0
+    for written in topics:
+        unlisted = set(written.needed) - auditor.read_listed_ledgers(written.topic.topic_id)
+        problems += [f"ledger {ledger_id} is not listed" for ledger_id in sorted(unlisted)]
+        for ledger_id in written.needed:
+            keys = before.keys_of_ledger(ledger_id)
+            problems += [f"{key} changed" for key in keys if after.etags.get(key) != before.etags[key]]
+            if auditor.read_payloads(ledger_id) != written.payloads[ledger_id]:
+                problems.append(f"ledger {ledger_id} reads differently")
+            entry_count += len(written.payloads[ledger_id])
+    ledger_count = sum(len(written.needed) for written in topics)
+    evidence = f"{ledger_count} ledgers untouched, all {entry_count} entries read back"
+    return PromiseRow.from_problems("1 nothing in use is deleted", problems, evidence)
+
+
+def check_deleted(
+    auditor: Auditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
+) -> PromiseRow:
+    """Check promise 2: detached ledgers are gone from list and storage, or are dead letters with a reason."""
+    intents = auditor.read_intents()
+    deletable = [ledger_id for written in topics for ledger_id in written.deletable]
+    contested = [ledger_id for written in topics for ledger_id in sorted(written.contested)]
+    problems = [f"{key} is still there" for ledger_id in deletable for key in after.keys_of_ledger(ledger_id)]
+    for written in topics:
+        still_listed = set(written.to_delete) & auditor.read_listed_ledgers(written.topic.topic_id)
+        problems += [f"ledger {ledger_id} is still listed" for ledger_id in sorted(still_listed)]
+    expected: dict[int, tuple[str, str | None]] = dict.fromkeys(deletable, ("DELETED", "DELETED"))
+    expected |= dict.fromkeys(contested, _REFUSED_INTENT)
+    for ledger_id in sorted({*expected, *intents}):
+        intent = intents.get(ledger_id)
+        # The killed worker may have deleted the objects before it died.
+        was_gone = intent == ("DELETED", "ALREADY_GONE") and ledger_id in deletable
+        if intent != expected.get(ledger_id) and not was_gone:
+            problems.append(f"intent of ledger {ledger_id}: expected {expected.get(ledger_id)}, found {intent}")
+    problems += [
+        f"{key} of a refused ledger is gone"
+        for ledger_id in contested
+        for key in before.keys_of_ledger(ledger_id)
+        if key not in after.etags
+    ]
+    refusals = f"; {len(contested)} refused, kept whole and listed as a dead letter" if contested else ""
+    evidence = f"{len(deletable)} ledgers detached and deleted, 0 objects of them left{refusals}"
+    text = problems[0] if problems else evidence
+    return PromiseRow(promise="2 what is detached is deleted", ok=not problems and bool(deletable), seen=text)
+
+
+def check_foreign(before: BucketContents, after: BucketContents, planted: Sequence[str]) -> PromiseRow:
+    """Check promise 3: objects of other applications in the bucket are unchanged."""
+    problems = [f"{key} was touched" for key in planted if after.etags.get(key) != before.etags[key]]
+    evidence = f"{len(planted)} objects of others untouched"
+    return PromiseRow.from_problems("3 nothing of others is touched", problems, evidence)
+
+
+def check_takeover(deletions: Deletions, before: FenceByBundle, after: FenceByBundle) -> PromiseRow:
+    """Check promise 7: leases of the killed worker are refused, and leases of its successor are accepted."""
+    refused = sum(not _is_accepted(deletions, *lease) for lease in before.items())
+    accepted = sum(_is_accepted(deletions, *lease) for lease in after.items())
+    ok = refused == len(before) > 0 and accepted == len(after)
+    dead_leases = f"{refused} of the killed worker's {len(before)}"
+    live_leases = f"{accepted} of its successor's {len(after)}"
+    evidence = f"{dead_leases} leases refused, {live_leases} accepted"
+    return PromiseRow(promise="7 only the owner writes", ok=ok, seen=evidence)
+
+
+def _is_accepted(deletions: Deletions, bundle: int, fence: tuple[int, str]) -> bool:
+    lease = Lease(bundle=BundleId(bundle), fence=fence[0], worker_id=fence[1])
+    try:
+        deletions.under(lease).finish([_NO_CHANGE], holder="sexton demo")
+    except NotOwner:
+        return False
+    return True
+
+
+def check_crash(*, finished: int, unfinished: int, repeat_is_harmless: bool) -> PromiseRow:
+    """Check promise 8: another worker finished the work of a killed worker, and a second trim changed nothing."""
+    ok = unfinished > 0 and repeat_is_harmless
+    repetition = "changed nothing" if repeat_is_harmless else "CHANGED SOMETHING"
+    evidence = (
+        f"worker killed with {finished} deletions done and {unfinished} to do; another went on; a second trim"
+        f" {repetition}"
+    )
+    return PromiseRow(promise="8 survives kill -9, twice is once", ok=ok, seen=evidence)
+
+
+def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) -> PromiseRow:
+    """Check that a read of a segment with a flipped bit fails or returns the written entries."""
+    ledger_id = written.needed[0]
+    key = next(key for key in auditor.list_objects().keys_of_ledger(ledger_id) if key.endswith(".parquet"))
+    refused_count, problem = 0, ""
+    for part in _FLIP_POSITIONS:
+        with auditor.flip_bit(key, part):
+            try:
+                is_right = _read_payloads(log, written, ledger_id) == written.payloads[ledger_id]
+            except CorruptData:
+                refused_count += 1
+            else:
+                problem = problem or ("" if is_right else f"{key} was read with a flipped bit")
+    if _read_payloads(log, written, ledger_id) != written.payloads[ledger_id]:
+        problem = problem or f"{key} was mended and reads differently"
+    flips = f"{len(_FLIP_POSITIONS)} bits flipped in a segment in use"
+    text = problem or f"{flips}: {refused_count} times refused, never read as another"
+    return PromiseRow(promise="a flipped bit is never read", ok=not problem and refused_count > 0, seen=text)
+
+
+def _read_payloads(log: ManagedLedger, written: WrittenTopic, ledger_id: LedgerId) -> list[bytes]:
+    entry_count = len(written.payloads[ledger_id])
+    entries = log.scan(written.topic, from_position=Position(ledger_id, 0))
+    return [entry.payload or b"" for entry in islice(entries, entry_count)]

@@ -1,0 +1,100 @@
+"""Temporary stack home of the demo, which is removed together with its servers."""
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from infra.stack import embedded_stack
+from infra.stack.service_process import ServiceProcess
+from infra.stack.stack_home import StackHome
+from logstore.errors import ServiceFailed
+from workers.operations.service_checks import WORKER
+
+_PREFIX: Final = "sexton-demo-"
+_SERVICE_NAME: Final = "demo"
+_LOCK_FILE: Final = "demo.lock"  # a home with this file may be removed once no process has the lock
+_MAX_ATTEMPTS: Final = 20
+_RETRY_PAUSE_S: Final = 0.25  # time for a full or slow disk, or for a process that is just starting
+
+
+def make_home() -> Path:
+    """Create an empty folder among the temporary files."""
+    return Path(tempfile.mkdtemp(prefix=_PREFIX))
+
+
+def mark_home_in_use(home: Path) -> int:
+    """Lock the home, so that later demos can remove it once this process is dead. Return the locked descriptor.
+
+    The lock ends only with its process. A start time would prove nothing, because it changes with the clock.
+    """
+    at_home = StackHome.at(home)
+    at_home.prepare()
+    with at_home.translate_disk_errors():
+        descriptor, temporary_path = tempfile.mkstemp(dir=home)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        Path(temporary_path).rename(home / _LOCK_FILE)  # after the lock: a demo removes a home with an unlocked file
+    return descriptor
+
+
+def remove_abandoned_homes(say: Callable[[str], None]) -> None:
+    """Remove homes of this user's killed demos, with their processes. A home without a lock file stays."""
+    for home in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        try:
+            if _is_abandoned(home):
+                say(f"removing {home}, which a demo that was killed has left")
+                remove_home(home)
+        except (ServiceFailed, OSError) as fault:
+            say(str(fault))
+
+
+def _is_abandoned(home: Path) -> bool:
+    status = home.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():  # lock files of other users prove nothing
+        return False
+    try:
+        descriptor = os.open(home / _LOCK_FILE, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def remove_home(home: Path) -> None:
+    """Kill workers and servers without a drain, then delete the home.
+
+    Raises:
+        ServiceFailed: A process does not end, or the folder cannot be removed within seconds.
+    """
+    for remaining_attempts in reversed(range(_MAX_ATTEMPTS)):
+        try:
+            _kill_processes(StackHome.at(home))
+            shutil.rmtree(home)
+        except FileNotFoundError:  # another demo removes the same home: the next attempt shows the result
+            pass
+        except OSError as fault:
+            if not remaining_attempts:
+                problem = f"{home} cannot be removed ({fault.filename}: {fault.strerror})"
+                raise ServiceFailed(_SERVICE_NAME, problem, advice=f"remove it with `rm -r {home}`") from fault
+        if not home.exists():
+            return
+        time.sleep(_RETRY_PAUSE_S)
+    raise ServiceFailed(_SERVICE_NAME, f"{home} is made again and again", advice="end the processes that write there")
+
+
+def _kill_processes(home: StackHome) -> None:
+    with ExitStack() as kills:
+        kills.callback(embedded_stack.kill, home.root)
+        for path in home.pids.glob(f"{WORKER}*.json"):
+            kills.callback(ServiceProcess(path.stem, home).kill)

@@ -1,0 +1,155 @@
+"""Background work of a worker: span files, snapshots, pins of rebuilds, and whether its database is still current."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, Final
+
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from infra.telemetry.span_files import prune_span_files
+from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
+from logstore.ports.catalog import Records
+from logstore.ports.objects import OwnedStore
+from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.publishing import require_current
+from workers.assembly.log_store import LogStore
+from workers.settings import Settings
+from workflows.records.values import REBUILD_CATALOG
+
+_PRUNE_INTERVAL_S: Final = 300.0
+
+_log = logging.getLogger(__name__)
+
+
+@asynccontextmanager
+async def run_in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run an endless coroutine while the block runs."""
+    task = asyncio.create_task(coroutine)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def prune_traces(settings: Settings, *, interval_s: float = _PRUNE_INTERVAL_S) -> None:
+    """Prune the home's span files at once and then after each interval, until cancelled. Log errors of the folder."""
+    limits = {"older_than_s": settings.trace_retention, "max_bytes": settings.trace_max_bytes}
+    while True:
+        try:
+            removed = await asyncio.to_thread(prune_span_files, settings.traces_dir, **limits)
+        except OSError as error:
+            _log.warning("span files are not pruned: %s", error)
+        else:
+            if removed:
+                _log.info("removed %d span files, by age or by size", removed)
+        await asyncio.sleep(interval_s)
+
+
+_SNAPSHOTS_INTERVAL_S: Final = 1.0  # a fifth of the time after which a snapshot is due
+
+
+async def write_snapshots(write_due: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S) -> None:
+    """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
+
+    Each worker writes snapshots of topics that no other worker has taken. If a worker dies, its topics become due
+    again. Transaction coordinators do not write snapshots, because they would have to stay awake for it.
+
+    `write_due` writes a page of snapshots and returns the number of due snapshots. `interval_s` is the pause after a
+    page without due snapshots.
+    """
+    has_logged = False
+    while True:
+        try:
+            due_count, has_logged = await asyncio.to_thread(write_due), False
+        except SextonError as error:
+            if not has_logged:
+                _log.warning("no snapshot of transactions is written, because the catalog does not answer: %s", error)
+            due_count, has_logged = 0, True
+        if not due_count:
+            await asyncio.sleep(interval_s)
+
+
+_PINS_INTERVAL_S: Final = 60.0  # a check costs one listing and a few reads
+_CLOSED_STATUSES: Final = frozenset(
+    {
+        WorkflowExecutionStatus.COMPLETED,
+        WorkflowExecutionStatus.FAILED,
+        WorkflowExecutionStatus.CANCELED,
+        WorkflowExecutionStatus.TERMINATED,
+        WorkflowExecutionStatus.TIMED_OUT,
+    }
+)
+
+
+async def watch_rebuild_pins(client: Client, start: ColdStart, *, interval_s: float = _PINS_INTERVAL_S) -> None:
+    """End the pins of closed rebuilds after each interval, until cancelled. Ignore services that do not answer."""
+    while True:
+        try:
+            await end_rebuild_pins(client, start)
+        except (RPCError, SextonError) as error:
+            _log.debug("pins of rebuilds are not compared with their workflows: %s", error)
+        await asyncio.sleep(interval_s)
+
+
+async def end_rebuild_pins(client: Client, start: ColdStart) -> None:
+    """End the pins of rebuilds whose workflow is closed.
+
+    Nothing else ends the pin of a workflow that is terminated while no command serves it. If Temporal does not know the
+    workflow, the pin stays: the namespace may be lost, or a command may be about to start the workflow. A run that
+    starts meanwhile pins its manifest again before it reads the manifest.
+
+    Raises:
+        RPCError: Temporal does not answer.
+        StoreUnavailable: The store does not answer.
+    """
+    for pin in await asyncio.to_thread(start.pins):
+        if await _is_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
+            await asyncio.to_thread(start.end_pin, pin)
+            _log.info("rebuild %s has ended, and holds manifest %d no more", pin.pin_id, pin.manifest)
+
+
+async def _is_closed(client: Client, workflow_id: str) -> bool:
+    try:
+        description = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return description.workflow_type == REBUILD_CATALOG.name and description.status in _CLOSED_STATUSES
+
+
+@asynccontextmanager
+async def watch_currency(
+    log: LogStore, *, interval_s: float, require: Callable[[Records, OwnedStore], None] = require_current
+) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
+    """Check while the block runs that no other database was rebuilt from the record log. Yield a task.
+
+    The task ends only with the error of a check. Then the worker must end, because it would otherwise do work of the
+    new catalog's jobs on the old database. Buckets refuse the deletes of such a worker in any case.
+
+    A store that does not answer is asked again after `interval_s`. Tests replace `require`.
+    """
+    check = partial(require, log.catalog.records, log.record_objects)
+    watch = asyncio.create_task(_await_outdated(check, interval_s))
+    try:
+        yield watch
+    finally:
+        watch.cancel()
+
+
+async def _await_outdated(require_current: Callable[[], None], interval_s: float) -> CatalogMismatch | CatalogOutdated:
+    while True:
+        await asyncio.sleep(interval_s)
+        try:
+            await asyncio.to_thread(require_current)
+        except (CatalogMismatch, CatalogOutdated) as refusal:
+            _log.error("this worker ends, because its database is not the catalog any more: %s", refusal)
+            return refusal
+        except SextonError as error:
+            _log.debug("the record log did not say whether the database is the catalog: %s", error)

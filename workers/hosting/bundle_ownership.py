@@ -1,0 +1,107 @@
+"""Ownership of topics by a worker. It uses ZooKeeper, or covers all topics with `ownership=single`."""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from infra.coordination.bundle_holdings import OwnershipEvents
+from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
+from infra.coordination.path_identity import claim_path
+from infra.coordination.single_owner import SingleOwner
+from infra.coordination.zookeeper_errors import PemFiles
+from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from logstore.errors import InvalidInput, SextonError
+from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ports.catalog import Fences
+from logstore.ports.owners import Owners
+from logstore.validated_names import TopicName
+from workers.assembly.log_store import LogStore
+from workers.settings import Settings
+from workers.settings.tls_files import TlsFiles
+
+
+class Ownership(Owners, Protocol):
+    """Ownership of one worker. It is started once and stopped once."""
+
+    stopping: threading.Event
+    """Set once the worker owns nothing and will never own anything again."""
+
+    failure: SextonError | None
+    """Error that ended the ownership. The worker then shuts down."""
+
+    def start(self) -> None:
+        """Become an owner of bundles. The implementations document their errors."""
+
+    def stop(self) -> None:
+        """Release all bundles at once."""
+
+    def leases(self) -> list[Lease]:
+        """Return the leases under which this worker may write now."""
+
+
+class TopicCaches:
+    """Caches of topics in this process. They change when this worker acquires or loses bundles."""
+
+    def __init__(self, log: LogStore) -> None:
+        self._log = log
+        self._bundles = log.catalog.fences.count_bundles()
+
+    def on_acquired(self, lease: Lease) -> None:
+        self._log.subscriptions.forget()
+        parse_name, bundles = TopicName.from_encoded, self._bundles
+        self._log.managed.reload_hints(lambda topic: bundle_of(parse_name(topic.name), bundles=bundles) == lease.bundle)
+
+    def on_unloaded(self, bundle: BundleId) -> None:
+        del bundle
+        self._log.subscriptions.forget()
+
+
+def create_ownership(
+    settings: Settings,
+    log: LogStore,
+    worker_id: str,
+    load: Callable[[], float],
+    *,
+    events: OwnershipEvents | None = None,
+) -> Ownership:
+    """Create the ownership that the settings define. `load` returns the worker's load, where 1 means full.
+
+    Raises:
+        ServiceFailed: The settings name no ZooKeeper and are not `ownership=single`.
+    """
+    fences: Fences = log.catalog.fences
+    if settings.ownership == "single":
+        return SingleOwner(worker_id, fences, events)
+    ensemble = parse_ensemble(settings)
+
+    def connect(on_state: Callable[[SessionState], None]) -> ZooKeeperSession:
+        session = ZooKeeperSession(ensemble, on_state)
+        try:
+            claim_path(session, log.catalog.identities.catalog_id())
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    policy = BundleOwnerOptions(
+        expired=ExpiredPolicy(settings.session_expired_policy),
+        reconnect_attempts=settings.session_reconnect_attempts,
+    )
+    return BundleOwner(worker_id, connect, fences, TopicCaches(log), policy=policy, load=load, events=events)
+
+
+def parse_ensemble(settings: Settings) -> Ensemble:
+    """Return ZooKeeper's addresses, credentials and TLS files from the settings."""
+    scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
+    if settings.zookeeper_acl == "creator" and not credential:
+        raise InvalidInput("zookeeper_acl", expected="anyone, because there is no zookeeper_auth", found="creator")
+    files = TlsFiles.of(settings, "zookeeper")
+    if files and settings.zookeeper_tls == "off":
+        raise InvalidInput("zookeeper_tls", expected="on, because there are files of TLS", found="off")
+    return Ensemble(
+        hosts=settings.require("zookeeper"),
+        timeout_s=float(settings.session_timeout),
+        auth=(scheme, credential) if credential else None,
+        protected=settings.zookeeper_acl == "creator",
+        tls=PemFiles(ca=files.ca, cert=files.cert, key=files.key) if files or settings.zookeeper_tls == "on" else None,
+    )

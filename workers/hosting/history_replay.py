@@ -1,0 +1,118 @@
+"""Replay of a job's history against the workflows of this build, with or without a debugger.
+
+A replay calls no server and no activity. Under a debugger a workflow runs outside the sandbox, in the main thread, and
+its tasks have no timeout. `breakpoint()` in workflow code works too.
+"""
+
+import asyncio
+import inspect
+import pdb  # noqa: T100 - the command offers a debugger
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from temporalio import workflow
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import WorkflowHistory
+from temporalio.converter import DefaultFailureConverter
+from temporalio.worker import Replayer
+from temporalio.workflow import NondeterminismError
+
+from logstore.errors import InvalidInput
+from workers.client.payload_encryption import data_converter
+from workers.hosting.interceptors import WorkflowEdge
+from workers.hosting.temporal_workers import FAILURES, WORKFLOWS
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedPlainRunner, CheckedRunner
+from workers.settings import Settings
+
+_MAX_NAME_CHARACTERS: Final = 200
+_MESSAGE: Final = re.compile(r'message: "((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """Result of a replay."""
+
+    type: str
+    run_id: str
+    events: int
+    failure: str | None = None  # `None` if the code of this build repeats the history
+    nondeterministic: bool = False  # the code deviates from the history; if False, the code raised an error
+
+
+def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings | None = None) -> ReplayResult:
+    """Replay one run. An unfinished run is replayed to the end of its history.
+
+    Args:
+        history: History from Temporal, or from a file that Temporal's command or Web UI wrote.
+        debug: Stop in Python's debugger, on this process's terminal, at the first line of the workflow's `run`.
+        settings: Settings with the keys of workflow payloads. `None` means no keys.
+
+    Raises:
+        InvalidInput: The history is not of a workflow of this build.
+    """
+    workflow_type, run = _find_workflow(history)
+    if debug:
+        _set_breakpoint(run)
+    replayer = Replayer(
+        workflows=WORKFLOWS,
+        workflow_runner=CheckedPlainRunner() if debug else CheckedRunner(command_by_workflow=COMMAND_BY_WORKFLOW),
+        workflow_failure_exception_types=FAILURES,
+        data_converter=replace(  # failures are shown on this terminal, so they are not encrypted
+            data_converter(settings.payload_key_file if settings else "", defers=True),
+            failure_converter_class=DefaultFailureConverter,
+        ),
+        interceptors=[WorkflowEdge()],
+        debug_mode=debug,
+    )
+    fault = asyncio.run(replayer.replay_workflow(history, raise_on_replay_failure=False)).replay_failure
+    return ReplayResult(
+        type=workflow_type,
+        run_id=history.run_id,
+        events=len(history.events),
+        failure=None if fault is None else _extract_message(str(fault)),
+        nondeterministic=isinstance(fault, NondeterminismError),
+    )
+
+
+def _extract_message(fault: str) -> str:
+    """Return the message without the Rust structure in which the SDK's core prints it."""
+    match = _MESSAGE.search(fault)
+    return match[1].replace('\\"', '"') if match else fault
+
+
+def _find_workflow(history: WorkflowHistory) -> tuple[str, Callable[..., Any]]:
+    first = history.events[0] if history.events else None
+    if first is None or first.event_type != EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
+        event = "no event" if first is None else EventType.Name(first.event_type)
+        raise InvalidInput("history", expected="one that begins with the start of its workflow", found=event)
+    name = first.workflow_execution_started_event_attributes.workflow_type.name
+    for workflow_class in WORKFLOWS:
+        definition = workflow._Definition.must_from_class(workflow_class)  # noqa: SLF001 - the SDK has no public way
+        if definition.name == name:
+            return name, definition.run_fn
+    raise InvalidInput("history", expected="one of a workflow of this build", found=name[:_MAX_NAME_CHARACTERS])
+
+
+class _Debugger(pdb.Pdb):
+    """Python's debugger, in which `quit` lets the replay continue. An aborted replay would look like a failure."""
+
+    def do_quit(self, arg: str) -> bool | None:
+        self.clear_all_breaks()
+        self.message("The replay goes on to its end. Ctrl-C ends it.")
+        return self.do_continue(arg)
+
+    do_q = do_exit = do_EOF = do_quit  # noqa: N815 - names of commands
+
+
+def _set_breakpoint(function: Callable[..., Any]) -> None:
+    code, debugger = inspect.unwrap(function).__code__, _Debugger()
+    debugger.reset()
+    problem = debugger.set_break(code.co_filename, code.co_firstlineno, temporary=True, funcname=code.co_name)
+    if problem:
+        raise InvalidInput("debug", expected="workflows whose source is there", found=problem)
+    debugger.botframe = sys._getframe()  # noqa: SLF001 - as `set_trace` does, which would stop here
+    debugger.set_continue()
+    sys.settrace(debugger.trace_dispatch)

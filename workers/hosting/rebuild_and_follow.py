@@ -1,0 +1,388 @@
+"""Commands that fill a database from the record log. Each command runs the worker of its own job.
+
+Other workers cannot serve these jobs: they need a catalog, and do not know the replica database. If a command is killed
+and run again, its job continues, because the workflow waits in Temporal for a worker of its task queue.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import Worker
+
+from infra.catalog.engine.database_connections import mask_passwords
+from logstore import failpoints
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.identity.bucket_markers import Role
+from logstore.records.absent_share import MAX_ABSENT_SHARE
+from logstore.records.jobs import FollowedRecords
+from logstore.records.rebuilding import RebuildId
+from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.record_log import RecordLog
+from workers.assembly.checked_buckets import open_marked_catalog
+from workers.assembly.rebuild_and_follow_parts import FollowParts, RebuildParts, open_following, open_rebuild
+from workers.catalog_match import list_buckets, require_namespace
+from workers.client.job_client import start_job
+from workers.client.task_queue_pollers import live_pollers
+from workers.client.temporal_connection import connect_client
+from workers.client.wait_for_job import JobStopped, result_of
+from workers.hosting.interceptors import ActivityEdge
+from workers.hosting.old_catalog_workers import require_no_workers
+from workers.hosting.workflow_input_checks import CheckedRunner
+from workers.settings import Settings
+from workflows.records.follow_records import FollowRecords
+from workflows.records.rebuild_catalog import RebuildCatalog
+from workflows.records.values import (
+    FOLLOW_RECORDS,
+    REBUILD_CATALOG,
+    FollowRecordsInput,
+    FollowRecordsResult,
+    RebuildCatalogInput,
+    RebuildCatalogProgress,
+    RebuildCatalogResult,
+)
+
+_STICKY_TIMEOUT: Final = timedelta(seconds=5)  # how long a workflow task waits for a killed process
+
+
+@asynccontextmanager
+async def host_job(
+    client: Client,
+    queue: str,
+    workflow: type,
+    activities: Sequence[Callable[..., Any]],
+    *,
+    threads: int,
+    settings: Settings,
+) -> AsyncIterator[None]:
+    """Serve one workflow and its activities while the block runs. At most `threads` activities run at a time."""
+    with _silence_activity_log(), ThreadPoolExecutor(threads, workflow.__name__) as pool:
+        worker = Worker(
+            client,
+            task_queue=queue,
+            workflows=[workflow],
+            activities=activities,
+            activity_executor=pool,
+            max_concurrent_activities=threads,
+            workflow_runner=CheckedRunner(),
+            interceptors=[ActivityEdge()],
+            sticky_queue_schedule_to_start_timeout=_STICKY_TIMEOUT,
+            graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
+        )
+        async with worker:
+            yield
+
+
+@contextmanager
+def _silence_activity_log() -> Iterator[None]:
+    """Suppress the SDK's traceback of each failed attempt. The command reports its waits itself."""
+    log = logging.getLogger("temporalio.activity")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+OnProgress = Callable[[RebuildCatalogProgress], None]
+
+_READY: Final = "READY"
+_PROGRESS_INTERVAL_S: Final = 1.0
+_REBUILD_THREADS: Final = 4
+
+
+def rebuild_catalog(
+    settings: Settings,
+    *,
+    skip_unreadable: bool = False,
+    max_absent_share: float = MAX_ABSENT_SHARE,
+    master: str = "",
+    take_over: bool = False,
+    say: Callable[[str], None],
+    on_progress: OnProgress,
+) -> RebuildCatalogResult:
+    """Rebuild a lost catalog into `database_url`, or continue a rebuild. Return at the end of the rebuild.
+
+    Args:
+        settings: Settings of the buckets, of Temporal, and of the new catalog's database.
+        skip_unreadable: Skip blocks that are corrupt or missing, and name them in the result.
+        max_absent_share: Largest share of ledgers without objects, 0 to 1.
+        master: URL of a Spark cluster. Empty means the setting `spark_master`.
+        take_over: Start even while workers of the old catalog live. Wait until these workers know that their catalog
+            has ended.
+        say: Receives messages about waiting.
+        on_progress: Receives the progress about once a second.
+
+    Raises:
+        PreconditionFailed: The database is not empty, there is no manifest, or workers of the catalog live.
+        CatalogMismatch: Buckets and namespace belong to different catalogs.
+        WorkflowFailureError: The job failed, or a guard refused.
+        ServiceFailed, StoreUnavailable: Temporal, storage or database do not answer.
+    """
+    failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
+    require_stopped = None if take_over else partial(_require_no_workers_in_thread, settings)
+    with open_rebuild(settings, list_buckets(settings), require_no_workers=require_stopped) as parts:
+        request = RebuildCatalogInput(
+            rebuild="",
+            skip_unreadable=skip_unreadable,
+            max_absent_share=max_absent_share,
+            master=master,
+            take_over=take_over,
+        )
+        return asyncio.run(_run_rebuild(settings, parts, request, say=say, on_progress=on_progress))
+
+
+def _require_no_workers_in_thread(settings: Settings) -> None:
+    """Check with a new connection, because activities call this in their threads."""
+
+    async def check() -> None:
+        await require_no_workers(await connect_client(settings), settings)
+
+    asyncio.run(check())
+
+
+async def _run_rebuild(
+    settings: Settings,
+    parts: RebuildParts,
+    request: RebuildCatalogInput,
+    *,
+    say: Callable[[str], None],
+    on_progress: OnProgress,
+) -> RebuildCatalogResult:
+    client = await connect_client(settings)
+    await require_namespace(client, parts.catalog_id)
+    rebuild, is_new = await _choose_rebuild(client, settings, parts, skip_unreadable=request.skip_unreadable)
+    has_newer_manifest = await asyncio.to_thread(parts.start.is_followed, RebuildId.parse(rebuild).manifest)
+    if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog continues
+        await require_no_workers(client, settings)
+    await _end_abandoned(client, settings, parts, rebuild, say)
+    if is_new:  # before the workflow starts, so that `--abandon` finds the rebuild if the command dies now
+        await asyncio.to_thread(
+            parts.start.pin, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
+        )
+    request = replace(request, rebuild=rebuild)
+    queue = _name_queue(settings, rebuild)
+    activities = parts.activities
+    steps: list[Callable[..., Any]] = [
+        activities.begin,
+        activities.find_rows,
+        activities.load_rows,
+        activities.publish,
+        activities.adopt_shards,
+        activities.finish_adoption,
+        activities.let_go,
+    ]
+    async with host_job(client, queue, RebuildCatalog, steps, threads=_REBUILD_THREADS, settings=settings):
+        summary = f"rebuild the catalog from manifest {RebuildId.parse(rebuild).manifest}"
+        handle = await start_job(client, REBUILD_CATALOG, request, rebuild, queue=queue, summary=summary)
+        watch = asyncio.create_task(_report_progress(handle, on_progress))
+        try:
+            result: RebuildCatalogResult = await result_of(client, handle, say)
+        except (JobStopped, WorkflowFailureError):  # nothing else would release the manifest
+            await asyncio.to_thread(parts.start.unpin, rebuild)
+            raise
+        finally:
+            watch.cancel()
+    await asyncio.to_thread(
+        parts.start.unpin, rebuild
+    )  # the workflow may have ended before this command pinned the manifest
+    return result
+
+
+async def _choose_rebuild(
+    client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool
+) -> tuple[str, bool]:
+    """Return the rebuild id in the database, or an id for the newest manifest. Also return whether the id is new."""
+    target = await asyncio.to_thread(parts.database.read_target)
+    if target.rebuild:
+        if target.state == _READY and not await _is_running(client, REBUILD_CATALOG.id(target.rebuild)):
+            raise PreconditionFailed(
+                f"database {mask_passwords(settings.database_url)}: expected an empty one to rebuild into,"
+                f" found the catalog that rebuild {target.rebuild} has completed"
+            )
+        return target.rebuild, False
+    newest = await asyncio.to_thread(parts.start.newest_manifest)
+    url = settings.database_url
+    new = RebuildId.for_command(parts.catalog_id, newest.number, database_url=url, skip_unreadable=skip_unreadable)
+    return str(new), True
+
+
+async def _end_abandoned(
+    client: Client, settings: Settings, parts: RebuildParts, rebuild: str, say: Callable[[str], None]
+) -> None:
+    """End abandoned rebuilds of older manifests into the same database.
+
+    Such a rebuild was killed before its load, and a newer manifest has appeared since. It still pins its manifest, so
+    that raids wait. Its workflow waits for a worker that never starts. A rebuild that has begun its load stays, because
+    the database names it.
+    """
+    new = RebuildId.parse(rebuild)
+    make_id = partial(RebuildId.for_command, new.catalog_id, new.manifest, database_url=settings.database_url)
+    targets = {make_id(skip_unreadable=skip).target for skip in (False, True)}
+    for pinned in await asyncio.to_thread(parts.start.pinned_rebuilds):
+        if pinned == new or pinned.catalog_id != new.catalog_id or pinned.target not in targets:
+            continue
+        handle = client.get_workflow_handle(REBUILD_CATALOG.id(pinned))
+        with suppress(RPCError):  # it has ended, or Temporal has forgotten it
+            await handle.terminate(reason=f"rebuild {rebuild} has taken its place")
+        await asyncio.to_thread(parts.start.unpin, str(pinned))
+        say(f"rebuild {pinned} was abandoned, and has ended: {rebuild} has taken its place")
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedRebuild:
+    """Result of `abandon_rebuild`. The database of the rebuild is unchanged."""
+
+    rebuild: str
+    manifest: int  # number of the manifest that the rebuild pinned
+    terminated: bool  # whether the workflow was running
+
+
+def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
+    """End a rebuild that no command continues, and release its manifest. Repeating is harmless.
+
+    A later command with the same database continues where this rebuild stopped.
+
+    Raises:
+        InvalidInput: `rebuild` is not an id of a rebuild.
+        UnknownObject: No such rebuild pins a manifest or runs.
+        PreconditionFailed: A command is working on the rebuild.
+        CatalogMismatch: Buckets and namespace belong to different catalogs.
+        ServiceFailed, StoreUnavailable: Temporal or storage do not answer.
+    """
+    rebuild_id = RebuildId.parse(rebuild)
+    catalog, get_bucket = open_marked_catalog(settings)
+    start = ColdStart(RecordLog(catalog.own(*get_bucket(Role.RECORDS, settings.records_bucket))))
+    return asyncio.run(_abandon(settings, catalog.catalog_id(), start, rebuild_id))
+
+
+async def _abandon(settings: Settings, catalog_id: str, start: ColdStart, rebuild_id: RebuildId) -> AbandonedRebuild:
+    client = await connect_client(settings)
+    await require_namespace(client, catalog_id)
+    pinned = await asyncio.to_thread(start.pinned_rebuilds)
+    workflow_id = REBUILD_CATALOG.id(str(rebuild_id))
+    is_running = await _is_running(client, workflow_id)
+    if rebuild_id not in pinned and not is_running:
+        names = ", ".join(map(str, pinned))
+        expected = f"one that holds a manifest, as {names}" if pinned else "nothing: there is none"
+        raise UnknownObject("rebuild", expected=expected, found=str(rebuild_id))
+    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
+    if commands := await live_pollers(client, _name_queue(settings, str(rebuild_id)), kind):
+        raise PreconditionFailed(
+            f"rebuild {rebuild_id}: expected no command at work on it, found {commands[0].identity}: end that one first"
+            " (Temporal tells of one that was killed for 90 s)"
+        )
+    if is_running:
+        with suppress(RPCError):  # it has ended meanwhile
+            await client.get_workflow_handle(workflow_id).terminate(reason="abandoned by `records rebuild --abandon`")
+    await asyncio.to_thread(start.unpin, str(rebuild_id))
+    return AbandonedRebuild(rebuild=str(rebuild_id), manifest=rebuild_id.manifest, terminated=is_running)
+
+
+def _name_queue(settings: Settings, rebuild: str) -> str:
+    return f"{settings.task_queue}-{rebuild}"
+
+
+async def _is_running(client: Client, workflow_id: str) -> bool:
+    try:
+        description = await client.get_workflow_handle(workflow_id).describe()
+    except RPCError as error:
+        if error.status is RPCStatusCode.NOT_FOUND:
+            return False
+        raise
+    return description.status is WorkflowExecutionStatus.RUNNING
+
+
+async def _report_progress(handle: WorkflowHandle[Any, Any], on_progress: OnProgress) -> None:
+    while True:
+        with suppress(RPCError, TimeoutError):
+            async with asyncio.timeout(5):
+                on_progress(await handle.query(RebuildCatalog.progress))
+        await asyncio.sleep(_PROGRESS_INTERVAL_S)
+
+
+_FOLLOW_THREADS: Final = 2
+_WATCH_S: Final = 600.0  # duration of one run of the job
+_EXECUTION_TIMEOUT: Final = timedelta(days=2)  # how long a run waits for its command
+
+
+def follow_records(
+    settings: Settings,
+    *,
+    bucket: str,
+    seed: bool = False,
+    watch: bool = False,
+    say: Callable[[str], None],
+    on_progress: Callable[[FollowedRecords], None],
+) -> FollowedRecords:
+    """Apply the record log to the replica database in `database_url`. Return the totals.
+
+    Args:
+        settings: Settings of the buckets, of Temporal, and of the replica database.
+        bucket: Bucket with the manifests: `records_bucket`, or a replica bucket.
+        seed: Empty the database first. An empty database is always seeded.
+        watch: Continue until the process ends.
+        say: Receives messages about waiting.
+        on_progress: Receives the totals after each run of the job.
+
+    Raises:
+        PreconditionFailed: The database has other content, or the replica must be seeded again.
+        CatalogVersionMismatch: The database has the version of another build.
+        CatalogMismatch: Buckets, namespace and database belong to different catalogs.
+        WorkflowFailureError: The job failed, or a guard refused.
+        ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer or refuse.
+    """
+    failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
+    with open_following(settings, bucket) as parts:
+        return asyncio.run(_follow(settings, parts, seed=seed, watch=watch, say=say, on_progress=on_progress))
+
+
+async def _follow(
+    settings: Settings,
+    parts: FollowParts,
+    *,
+    seed: bool,
+    watch: bool,
+    say: Callable[[str], None],
+    on_progress: Callable[[FollowedRecords], None],
+) -> FollowedRecords:
+    await asyncio.to_thread(parts.require)
+    client = await connect_client(settings)
+    await require_namespace(client, parts.catalog_id)
+    queue = f"{settings.task_queue}-follow-{parts.replica.replace('/', '-')}"
+    total = FollowedRecords(replica=parts.replica)
+    async with host_job(
+        client, queue, FollowRecords, [parts.activities.follow], threads=_FOLLOW_THREADS, settings=settings
+    ):
+        while True:
+            watch_s = _WATCH_S if watch and not seed else 0.0
+            request = FollowRecordsInput(replica=parts.replica, seed=seed, watch_s=watch_s)
+            # Each mode has its own id, so that this command joins only a run of its mode.
+            key = (parts.replica, *(["seed"] if seed else ["watch"] if watch_s else []))
+            summary = f"apply the record log to replica {parts.replica}"
+            handle = await start_job(
+                client,
+                FOLLOW_RECORDS,
+                request,
+                *key,
+                queue=queue,
+                summary=summary,
+                execution_timeout=_EXECUTION_TIMEOUT,
+            )
+            result: FollowRecordsResult = await result_of(client, handle, say)
+            total, seed = total.plus(result.done), False
+            on_progress(total)
+            if not watch:
+                return total

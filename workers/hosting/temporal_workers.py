@@ -1,0 +1,187 @@
+"""Temporal workers of one process, with the workflows and activities of each task queue."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from pydantic import ValidationError
+from temporalio.client import Client
+from temporalio.worker import Worker, WorkerDeploymentConfig
+
+from activities.dispatch import owner_queue
+from workers.assembly.activities import Activities
+from workers.build_identity import own_build
+from workers.client.payload_encryption import get_codec
+from workers.hosting.interceptors import ActivityEdge, RunningActivities, WorkflowEdge
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedRunner
+from workers.settings import Settings
+from workflows.delayed.build_delayed_index import BuildDelayedIndex
+from workflows.delayed.merge_buckets import MergeBuckets
+from workflows.delayed.seal_buckets import SealBuckets
+from workflows.deletion.delete_ledger import DeleteLedger
+from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.delete_topic import DeleteTopic
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
+from workflows.limits import bulk_queue, records_queue, transactions_queue, uploads_queue
+from workflows.offload.offload_ledger import OffloadLedger
+from workflows.offload.offload_topic import OffloadTopic
+from workflows.reconciliation.apply_orphans import ApplyOrphans
+from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
+from workflows.records.defragment_records import DefragmentRecords
+from workflows.records.end_records import EndRecords
+from workflows.records.flush_records import FlushRecords
+from workflows.records.follow_records import FollowRecords
+from workflows.records.raid_tombstones import RaidTombstones
+from workflows.records.rebuild_catalog import RebuildCatalog
+from workflows.records.replicate_records import ReplicateRecords
+from workflows.records.sweep_records import SweepRecords
+from workflows.transactions.broadcast_transaction import BroadcastTransaction
+from workflows.transactions.build_transaction_snapshots import BuildTransactionSnapshots
+from workflows.transactions.sweep_transactions import SweepTransactions
+from workflows.transactions.transaction_coordinator import TransactionCoordinator
+
+WORKFLOWS = [
+    TrimTopic,
+    TrimTopics,
+    DeleteTopic,
+    DeleteLedgers,
+    DeleteLedger,
+    SweepDeletions,
+    OffloadTopic,
+    OffloadLedger,
+    ReconcileOrphans,
+    ApplyOrphans,
+    ScrubLedgers,
+    TransactionCoordinator,
+    BroadcastTransaction,
+    SweepTransactions,
+    BuildTransactionSnapshots,
+    SealBuckets,
+    MergeBuckets,
+    BuildDelayedIndex,
+    FlushRecords,
+    SweepRecords,
+    DefragmentRecords,
+    RaidTombstones,
+    ReplicateRecords,
+    EndRecords,
+    RebuildCatalog,
+    FollowRecords,
+]
+
+FAILURES: tuple[type[BaseException], ...] = (ValidationError, OverflowError)
+"""Errors of unreadable input. They fail the workflow, because retries of its task would never succeed."""
+
+_STICKY_TIMEOUT = timedelta(seconds=5)  # how long a workflow task waits for a killed worker
+_MAX_RECORD_ACTIVITIES: Final = 6
+"""Maximum of concurrent activities on the record log: a waiting flush, one of each other kind, and a reserve."""
+
+
+def workflow_runner(client: Client, *, versioned: bool = False) -> CheckedRunner:
+    """Return the workflow runner for workers of the common task queue."""
+    encrypts = bool(get_codec(client).first_key_name)
+    return CheckedRunner(versioned=versioned, encrypts=encrypts, command_by_workflow=COMMAND_BY_WORKFLOW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSet:
+    """Common parts of the Temporal workers of one process."""
+
+    client: Client
+    activities: Activities
+    settings: Settings
+    running: RunningActivities
+
+    @contextmanager
+    def workers(self, queues: Sequence[str], worker_id: str) -> Iterator[list[Worker]]:
+        """Yield all workers, which the caller must run. Their thread pools close when the block ends.
+
+        Each queue has one worker for all workflows and activities, and these additional workers:
+
+        - uploads: an upload takes minutes, and deletions must not wait for it;
+        - bulk jobs: one runs at a time, because a bulk job may use the whole machine;
+        - transaction coordinators and record jobs: these activities hold their threads while they wait for work.
+
+        The last worker serves the activities of owned topics. It never uses Worker Versioning: versioned workers get no
+        tasks beyond 100 queues, and a roll-out would leave owners without their work.
+        """
+        settings, activities, queue_count = self.settings, self.activities, len(queues)
+        versioned = own_build(settings) is not None
+        with ExitStack() as stack:
+
+            def create_workers(
+                name: str,
+                threads: int,
+                max_activities: int,
+                queues: Iterable[str],
+                hosted: Sequence[Callable[..., Any]],
+                **options: Any,  # noqa: ANN401
+            ) -> list[Worker]:
+                pool = stack.enter_context(ThreadPoolExecutor(threads, name))
+                return [
+                    self._create_worker(queue, pool, max_activities, activities=hosted, **options) for queue in queues
+                ]
+
+            threads, upload_threads = settings.activity_threads, settings.upload_threads
+            coordinators, record_threads = settings.transaction_coordinators, _MAX_RECORD_ACTIVITIES * queue_count
+            yield [
+                *create_workers(
+                    "activity",
+                    threads,
+                    threads,
+                    queues,
+                    activities.all(),
+                    workflows=WORKFLOWS,
+                    workflow_runner=workflow_runner(self.client, versioned=versioned),
+                    workflow_failure_exception_types=FAILURES,
+                    sticky_queue_schedule_to_start_timeout=_STICKY_TIMEOUT,
+                ),
+                *create_workers(
+                    "upload", upload_threads, upload_threads, map(uploads_queue, queues), activities.upload_activities()
+                ),
+                *create_workers("bulk", queue_count, 1, map(bulk_queue, queues), activities.bulk_activities()),
+                *create_workers(
+                    "transactions",
+                    coordinators,
+                    coordinators,
+                    map(transactions_queue, queues),
+                    activities.transaction_activities(),
+                ),
+                *create_workers(
+                    "records",
+                    record_threads,
+                    _MAX_RECORD_ACTIVITIES,
+                    map(records_queue, queues),
+                    activities.record_activities(),
+                ),
+                *create_workers(
+                    "owner", threads, threads, [owner_queue(worker_id)], activities.owner_activities(), versioned=False
+                ),
+            ]
+
+    def _create_worker(
+        self,
+        queue: str,
+        threads: ThreadPoolExecutor,
+        max_activities: int,
+        *,
+        versioned: bool = True,
+        **options: Any,  # noqa: ANN401
+    ) -> Worker:
+        version = own_build(self.settings) if versioned else None
+        return Worker(
+            self.client,
+            task_queue=queue,
+            activity_executor=threads,
+            max_concurrent_activities=max_activities,
+            graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
+            deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True) if version else None,
+            interceptors=[WorkflowEdge(), ActivityEdge(), self.running],
+            **options,
+        )

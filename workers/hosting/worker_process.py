@@ -1,0 +1,264 @@
+"""Worker process. It serves workflows and activities on task queues until SIGTERM, and then drains."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from temporalio.client import Client
+from temporalio.common import MetricMeter
+from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
+from temporalio.worker import Worker
+
+from activities.records.metrics import BUCKETS as RECORDS_BUCKETS
+from activities.transactions.coordination import BUCKETS
+from infra.stack.stack_home import StackHome
+from infra.stack.worker_records import record_worker
+from infra.telemetry.log_stream import start_logs
+from infra.telemetry.metrics_endpoint import MetricsEndpoint, start_metrics
+from infra.telemetry.tracing import start_tracing
+from logstore import failpoints
+from logstore.errors import InvalidInput, SextonError
+from logstore.ownership import check_worker_id
+from logstore.records.services.cold_start import ColdStart
+from workers.assembly.activities import create_activities
+from workers.assembly.log_store import LogStore
+from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.record_log_services import NamedFunctions
+from workers.catalog_match import compare_buckets, require_namespace
+from workers.client import workflow_search
+from workers.client.payload_encryption import get_codec
+from workers.client.schedules import require_readable_schedules
+from workers.client.stuck_scheduled_runs import find_stuck_runs
+from workers.client.temporal_connection import connect_client
+from workers.hosting.background_tasks import (
+    prune_traces,
+    run_in_background,
+    watch_currency,
+    watch_rebuild_pins,
+    write_snapshots,
+)
+from workers.hosting.bundle_ownership import Ownership, create_ownership
+from workers.hosting.gauges import make_catalog_gauges, publish_readiness
+from workers.hosting.interceptors import RunningActivities
+from workers.hosting.ownership_telemetry import OwnershipTelemetry
+from workers.hosting.page_server import PageRouter, create_page_router, serve_pages
+from workers.hosting.payload_decryption_page import add_codec_page
+from workers.hosting.readiness import Phase, Readiness, list_required_checks, schedules_check
+from workers.hosting.status_page import StatusDocument, add_status_pages
+from workers.hosting.store_status import StoreStatus, WebUi
+from workers.hosting.temporal_workers import WorkerSet
+from workers.settings import OFF, Settings
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEndpoints:
+    """Metrics, probes and pages of one process."""
+
+    metrics: MetricsEndpoint | None
+    readiness: Readiness
+    pages: PageRouter
+
+
+async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str | None) -> None:
+    """Serve `queues` until SIGTERM or SIGINT. Then finish running activities and take no new ones.
+
+    Raises:
+        InvalidInput: The worker id, a queue, an address, a certificate file or a key file is invalid; a record function
+            cannot be imported; or a schedule is encrypted with an unknown key.
+        ServiceFailed: The settings name no services, or ZooKeeper does not answer or refuses this worker.
+        PreconditionFailed: The namespace lacks search attributes.
+        WorkerIdTaken: Another live process has this worker id.
+        CatalogMismatch: A bucket, the namespace or ZooKeeper's path belongs to another catalog.
+        CatalogOutdated: The database is older than its record log, or another database has been rebuilt from the log.
+    """
+    failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
+    start_logs(level=settings.log_level)
+    name = check_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
+    if not queues or not all(queues):
+        raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
+    NamedFunctions(settings.functions).load()
+    has_metrics = settings.metrics_address != OFF
+    buckets = {**BUCKETS, **RECORDS_BUCKETS}
+    metrics = start_metrics(settings.metrics_address, buckets=buckets) if has_metrics else None
+    tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
+    try:
+        client = await connect_client(
+            settings,
+            identity=name,
+            runtime=metrics.runtime if metrics else None,
+            plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
+        )
+        await workflow_search.require_search_attributes(client)
+        await require_readable_schedules(client)
+        readiness = Readiness()
+        metrics_url = metrics.url if metrics else ""
+        endpoints = WorkerEndpoints(
+            metrics=metrics, readiness=readiness, pages=create_page_router(readiness, metrics_url)
+        )
+        add_codec_page(endpoints.pages, get_codec(client), settings)
+        async with serve_pages(settings.http_address, endpoints.pages) as url:
+            with record_worker(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
+                _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")
+                await _serve(client, settings, queues, name, endpoints)
+    finally:
+        tracing.shutdown()
+
+
+async def _serve(
+    client: Client, settings: Settings, queues: Sequence[str], name: str, endpoints: WorkerEndpoints
+) -> None:
+    stop, running = asyncio.Event(), RunningActivities()
+    forced_exit = ForcedExit(settings.drain_timeout, running)
+    with open_log(settings) as log:
+
+        def handle_signal() -> None:
+            forced_exit.start()
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):  # until now, these signals end the process at once
+            asyncio.get_running_loop().add_signal_handler(number, handle_signal)
+        await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
+        await require_namespace(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
+        owners = create_ownership(
+            settings,
+            log,
+            name,
+            lambda: running.activities / settings.activity_threads,
+            events=OwnershipTelemetry(
+                endpoints.metrics.runtime.metric_meter if endpoints.metrics else MetricMeter.noop
+            ),
+        )
+        ui = WebUi(settings.ui_address, settings.temporal_namespace)
+        store = StoreStatus(log.catalog, log.records.replication.replica_statuses, ui)
+        add_status_pages(endpoints.pages, StatusDocument(name, store, client, endpoints.readiness, ui))
+        worker_set = WorkerSet(
+            client=client, activities=create_activities(log, owners), settings=settings, running=running
+        )
+        with worker_set.workers(queues, name) as workers:
+            async with (
+                run_in_background(prune_traces(settings)),
+                run_in_background(write_snapshots(log.buffer_snapshots.write_due)),
+                run_in_background(watch_rebuild_pins(client, ColdStart(log.records.log))),
+                _publish_gauges(log, endpoints, settings),
+                watch_currency(log, interval_s=settings.records_interval) as outdated,
+                _own_bundles(owners, stop) as ownership_end,
+                run_in_background(
+                    endpoints.readiness.watch(
+                        list_required_checks(client, settings, log.catalog, workers),
+                        schedules_check(partial(find_stuck_runs, client)),
+                    )
+                ),
+            ):
+                _log.info("serving %s as %s", ", ".join(queues), name)
+                ends = [asyncio.create_task(stop.wait()), ownership_end, outdated]
+                async with _run_until(ends, workers, endpoints.readiness):
+                    _log.info("draining for at most %s s", settings.drain_timeout)
+                    forced_exit.start()
+                if outdated.done():
+                    raise outdated.result()
+        if owners.failure:
+            raise owners.failure
+    _log.info("drained")
+
+
+@asynccontextmanager
+async def _own_bundles(owners: Ownership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
+    """Own bundles while the block runs. The yielded task ends once the worker will never own a bundle again."""
+    await _start_ownership(owners, stop)
+    try:
+        yield asyncio.create_task(asyncio.to_thread(owners.stopping.wait))
+    finally:
+        await asyncio.to_thread(owners.stop)
+
+
+async def _start_ownership(owners: Ownership, stop: asyncio.Event) -> None:
+    """Start ownership, or return when `stop` is set. An earlier process with the same worker id can delay the start."""
+    starting = asyncio.create_task(asyncio.to_thread(owners.start))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        await starting
+        return
+    await asyncio.to_thread(owners.stop)
+    with suppress(SextonError):  # an interrupted start is no failure
+        await starting
+
+
+@asynccontextmanager
+async def _run_until(
+    ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], readiness: Readiness
+) -> AsyncIterator[None]:
+    """Run the workers until one task of `ends` is done or a worker fails. The block runs before the workers drain."""
+    running = [asyncio.create_task(worker.run()) for worker in workers]
+    readiness.phase = Phase.SERVING
+    await asyncio.wait([*ends, *running], return_when=asyncio.FIRST_COMPLETED)
+    readiness.phase = Phase.DRAINING
+    yield
+    await asyncio.gather(*(worker.shutdown() for worker in workers))
+    await asyncio.gather(*running)
+
+
+@asynccontextmanager
+async def _publish_gauges(log: LogStore, endpoints: WorkerEndpoints, settings: Settings) -> AsyncIterator[None]:
+    if endpoints.metrics is None:
+        yield
+        return
+    meter = endpoints.metrics.runtime.metric_meter
+    gauges = make_catalog_gauges(meter, log, settings)
+    async with run_in_background(gauges.run()), run_in_background(publish_readiness(meter, endpoints.readiness)):
+        yield
+
+
+FORCED_EXIT_DELAY_S: Final = 10.0
+"""Time between the end of `drain_timeout` and the forced exit of a worker."""
+
+_LOG_TIMEOUT_S: Final = 1.0
+
+
+class ForcedExit:
+    """Timer that ends the process with code 1 if its drain takes too long.
+
+    After the signal the worker is unready and takes no task. Running activities continue for `drain_timeout`. Then each
+    is cancelled after its current request or transaction. A hanging request cannot be cancelled, so the process exits
+    `FORCED_EXIT_DELAY_S` later. An exit is safe at any moment, because every effect may be repeated and Temporal gives
+    the activities to other workers.
+
+    The timer also covers a worker that is still starting, and threads for which Python waits at its end.
+    """
+
+    def __init__(
+        self, drain_timeout_s: float, running: RunningActivities, *, delay_s: float = FORCED_EXIT_DELAY_S
+    ) -> None:
+        self._timer = threading.Timer(drain_timeout_s + delay_s, _exit_process, [running])
+        self._timer.daemon = True
+        self._is_started = False
+
+    def start(self) -> None:
+        """Start the timer. Further calls do nothing, and nothing stops it."""
+        if not self._is_started:
+            self._is_started = True
+            self._timer.start()
+
+
+def _exit_process(running: RunningActivities) -> None:
+    def log_activities() -> None:
+        _log.error("%d activities did not end, or a request hangs: they are left to other workers", running.activities)
+        logging.shutdown()
+
+    try:
+        thread = threading.Thread(target=log_activities, daemon=True)
+        thread.start()
+        thread.join(_LOG_TIMEOUT_S)  # a log whose reader has stopped can be neither written nor closed
+    finally:
+        os._exit(1)

@@ -1,0 +1,313 @@
+"""Checks of the input of workflows before workflow code reads it.
+
+Any SDK and any user of `temporal workflow start` can send any input. If workflow code cannot read the input, its task
+fails and is retried without end. Nobody else can then use the workflow's id. These rules prevent that:
+
+1. A run fails at once as `InvalidInput` unless its input is one JSON object of the expected type, within its limits. An
+   invalid signal is ignored with a log line. An invalid update is refused.
+2. If this worker cannot decrypt a workflow payload, the workflow task fails, and Temporal gives the task to another
+   worker. For this the worker's client must defer unreadable payloads (`data_converter`).
+3. Temporal gives a scheduled run the result and the failure of the previous run. The worker drops both, because no
+   workflow reads them and a worker may lack their key. A worker that encrypts stores no result of a scheduled run.
+4. An earlier build may have started a run with input that this build refuses. A replay continues such a run. A refusal
+   of readable input is recorded like `workflow.patched`, so that a replay of the run refuses the input, too.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+from temporalio import workflow
+from temporalio.api.common.v1 import Payload
+from temporalio.bridge.proto.workflow_activation import (
+    DoUpdate,
+    InitializeWorkflow,
+    SignalWorkflow,
+    WorkflowActivation,
+    WorkflowActivationJob,
+)
+from temporalio.bridge.proto.workflow_commands import WorkflowCommand
+from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+from temporalio.common import VersioningBehavior
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.converter import StorageDriverStoreContext
+from temporalio.exceptions import ApplicationError
+from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstance, WorkflowInstanceDetails
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+
+from logstore.errors import InvalidInput
+from workers.client.payload_encryption import require_read
+from workers.hosting.request_subject import FIELD
+from workflows import limits
+from workflows.records.values import FOLLOW_RECORDS, REBUILD_CATALOG
+
+_JSON: Final = "json/plain"
+_REFUSED: Final = "input-refused"
+_IGNORED: Final = "signal-ignored"
+_ERROR_TYPE: Final = InvalidInput.__name__
+_CHECKED_JOBS: Final = {"initialize_workflow", "signal_workflow", "do_update"}
+_SCHEDULED_BY: Final = "TemporalScheduledById"
+"""Search attribute that each run of a schedule has."""
+
+_PARENT_ID_PREFIXES: Final = (
+    "trim-topic",
+    "delete-topic",
+    "delete-ledgers",
+    "sweep-deletions",
+    "offload-topic",
+    "apply-orphans",
+    "transaction-coordinator",
+    "sweep-transactions",
+    "seal-buckets",
+    "sweep-records",
+    "flush-records",
+    "defragment-records",
+    "raid-tombstones",
+    "replicate-records",
+    "end-records",
+)
+"""Prefixes of the ids of jobs that start child workflows. A child knows only the id of its parent."""
+
+COMMAND_BY_WORKFLOW: Final[Mapping[str, str]] = {
+    REBUILD_CATALOG.name: "sexton records rebuild",
+    FOLLOW_RECORDS.name: "sexton records follow",
+}
+"""Commands that serve a workflow type themselves. No other worker has the activities of these workflows."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRefusal:
+    """Reason to refuse the input of a run, a signal or an update."""
+
+    field: str
+    message: str
+    is_recorded: bool  # an earlier build would have accepted the input
+
+
+@workflow.defn(name=_REFUSED, sandboxed=False)
+class RefusedRun:
+    """Workflow that runs in place of one whose input is refused."""
+
+    @workflow.run
+    async def run(self, refusal: InputRefusal) -> None:
+        if refusal.is_recorded:
+            workflow.patched(_REFUSED)
+        workflow.set_current_details(f"**Refused** — {refusal.message}")
+        raise ApplicationError(refusal.message, {FIELD: refusal.field}, type=_ERROR_TYPE, non_retryable=True)
+
+
+@dataclass(frozen=True)
+class CheckedRunner(SandboxedWorkflowRunner):
+    """Sandboxed runner that checks the input before the workflow runs.
+
+    Each workflow declares whether its runs are pinned to a build. Only a worker with Worker Versioning may report this
+    declaration. Temporal refuses all tasks of other workers that report it.
+    """
+
+    versioned: bool = False  # the worker takes part in Worker Versioning
+    encrypts: bool = False  # the worker encrypts payloads
+    command_by_workflow: Mapping[str, str] = field(default_factory=dict)
+    """Commands that serve a workflow type themselves. This runner refuses runs of these types."""
+
+    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
+        command = self.command_by_workflow.get(det.info.workflow_type, "")
+        return _CheckedInstance(
+            super().create_instance(det), det, versioned=self.versioned, encrypts=self.encrypts, hosted_by=command
+        )
+
+
+class CheckedPlainRunner(UnsandboxedWorkflowRunner):
+    """Runner for a debugger: it has no sandbox, and checks the input before the workflow runs."""
+
+    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
+        command = COMMAND_BY_WORKFLOW.get(det.info.workflow_type, "")
+        return _CheckedInstance(super().create_instance(det), det, hosted_by=command)
+
+
+class _CheckedInstance(WorkflowInstance):
+    def __init__(
+        self,
+        inner: WorkflowInstance,
+        det: WorkflowInstanceDetails,
+        *,
+        versioned: bool = False,
+        encrypts: bool = False,
+        hosted_by: str = "",
+    ) -> None:
+        self._inner = inner
+        self._hosted_by = hosted_by
+        self._drops_result = encrypts and _SCHEDULED_BY in det.info.search_attributes
+        declared = det.defn.versioning_behavior if versioned else None
+        self._versioning_behavior = (declared or VersioningBehavior.UNSPECIFIED).value
+        self._det = det
+        self._queue = det.info.task_queue
+        # A foreign job could use such an id, but would gain little: unreadable input of children is refused, too, and
+        # activities check names and ids. Only limits that earlier builds did not know are not applied.
+        is_child = det.info.parent is not None and det.info.parent.workflow_id.startswith(_PARENT_ID_PREFIXES)
+        self._is_from_workflow = bool(det.info.continued_run_id) or is_child
+
+    def activate(self, act: WorkflowActivation) -> WorkflowActivationCompletion:
+        for job in act.jobs:
+            if job.HasField("initialize_workflow"):
+                job.initialize_workflow.ClearField("last_completion_result")
+                job.initialize_workflow.ClearField("continued_failure")
+        require_read(act)
+        accepted, commands = act, list[WorkflowCommand]()
+        if any(job.WhichOneof("variant") in _CHECKED_JOBS for job in act.jobs):
+            accepted = WorkflowActivation()
+            accepted.CopyFrom(act)
+            del accepted.jobs[:]
+            accepted.jobs.extend(job for job in act.jobs if self._check_job(job, act, commands))
+        completion = self._inner.activate(accepted)
+        if completion.HasField("successful"):
+            completion.successful.versioning_behavior = self._versioning_behavior
+            if self._drops_result:  # a replay compares the types of commands, not results
+                for command in completion.successful.commands:
+                    if command.HasField("complete_workflow_execution"):
+                        command.complete_workflow_execution.ClearField("result")
+            if commands:
+                commands += completion.successful.commands
+                del completion.successful.commands[:]
+                completion.successful.commands.extend(commands)
+        return completion
+
+    def _check_job(self, job: WorkflowActivationJob, act: WorkflowActivation, commands: list[WorkflowCommand]) -> bool:
+        """Return whether to pass the job to the run. Append the commands of a refusal."""
+        if job.HasField("initialize_workflow"):
+            self._check_start(job.initialize_workflow, act)
+        elif job.HasField("signal_workflow"):
+            return self._check_signal(job.signal_workflow, act, commands)
+        elif job.HasField("do_update") and job.do_update.run_validator:  # other updates were accepted earlier
+            return self._check_update(job.do_update, commands)
+        return True
+
+    def _check_start(self, start: InitializeWorkflow, act: WorkflowActivation) -> None:
+        refusal = _find_refusal(
+            "input", start.arguments, self._det.defn.arg_types, queue=self._queue, outside=not self._is_from_workflow
+        )
+        if self._hosted_by:
+            expected = f"the queue of `{self._hosted_by}`, whose own worker alone does {self._det.info.workflow_type}"
+            error = InvalidInput("task_queue", expected=expected, found=self._queue)
+            refusal = InputRefusal(field=error.field, message=str(error), is_recorded=True)
+        if refusal is None or (refusal.is_recorded and act.is_replaying and _REFUSED not in _recorded_patches(act)):
+            return
+        self._inner = asyncio.run(_create_refused_run(self._det))
+        del start.arguments[:]
+        start.arguments.extend(pydantic_data_converter.payload_converter.to_payloads([refusal]))
+
+    def _check_signal(self, signal: SignalWorkflow, act: WorkflowActivation, commands: list[WorkflowCommand]) -> bool:
+        definition = self._det.defn.signals.get(signal.signal_name)
+        refusal = definition and _find_refusal(
+            f"signal {signal.signal_name}", signal.input, definition.arg_types, queue=self._queue, outside=True
+        )
+        patch_id = f"{_IGNORED}-{signal.originating_event_id}"
+        if not refusal or (refusal.is_recorded and act.is_replaying and patch_id not in _recorded_patches(act)):
+            return True
+        if refusal.is_recorded:
+            command = WorkflowCommand()
+            command.set_patch_marker.patch_id = patch_id
+            commands.append(command)
+        if not act.is_replaying:
+            _log.warning("%s: ignored: %s", self._det.info.workflow_id, refusal.message)
+        return False
+
+    def _check_update(self, update: DoUpdate, commands: list[WorkflowCommand]) -> bool:
+        definition = self._det.defn.updates.get(update.name)
+        refusal = definition and _find_refusal(
+            f"update {update.name}", update.input, definition.arg_types, queue=self._queue, outside=True
+        )
+        if not refusal:
+            return True
+        command = WorkflowCommand()
+        command.update_response.protocol_instance_id = update.protocol_instance_id
+        error = ApplicationError(refusal.message, type=_ERROR_TYPE, non_retryable=True)
+        self._det.failure_converter_class().to_failure(
+            error, pydantic_data_converter.payload_converter, command.update_response.rejected
+        )
+        commands.append(command)
+        return False
+
+    def get_serialization_context(self, command_info: Any) -> None:  # noqa: ANN401 - the SDK's own type
+        """Return `None` without a call into the sandbox, because no converter here depends on the context."""
+
+    def get_external_store_context(self, command_info: Any) -> StorageDriverStoreContext:  # noqa: ANN401 - as above
+        """Return an empty context, because Temporal stores all workflow payloads itself."""
+        del command_info
+        return StorageDriverStoreContext(target=None)
+
+    def get_info(self) -> workflow.Info:
+        return self._inner.get_info()
+
+    def get_thread_id(self) -> int | None:
+        return self._inner.get_thread_id()
+
+
+async def _create_refused_run(det: WorkflowInstanceDetails) -> WorkflowInstance:
+    """Create a `RefusedRun`. This is a coroutine, because the SDK creates instances only on a running event loop."""
+    definition = workflow._Definition.must_from_class(RefusedRun)  # noqa: SLF001 - the SDK has no public way
+    return UnsandboxedWorkflowRunner().create_instance(replace(det, defn=definition))
+
+
+def _recorded_patches(act: WorkflowActivation) -> set[str]:
+    return {job.notify_has_patch.patch_id for job in act.jobs if job.HasField("notify_has_patch")}
+
+
+def _find_refusal(
+    field: str, payloads: Sequence[Payload], types: Sequence[type] | None, *, queue: str, outside: bool
+) -> InputRefusal | None:
+    try:
+        _check_payloads(field, payloads, types or (), queue=queue, outside=False)
+    except InvalidInput as error:
+        return InputRefusal(field=error.field, message=str(error), is_recorded=False)
+    try:
+        _check_payloads(field, payloads, types or (), queue=queue, outside=outside)
+    except InvalidInput as error:
+        return InputRefusal(field=error.field, message=str(error), is_recorded=True)
+    return None
+
+
+def _check_payloads(
+    field: str, payloads: Sequence[Payload], types: Sequence[type], *, queue: str, outside: bool
+) -> None:
+    """Refuse workflow payloads that are too few, too many, unreadable, or beyond their limits.
+
+    Input from `outside` must have the JSON type of each field, and no unknown fields. For example, `"7"` is no number.
+    """
+    if len(payloads) != len(types):
+        count = f"{len(payloads)} values" if payloads else "nothing"
+        raise InvalidInput(field, expected="one JSON object" if types else "nothing", found=count)
+    for payload, value_type in zip(payloads, types, strict=True):
+        encoding = payload.metadata.get("encoding", b"").decode(errors="replace")
+        if encoding != _JSON:
+            raise InvalidInput(field, expected=f"one JSON object, in the encoding {_JSON}", found=encoding)
+        try:
+            adapter = _get_adapter(value_type)
+            value = adapter.validate_json(payload.data, extra="forbid" if outside else None, strict=outside)
+        except ValidationError as error:
+            raise _to_invalid_input(field, error) from error
+        limits.check_request(value, queue=queue, outside=outside)
+
+
+_get_adapter = lru_cache(maxsize=64)(TypeAdapter)
+
+
+def _to_invalid_input(field: str, error: ValidationError) -> InvalidInput:
+    first = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in first["loc"]) or field
+    match first["type"]:
+        case "missing" | "missing_argument" | "missing_keyword_only_argument":
+            return InvalidInput(path, expected="a value", found=None)
+        case "unexpected_keyword_argument" | "extra_forbidden":
+            return InvalidInput(path, expected="no field of this name", found=first["input"])
+        case "dataclass_type":
+            return InvalidInput(path, expected="one JSON object", found=first["input"])
+        case "json_invalid":
+            return InvalidInput(path, expected="one JSON object", found=first["msg"])
+    expected = first["msg"].removeprefix("Input should be ").partition(",")[0]
+    return InvalidInput(path, expected=expected, found=first["input"])

@@ -1,0 +1,235 @@
+"""Bundle owners for operators: an overview, and removal of a bundle from its owner."""
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from infra.coordination.ownership_nodes import LiveWorker, OwnershipDirectory
+from infra.coordination.path_identity import check_path
+from infra.coordination.zookeeper_session import ZooKeeperSession
+from logstore.errors import PreconditionFailed
+from logstore.ownership import BundleId, OwnerNode, bundle_name
+from logstore.ports.catalog import AuditLog, Cause, Fence, Fences
+from workers.hosting.bundle_ownership import parse_ensemble
+from workers.settings import Settings
+
+_MAX_SESSION_TIMEOUT_S: Final = 5.0  # short, because a person waits; workers use their own timeout
+
+
+class OwnerSessionState(StrEnum):
+    """State of the session that created an owner's node."""
+
+    ALIVE = "ALIVE"  # the session exists, and its worker is registered
+    UNLISTED = "UNLISTED"  # the session exists, but its worker is not registered: it is starting or ending
+    GONE = "GONE"  # the session does not exist: the node is about to vanish, or was created by hand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerRow:
+    """Bundle owner, as the bundle's node names it."""
+
+    worker_id: str  # empty: the node cannot be read
+    session: int | None  # None: ownership without ZooKeeper has no sessions
+    state: OwnerSessionState | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRow:
+    """Bundle with its owner and its fence."""
+
+    bundle: BundleId
+    name: str
+    owner: OwnerRow | None
+    fence: int  # 0: never acquired
+    fenced_by: str | None  # worker that acquired the bundle last; usually its owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRow:
+    """Worker with its load and the number of its bundles."""
+
+    worker_id: str
+    load: float | None  # last published load; None without ZooKeeper
+    room: bool | None  # whether the worker accepts bundles now
+    bundles: int  # number of owned bundles
+    session: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipOverview:
+    """All bundles in ascending order, and all workers ordered by id."""
+
+    bundles: list[BundleRow]
+    workers: list[WorkerRow]
+
+    def __str__(self) -> str:
+        unowned_count = sum(row.owner is None for row in self.bundles)
+        return f"{len(self.bundles)} bundles, {unowned_count} without an owner"
+
+
+@contextmanager
+def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterator[OwnershipDirectory]:
+    """Open the ownership directory in ZooKeeper for reading.
+
+    Raises:
+        CatalogMismatch: The path belongs to another catalog.
+        ServiceFailed: No ensemble is set, it cannot be reached, or it refuses the connection.
+    """
+    with open_session(settings) as session:
+        check_path(session, catalog_id)
+        yield OwnershipDirectory(session, bundles)
+
+
+@contextmanager
+def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
+    """Open a session for reading."""
+    ensemble = parse_ensemble(settings)
+    timeout_s = min(ensemble.timeout_s, _MAX_SESSION_TIMEOUT_S)
+    session = ZooKeeperSession(replace(ensemble, timeout_s=timeout_s), lambda _: None)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> OwnershipOverview:
+    """Return the owners in ZooKeeper together with the fences of the catalog.
+
+    Without ZooKeeper the worker that acquired a bundle last counts as its owner. The overview is not of one moment:
+    nodes are read first, then sessions, then fences.
+    """
+    if directory is None:
+        fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
+        owner_by_bundle = {
+            bundle: OwnerRow(worker_id=fence.worker_id, session=None, state=None)
+            for bundle, fence in fence_by_bundle.items()
+        }
+        live_workers: Mapping[str, LiveWorker] = {}
+    else:
+        nodes, live_workers, sessions = directory.owner_nodes(), directory.live_workers(), directory.live_sessions()
+        owner_by_bundle = {bundle: _owner_row(node, live_workers, sessions) for bundle, node in nodes.items()}
+        fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
+    bundle_count = fences.count_bundles()
+    rows = [
+        BundleRow(
+            bundle=bundle,
+            name=bundle_name(bundle, bundles=bundle_count),
+            owner=owner_by_bundle.get(bundle),
+            fence=fence_by_bundle[bundle].counter if bundle in fence_by_bundle else 0,
+            fenced_by=fence_by_bundle[bundle].worker_id if bundle in fence_by_bundle else None,
+        )
+        for bundle in map(BundleId, range(bundle_count))
+    ]
+    workers = _worker_rows(owner_by_bundle, None if directory is None else live_workers)
+    return OwnershipOverview(bundles=rows, workers=workers)
+
+
+def _owner_row(node: OwnerNode, live_workers: Mapping[str, LiveWorker], sessions: Collection[int]) -> OwnerRow:
+    worker = live_workers.get(node.worker_id)
+    if node.session not in sessions:
+        state = OwnerSessionState.GONE
+    elif worker is None or worker.session != node.session:
+        state = OwnerSessionState.UNLISTED
+    else:
+        state = OwnerSessionState.ALIVE
+    return OwnerRow(worker_id=node.worker_id, session=node.session, state=state)
+
+
+def _worker_rows(
+    owner_by_bundle: Mapping[BundleId, OwnerRow], live_workers: Mapping[str, LiveWorker] | None
+) -> list[WorkerRow]:
+    bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
+    if live_workers is None:
+        return [
+            WorkerRow(worker_id=worker_id, load=None, room=None, bundles=count, session=None)
+            for worker_id, count in sorted(bundle_count_by_worker.items())
+        ]
+    return [
+        WorkerRow(
+            worker_id=worker_id,
+            load=worker.load.load,
+            room=worker.load.room,
+            bundles=bundle_count_by_worker[worker_id],
+            session=worker.session,
+        )
+        for worker_id, worker in sorted(live_workers.items())
+    ]
+
+
+_POLL_INTERVAL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedBundle:
+    """Bundle with its owner at the time of the read."""
+
+    bundle: BundleId
+    name: str
+    worker_id: str
+    session: int
+    fence: int  # last raised by this owner or an earlier owner
+
+
+class BundleUnloader:
+    """Removal of a bundle from its owner, with a wait for the next acquisition."""
+
+    def __init__(self, fences: Fences, audit_log: AuditLog, directory: OwnershipDirectory) -> None:
+        self._fences, self._audit_log, self._directory = fences, audit_log, directory
+
+    def find_owner(self, bundle: BundleId) -> OwnedBundle:
+        """Return the bundle with its owner, or raise `PreconditionFailed` if the bundle has no owner."""
+        name = bundle_name(bundle, bundles=self._fences.count_bundles())
+        fence = self._fences.fence(bundle)  # before the node, so that `wait_until_acquired` sees every later raise
+        node = self._directory.owner_nodes([bundle]).get(bundle)
+        if node is None:
+            raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
+        return OwnedBundle(
+            bundle=bundle,
+            name=name,
+            worker_id=node.worker_id,
+            session=node.session,
+            fence=fence.counter if fence else 0,
+        )
+
+    def unload(self, owned: OwnedBundle, cause: Cause) -> None:
+        """Remove the owner's node. The audit log gets the attempt before, and the outcome after.
+
+        Raises:
+            PreconditionFailed: The session of the node is not alive, so the node stays.
+            StoreUnavailable, SessionLost: No answer arrived, so the node may be gone. Read the owner again.
+        """
+        detail = {
+            "bundle": owned.name,
+            "worker_id": owned.worker_id,
+            "session": f"{owned.session:#x}",
+            "fence": owned.fence,
+        }
+        self._audit_log.record("unload", cause, detail=detail)
+        outcome = "REMOVED"
+        if not self._directory.delete_owner_node(owned.bundle, owned.session):
+            # The node may have vanished by itself, or by this call if the first answer was lost.
+            node = self._directory.owner_nodes([owned.bundle]).get(owned.bundle)
+            outcome = "KEPT" if node and node.session == owned.session else "GONE"
+        self._audit_log.record("unloaded", cause, detail={**detail, "outcome": outcome})
+        if outcome == "KEPT":
+            raise PreconditionFailed(
+                f"bundle {owned.name}: expected its node to be of a live session, found session {owned.session:#x}, "
+                "which does not stand; nothing was changed"
+            )
+
+    def wait_until_acquired(self, owned: OwnedBundle, *, within_s: float) -> Fence | None:
+        """Return the fence of the next acquisition by any worker, or `None` if there is none in time."""
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s:
+            fence, node = (
+                self._fences.fence(owned.bundle),
+                self._directory.owner_nodes([owned.bundle]).get(owned.bundle),
+            )
+            if fence and fence.counter > owned.fence and node and node.worker_id == fence.worker_id:
+                return fence
+            time.sleep(_POLL_INTERVAL_S)
+        return None

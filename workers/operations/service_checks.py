@@ -1,0 +1,299 @@
+"""Rows of `status` and `doctor` about the services and this machine."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSystemInfoRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from infra.catalog import Database, check_version, open_catalog
+from infra.catalog.engine.catalog_version import check_writable, find_lost_write_ahead
+from infra.coordination.ownership_nodes import OwnershipDirectory
+from infra.coordination.path_identity import check_path
+from infra.objects import read_store_clock_s
+from infra.stack.java_search import find_java
+from infra.stack.stack_home import StackHome
+from infra.stack.worker_records import crashed_worker_ids, live_workers
+from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
+from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
+from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.ownership import MAX_BUNDLES
+from logstore.ports.catalog import Identities
+from workers.assembly.checked_buckets import own_buckets_by_name, primary_bucket
+from workers.catalog_match import compare_namespace, list_buckets
+from workers.client import workflow_search
+from workers.client.schedules import list_schedules
+from workers.client.stuck_scheduled_runs import StuckRun, find_stuck_runs
+from workers.client.task_queue_pollers import live_pollers
+from workers.client.temporal_connection import run_with_client
+from workers.client.temporal_faults import service_failure
+from workers.hosting.certificate_expiry import check_certificates, find_certificate_files
+from workers.hosting.readiness import SCHEDULES
+from workers.operations.bucket_delete_check import DELETES, check_deletes
+from workers.operations.bundle_owners import open_directory, open_session, read_ownership
+from workers.operations.record_log_status import RECORD_LOG, record_log_row
+from workers.operations.worker_builds import Deployment, find_unserved_queues, read_deployment
+from workers.settings import Settings
+
+Row = Mapping[str, object]
+Check = Callable[[Settings], str]
+
+WORKER: Final = "worker"
+_IDENTITY_ROW: Final = "identity"
+_RPC_TIMEOUT = timedelta(seconds=5)
+_MAX_PARALLEL_CHECKS: Final = 8
+
+
+def status(settings: Settings) -> list[Row]:
+    """Return a row per service. The services are asked in parallel, and each must answer within seconds."""
+    checks: dict[str, Check] = {
+        "temporal": _check_temporal,
+        "object store": _check_object_store,
+        "zookeeper": _check_zookeeper,
+    }
+    if settings.ownership == "single":
+        del checks["zookeeper"]
+    address_by_service = {
+        "temporal": settings.temporal_address,
+        "object store": settings.s3_endpoint or ("AWS" if settings.has_object_store else ""),
+        "zookeeper": settings.zookeeper,
+    }
+    # This check comes first, because opening the database replaces a lost write-ahead log by an empty file.
+    lost_log = _check_lost_write_ahead_log(settings)
+    unknown = {"ok": False, "detail": "cannot be told"}
+    rows: list[Callable[[], Row]] = [
+        *(partial(_check_service, name, check, settings, address_by_service[name]) for name, check in checks.items()),
+        lambda: lost_log or run_check("database", _check_database, settings),
+        lambda: {"name": _IDENTITY_ROW, **unknown} if lost_log else _check_identity(settings),
+        lambda: {"name": RECORD_LOG, **unknown} if lost_log else record_log_row(settings),
+        lambda: _check_workers(settings),
+        *([lambda: run_check("deployment", _check_deployment, settings)] if settings.deployment_name else []),
+    ]
+    with ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
+        return list(pool.map(lambda row: row(), rows))
+
+
+def _check_service(name: str, check: Check, settings: Settings, address: str) -> Row:
+    row = run_check(name, check, settings)
+    return {**row, "detail": f"{address}: {row['detail']}"} if address else row
+
+
+def run_check(name: str, check: Check, settings: Settings) -> Row:
+    """Return the row of one check. An error of the check is the row's detail."""
+    try:
+        return {"name": name, "ok": True, "detail": check(settings)}
+    except RPCError as error:
+        return {"name": name, "ok": False, "detail": _describe_rpc_error(error)}
+    except (SextonError, OSError) as error:
+        return {"name": name, "ok": False, "detail": str(error)}
+
+
+def _describe_rpc_error(error: RPCError) -> str:
+    return str(service_failure(error) or f"temporal: {error.message}")
+
+
+def _check_temporal(settings: Settings) -> str:
+    async def ask(client: Client) -> str:
+        request = DescribeNamespaceRequest(namespace=client.namespace)
+        await client.workflow_service.describe_namespace(request, timeout=_RPC_TIMEOUT)
+        response = await client.workflow_service.get_system_info(GetSystemInfoRequest(), timeout=_RPC_TIMEOUT)
+        return f"server {response.server_version}"
+
+    return run_with_client(settings, ask)
+
+
+def _check_object_store(settings: Settings) -> str:
+    """List each bucket by a signed request. The answer must have the header fields of an object store."""
+    if not settings.has_object_store:
+        settings.require("s3_endpoint")
+    names = [bucket for _, bucket in list_buckets(settings)]
+    store = primary_bucket(settings, hasty=True)
+    for name in names:
+        next(iter(store.for_bucket(name).list(MARKER_KEY)), None)
+    return ", ".join(names)
+
+
+def _check_zookeeper(settings: Settings) -> str:
+    with open_session(settings) as session:
+        count = len(OwnershipDirectory(session, MAX_BUNDLES).live_workers())
+        return f"{count} {'worker has' if count == 1 else 'workers have'} a session"
+
+
+def _check_lost_write_ahead_log(settings: Settings) -> Row | None:
+    pids = [worker.pid for worker in live_workers(StackHome.at(settings.home))]
+    try:
+        database = Database(settings.database_url)
+    except SextonError:
+        return None  # the check of the database reports it
+    problem = find_lost_write_ahead(database, pids)
+    database.close()
+    return {"name": "database", "ok": False, "detail": str(problem)} if problem else None
+
+
+def _check_database(settings: Settings) -> str:
+    database = Database(settings.database_url)
+    try:
+        check_version(database)
+        check_writable(database)
+    finally:
+        database.close()
+    return "this build's version, and takes writes"
+
+
+def _check_deployment(settings: Settings) -> str:
+    async def ask(client: Client) -> tuple[Deployment, Mapping[str, Sequence[str]]]:
+        deployment = await read_deployment(client, settings.deployment_name)
+        dead = crashed_worker_ids(StackHome.at(settings.home))
+        ramping = deployment.ramping if deployment.ramp_percent else None
+        routed_builds = [build for build in (deployment.current, ramping) if build]
+        queues_by_build = {
+            build: await find_unserved_queues(client, deployment.name, build, dead_identities=dead)
+            for build in routed_builds
+        }
+        return deployment, queues_by_build
+
+    deployment, unserved_queues = run_with_client(settings, ask)
+    if deployment.current is None:
+        advice = "make one current: `sexton worker builds`, `sexton worker deploy --build-id ID`"
+        raise ServiceFailed("deployment", str(deployment), advice=advice)
+    for build, queues in unserved_queues.items():
+        if queues:
+            advice = "start one of that build, or make a build current that has workers: "
+            advice += "`sexton worker deploy --build-id ID`"
+            problem = f"{deployment}, and no worker of {build} polls {', '.join(queues)}"
+            raise ServiceFailed("deployment", problem, advice=advice)
+    return str(deployment)
+
+
+async def list_polling_workers(
+    client: Client, settings: Settings, *, dead_identities: Collection[str] = ()
+) -> set[str]:
+    """Return the identities of the workers that poll the task queue now."""
+    kind = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
+    pollers = await live_pollers(client, settings.task_queue, kind, dead_identities=dead_identities)
+    return {poller.identity for poller in pollers}
+
+
+def _check_workers(settings: Settings) -> Row:
+    """Return the row of polling workers. Temporal lists dead workers for minutes, so this home's are left out."""
+    home = StackHome.at(settings.home)
+
+    async def ask(client: Client) -> set[str]:
+        return await list_polling_workers(client, settings, dead_identities=crashed_worker_ids(home))
+
+    try:
+        names = sorted(run_with_client(settings, ask))
+    except SextonError:
+        return {"name": WORKER, "ok": False, "detail": "cannot be told while temporal does not answer"}
+    except RPCError as error:  # Temporal answers with a refusal: no such namespace, no permission
+        return {"name": WORKER, "ok": False, "detail": f"cannot be told: {_describe_rpc_error(error)}"}
+    urls = {
+        worker.worker_id: ", ".join(filter(None, (worker.http_url, worker.metrics_url)))
+        for worker in live_workers(home)
+    }
+    workers = [f"{name} ({urls[name]})" if urls.get(name) else name for name in names]
+    advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
+    return {"name": WORKER, "ok": bool(names), "detail": ", ".join(workers) or advice}
+
+
+def _check_identity(settings: Settings) -> Row:
+    own: list[str] = []
+    foreign: list[str] = []
+    unknown: list[str] = []  # the rows of these services have the reason
+    try:
+        with open_catalog(settings.database_url) as catalog:
+            catalog_id = catalog.identities.catalog_id()
+            for name, is_own in _list_identity_checks(settings, catalog.identities):
+                try:
+                    own.append(name if is_own() else f"{name} (nobody's yet)")
+                except CatalogMismatch as error:
+                    foreign.append(str(error))
+                except (RPCError, SextonError):
+                    unknown.append(name)
+    except SextonError as error:
+        return {"name": _IDENTITY_ROW, "ok": False, "detail": f"cannot be told: {error}"}
+    unanswered = [f"cannot be told of {', '.join(unknown)}: no answer, or a refusal"] if unknown else []
+    problems = [*foreign, *unanswered]
+    detail = "; ".join(problems) or ", ".join(own) or "no service is known"
+    return {"name": _IDENTITY_ROW, "ok": not problems, "detail": f"catalog {catalog_id}: {detail}"}
+
+
+def _list_identity_checks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
+    if settings.has_object_store:
+        own_bucket = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
+        for role, bucket in list_buckets(settings):
+            store = own_bucket(role, bucket)
+            yield f"{role.value} bucket {bucket}", partial(lambda store: store.check() is MarkerState.OURS, store)
+    if settings.ownership == "zookeeper" and settings.zookeeper:
+
+        def has_own_path() -> bool:
+            with open_session(settings) as session:
+                return check_path(session, identities.catalog_id())
+
+        yield "zookeeper", has_own_path
+    if settings.temporal_address:
+        yield (
+            f"namespace {settings.temporal_namespace}",
+            lambda: run_with_client(settings, lambda client: compare_namespace(client, identities.catalog_id())),
+        )
+
+
+_MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses 15 minutes; a smaller difference already shows a wrong clock
+
+
+def doctor(settings: Settings) -> list[Row]:
+    """Return the rows of `status`, then rows of this machine, schedules, owners, and deletes in each bucket."""
+    checks: dict[str, Callable[[Settings], str]] = {
+        "java": lambda _: f"Java {find_java().version}",
+        "search attributes": _check_search_attributes,
+        SCHEDULES: _check_schedules,
+        "ownership": _check_ownership,
+        "clock": _check_clock,
+        DELETES: check_deletes,
+        **({"certificates": check_certificates} if find_certificate_files(settings) else {}),
+    }
+    return [*status(settings), *(run_check(name, check, settings) for name, check in checks.items())]
+
+
+def _check_search_attributes(settings: Settings) -> str:
+    run_with_client(settings, workflow_search.require_search_attributes)
+    return "all registered"
+
+
+def _check_schedules(settings: Settings) -> str:
+    async def ask(client: Client) -> tuple[int, Sequence[StuckRun]]:
+        return len(await list_schedules(client)), await find_stuck_runs(client)
+
+    count, stuck_runs = run_with_client(settings, ask)
+    if stuck_runs:
+        raise ServiceFailed(SCHEDULES, "; ".join(map(str, stuck_runs)), advice="its runbook is `Schedules`")
+    return f"{count} schedule{'' if count == 1 else 's'}, and no job of theirs is stuck"
+
+
+def _check_ownership(settings: Settings) -> str:
+    with open_catalog(settings.database_url) as catalog:
+        if settings.ownership == "single":
+            return f"{read_ownership(catalog.fences, None)}; ownership=single"
+        with open_directory(settings, catalog.fences.count_bundles(), catalog.identities.catalog_id()) as directory:
+            ownership = read_ownership(catalog.fences, directory)
+    if not ownership.workers:
+        raise ServiceFailed(
+            "ownership", f"{ownership}, no worker has a session", advice="start one, or read a worker's log"
+        )
+    return f"{ownership}; workers: {', '.join(worker.worker_id for worker in ownership.workers)}"
+
+
+def _check_clock(settings: Settings) -> str:
+    if not settings.has_object_store:
+        settings.require("s3_endpoint")
+    difference_s = time.time() - read_store_clock_s(primary_bucket(settings, hasty=True))
+    if abs(difference_s) > _MAX_CLOCK_DIFFERENCE_S:
+        problem = f"this machine and the object store differ by {difference_s:.0f} s"
+        raise ServiceFailed("clock", problem, advice="set both by one time service")
+    return f"within {_MAX_CLOCK_DIFFERENCE_S:.0f} s of the object store's"

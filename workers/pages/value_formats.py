@@ -1,0 +1,54 @@
+"""Formats of values for people: times, numbers, topic names and text without control characters."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from urllib.parse import unquote
+
+
+def format_value(value: object) -> str:
+    """Format a value for a table: lists and objects on one line, large numbers with commas, nothing as a dash.
+
+    Lists and objects inside an object are in parentheses.
+    """
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_format_nested(item)}" for name, item in value.items()) or "-"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(format_value(item) for item in value) or "-"
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**5 else str(value)
+
+
+def _format_nested(value: object) -> str:
+    has_items = isinstance(value, Mapping | Sequence) and not isinstance(value, str) and len(value) > 0
+    return f"({format_value(value)})" if has_items else format_value(value)
+
+
+def select_fields(source: object, names: str) -> dict[str, object]:
+    """Return the named attributes of an object in order; `names` are separated by spaces. Enum values become text."""
+    value_by_name = {name: getattr(source, name) for name in names.split()}
+    return {name: str(value) if isinstance(value, StrEnum) else value for name, value in value_by_name.items()}
+
+
+def escape_unprintable(text: str) -> str:
+    """Escape characters that control a terminal, except line breaks. Topic names may have any character."""
+    if text.isprintable():  # fast path for the common case
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def decode_topic_name(encoded: str) -> str:
+    """Return the topic name that people and commands use."""
+    return unquote(encoded)
+
+
+def format_time_us(moment_us: int) -> str:
+    """Format microseconds since 1970 by RFC 3339, in UTC."""
+    seconds, microseconds = divmod(moment_us, 1_000_000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=microseconds).isoformat().replace("+00:00", "Z")
+
+
+def format_time_s(moment_us: int) -> str:
+    """Format microseconds since 1970 by RFC 3339, in UTC, without the fraction of a second."""
+    return f"{datetime.fromtimestamp(moment_us // 1_000_000, UTC):%Y-%m-%dT%H:%M:%SZ}"

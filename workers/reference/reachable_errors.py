@@ -1,0 +1,210 @@
+"""Errors that a workflow can meet, found in the code that its methods reach.
+
+Reached code consists of the functions and constants in `workflows` that a method names, directly or indirectly. Of a
+class it has only the methods whose names occur in reached code. Code of other workflows is not included. Failures of
+other workflows count only if the parent declares that it waits for these workflows.
+
+The errors of an activity come from its docstring. They do not end the run in two cases:
+
+1. An update called the activity. The sender of the update gets the error.
+2. An `except ActivityError` turns the error into a result.
+"""
+
+import ast
+import copy
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+from typing import Final
+
+from temporalio import activity
+
+from logstore import errors
+from workers.hosting.temporal_workers import WORKFLOWS
+from workflows import dispatch
+
+_ERROR_NAME: Final = re.compile(r"\b[A-Z]\w+")
+_PARAGRAPH_END: Final = re.compile(r"\n\n|\Z")
+_FUNCTION_NODES: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+_REFUSAL_HANDLERS: Final = frozenset({"refused", "find_refusal", "require_refusal", "refusal_certificate"})
+"""Functions that turn only a guard's refusal into a result."""
+_FAILURE_HANDLERS: Final = frozenset({"_refuse"})  # functions that turn any failure into a text of the result
+
+CodePieces = tuple[tuple[ModuleType, ast.AST], ...]
+"""Pieces of code, each with its module."""
+
+
+@cache
+def reachable_code(workflow: type) -> CodePieces:
+    """Return all code in `workflows` that a run may reach, without the code of other workflows."""
+    return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__).pieces)
+
+
+@cache
+def ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
+    """Return the reachable code whose errors may end the run.
+
+    With `includes_guarded`, include code whose guard refusals become a result. Other errors of such code end the run.
+    """
+    handlers = _FAILURE_HANDLERS if includes_guarded else _FAILURE_HANDLERS | _REFUSAL_HANDLERS
+    return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__, _TryRemover(handlers)).pieces)
+
+
+def list_modules(code: CodePieces) -> list[ModuleType]:
+    """Return the modules of the pieces, each once."""
+    return list({module.__name__: module for module, _ in code}.values())
+
+
+def raised_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
+    """Return the documented errors of the activities that the code names.
+
+    `NotOwner` is left out for routed activities, because the router repeats the call at the new owner. With
+    `only_called`, activities that the code only passes to other code are left out.
+    """
+    names = set[str]()
+    for module, piece in code:
+        for node in _first_arguments(piece) if only_called else ast.walk(piece):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                called = getattr(getattr(module, node.value.id, None), node.attr, None)
+                if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - no public way
+                    names |= _parse_raises(inspect.getdoc(called) or "")
+    is_routed = dispatch in list_modules(code)
+    return (names | dispatch.OWNERSHIP_FAILURES) - {errors.NotOwner.__name__} if is_routed else names
+
+
+def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(piece):
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2].startswith("execute"):
+            yield node.args[0]
+
+
+def own_failures(code: CodePieces) -> set[str]:
+    """Return the types of the failures that the code itself raises."""
+    calls = [node for _, piece in code for node in ast.walk(piece) if isinstance(node, ast.Call)]
+    types = [
+        keyword.value
+        for call in calls
+        if ast.unparse(call.func) == "ApplicationError"
+        for keyword in call.keywords
+        if keyword.arg == "type"
+    ]
+    return {str(node.value) for node in types if isinstance(node, ast.Constant)}
+
+
+def guard_refusals(code: CodePieces) -> set[str]:
+    """Return the types of guard refusals: the `GUARDS` of each module whose `GUARDS` the code contains."""
+    guarded_modules = {module.__name__ for module, piece in code if "GUARDS" in _assigned_names(piece)}
+    return {kind for module in list_modules(code) if module.__name__ in guarded_modules for kind in module.GUARDS}
+
+
+def error_class(name: str) -> type[errors.SextonError]:
+    """Return the class of an error."""
+    found: type[errors.SextonError] = getattr(errors, name)
+    return found
+
+
+class _TryRemover(ast.NodeTransformer):
+    """Transformer that empties each `try` whose `except ActivityError` calls one of the handlers for every failure."""
+
+    def __init__(self, handlers: frozenset[str]) -> None:
+        self._handlers = handlers
+
+    def visit_Try(self, node: ast.Try) -> ast.AST:
+        if any(self._handles(handler) for handler in node.handlers):
+            node.body = []
+        return self.generic_visit(node)
+
+    def _handles(self, handler: ast.ExceptHandler) -> bool:
+        if handler.type is None or "ActivityError" not in ast.unparse(handler.type):
+            return False
+        nodes = [node for statement in handler.body for node in ast.walk(statement)]
+        is_conditional = any(isinstance(node, ast.IfExp) for node in nodes)
+        called = {ast.unparse(node.func).rpartition(".")[2] for node in nodes if isinstance(node, ast.Call)}
+        return not is_conditional and not self._handlers.isdisjoint(called)
+
+
+class _CodeWalk:
+    """Walk through all code that one class names, directly or indirectly."""
+
+    def __init__(self, module: ModuleType, name: str, remover: _TryRemover | None = None) -> None:
+        self._remover = remover
+        self.pieces: list[tuple[ModuleType, ast.AST]] = []
+        self._foreign_modules = {workflow.__module__ for workflow in WORKFLOWS} - {module.__name__}
+        self._visited_names: set[tuple[str, str]] = set()
+        self._used_attributes: set[str] = set()
+        self._unused_methods: list[tuple[ModuleType, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+        self._visit_name(module, name)
+        while used := [entry for entry in self._unused_methods if entry[1].name in self._used_attributes]:
+            self._unused_methods = [entry for entry in self._unused_methods if entry not in used]
+            for method_module, method in used:
+                self._add_piece(method_module, method)
+
+    def _visit_name(self, module: ModuleType, name: str) -> None:
+        if not module.__name__.startswith("workflows") or module.__name__ in self._foreign_modules:
+            return
+        if (module.__name__, name) in self._visited_names:
+            return
+        self._visited_names.add((module.__name__, name))
+        node = _list_definitions(module).get(name)
+        if isinstance(node, ast.ImportFrom):
+            original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+            self._visit_name(sys.modules[node.module or ""], original)
+        elif isinstance(node, ast.ClassDef):
+            for part in (*node.bases, *node.body):
+                if self._remover is not None and _is_update_handler(part):
+                    continue
+                if isinstance(part, _FUNCTION_NODES) and not (part.decorator_list or part.name.startswith("__")):
+                    self._unused_methods.append((module, part))
+                else:
+                    self._add_piece(module, part)
+        elif node is not None:
+            self._add_piece(module, node)
+
+    def _add_piece(self, module: ModuleType, piece: ast.AST) -> None:
+        if self._remover is not None:
+            piece = self._remover.visit(copy.deepcopy(piece))
+        self.pieces.append((module, piece))
+        for node in ast.walk(piece):
+            if isinstance(node, ast.Name):
+                self._visit_name(module, node.id)
+            elif isinstance(node, ast.Attribute):
+                self._used_attributes.add(node.attr)
+                other = getattr(module, node.value.id, None) if isinstance(node.value, ast.Name) else None
+                if isinstance(other, ModuleType):
+                    self._visit_name(other, node.attr)
+
+
+def _is_update_handler(part: ast.AST) -> bool:
+    if not isinstance(part, _FUNCTION_NODES):
+        return False
+    return any("update" in ast.unparse(decorator) for decorator in part.decorator_list)
+
+
+@cache
+def _list_definitions(module: ModuleType) -> dict[str, ast.AST]:
+    node_by_name: dict[str, ast.AST] = {}
+    statements = ast.parse(inspect.getsource(module)).body
+    for node in (node for top in statements for node in (top.body if isinstance(top, ast.With) else [top])):
+        if isinstance(node, (*_FUNCTION_NODES, ast.ClassDef)):
+            node_by_name[node.name] = node
+        elif isinstance(node, ast.ImportFrom):
+            if (node.module or "").startswith("workflows"):
+                node_by_name |= dict.fromkeys((alias.asname or alias.name for alias in node.names), node)
+        else:
+            node_by_name |= dict.fromkeys(_assigned_names(node), node)
+    return node_by_name
+
+
+def _assigned_names(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Assign):
+        return {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {node.target.id} if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) else set()
+
+
+def _parse_raises(docstring: str) -> set[str]:
+    section = _PARAGRAPH_END.split(docstring.partition("Raises:")[2])[0]
+    return {name for name in _ERROR_NAME.findall(section) if isinstance(getattr(errors, name, None), type)}

@@ -1,0 +1,185 @@
+"""Contract of each workflow for programs in any language, read from the code.
+
+Names, types and defaults come from the values that the workflow takes and returns. Bounds come from the rules that
+refuse input. The meaning of a field is the comment beside it. Errors come from the docstrings of the workflow's
+activities.
+"""
+
+import inspect
+import re
+import sys
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any, Final, get_args, get_type_hints
+
+from temporalio.workflow import _Definition
+
+from activities.deletion.phase_two import delete_ledger_id
+from logstore import errors
+from logstore.deletion.intents import GuardRefusal, IntentKey
+from workers.hosting.interceptors import FINAL
+from workers.hosting.temporal_workers import WORKFLOWS
+from workers.reference import reachable_errors
+from workflows import limits
+from workflows.delayed import values as delayed
+from workflows.deletion import values as deletion
+from workflows.jobs import Job
+from workflows.offload import values as offload
+from workflows.reconciliation import values as reconciliation
+from workflows.records import values as records
+from workflows.transactions import values as transactions
+
+QUEUE: Final = "sexton"
+"""Default of the setting `task_queue`."""
+
+_FIELD_WITH_COMMENT: Final = re.compile(r"^    (\w+): .*?  # (.+)$")
+_COMMENT_LINE: Final = re.compile(r"^    # (.+)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldFacts:
+    """Field of a value."""
+
+    name: str
+    kind: Any  # annotated type
+    default: Any  # `MISSING` if the field is required
+    bounds: tuple[str, ...]  # phrases of the rules that refuse values
+    about: str  # empty if the field has no comment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFacts:
+    """Signal, query or update."""
+
+    name: str
+    takes: tuple[Any, ...]
+    gives: Any  # None: no answer
+    about: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """Contract of one workflow."""
+
+    name: str
+    ids: tuple[str, ...]
+    about: str  # one paragraph
+    takes: type
+    gives: type
+    fails: tuple[str, ...]  # types of errors that end the workflow
+    retried: tuple[str, ...]  # types of errors after which an activity is retried
+    refused: tuple[str, ...]  # types in the result's `refused`; the workflow completes
+    signals: tuple[CallFacts, ...]
+    queries: tuple[CallFacts, ...]
+    updates: tuple[CallFacts, ...]
+
+
+@cache
+def contracts() -> tuple[Contract, ...]:
+    """Return the contract of every workflow, in the order in which workers list them."""
+    return tuple(_build_contract(workflow) for workflow in WORKFLOWS)
+
+
+def list_fields(kind: type) -> list[FieldFacts]:
+    """Return the fields of a dataclass in order."""
+    hints, comment_by_field = get_type_hints(kind), _read_comments(kind)
+    return [
+        FieldFacts(
+            name=field.name,
+            kind=hints[field.name],
+            default=field.default if field.default_factory is MISSING else field.default_factory(),
+            bounds=tuple(rule.phrase for rule in limits.find_rules(kind, field.name, queue=QUEUE)),
+            about=comment_by_field.get(field.name, ""),
+        )
+        for field in fields(kind)
+    ]
+
+
+def jobs() -> dict[str, Job[Any, Any]]:
+    """Return every job that programs start, by name."""
+    modules = (deletion, delayed, offload, reconciliation, records, transactions)
+    return {job.name: job for module in modules for job in vars(module).values() if isinstance(job, Job)}
+
+
+def _build_contract(workflow: type) -> Contract:
+    definition, module = _Definition.must_from_class(workflow), sys.modules[workflow.__module__]
+    code = reachable_errors.reachable_code(workflow)
+    raised, guard_refusals = reachable_errors.raised_errors(code), reachable_errors.guard_refusals(code)
+    takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
+    has_refusal = GuardRefusal in get_args(get_type_hints(gives).get("refused"))
+    refused = (guard_refusals & raised or guard_refusals) if has_refusal else set()
+    fails = getattr(module, "FAILURES", _list_final_errors(workflow, refused))
+    awaited_fails = [name for child in getattr(module, "AWAITED", ()) for name in _build_contract(child).fails]
+    return Contract(
+        name=str(definition.name),
+        ids=_list_id_forms(str(definition.name)),
+        about=_summarize(module),
+        takes=takes,
+        gives=gives,
+        fails=tuple(sorted({*fails, *awaited_fails, errors.InvalidInput.__name__})),
+        retried=tuple(sorted(name for name in raised if not issubclass(reachable_errors.error_class(name), FINAL))),
+        refused=tuple(sorted(refused)),
+        signals=_list_calls(definition.signals),
+        queries=_list_calls(definition.queries),
+        updates=_list_calls(definition.updates),
+    )
+
+
+def _list_final_errors(workflow: type, refused: set[str]) -> set[str]:
+    """Return the errors that end a run: its own failures, and final errors that no guard and no handler catches."""
+    all_code, unguarded_code = (
+        reachable_errors.ending_code(workflow, includes_guarded=includes_guarded) for includes_guarded in (True, False)
+    )
+    raised = (reachable_errors.raised_errors(all_code) - refused) | reachable_errors.raised_errors(
+        unguarded_code, only_called=True
+    )
+    final = {name for name in raised if issubclass(reachable_errors.error_class(name), FINAL)}
+    return final | reachable_errors.own_failures(all_code)
+
+
+def _list_id_forms(name: str) -> tuple[str, ...]:
+    job = jobs().get(name)
+    if job:
+        return tuple(job.id(key) if key else job.id() for key in job.keys)
+    if name != "delete-ledger":
+        raise LookupError(f"workflow {name}: expected a job with an id, in one of the rooms that are read, found none")
+    parts: dict[str, Any] = {part: f"{{{part}}}" for part in ("ledger_id", "copy", "generation", "openings")}
+    return delete_ledger_id(IntentKey(**parts | {"openings": 0})), delete_ledger_id(IntentKey(**parts))
+
+
+def _summarize(module: ModuleType) -> str:
+    paragraphs = (inspect.getdoc(module) or "").split("\n\n")[:2]
+    sentence = paragraphs[0].partition(": ")[2]
+    return " ".join(f"{sentence[:1].upper()}{sentence[1:]} {paragraphs[1]}".split())
+
+
+def _list_calls(definitions: Any) -> tuple[CallFacts, ...]:  # noqa: ANN401 - of three types of the SDK
+    return tuple(
+        CallFacts(
+            name=name,
+            takes=tuple(definition.arg_types or ()),
+            gives=getattr(definition, "ret_type", None),
+            about=(inspect.getdoc(definition.fn) or "").partition("\n")[0],
+        )
+        for name, definition in sorted(definitions.items())
+        if name
+    )
+
+
+@cache
+def _read_comments(kind: type) -> dict[str, str]:
+    """Return the comment beside each field of the class and of its bases, with the comment lines that follow it."""
+    comment_by_field: dict[str, str] = {}
+    for base in reversed([part for part in kind.__mro__ if is_dataclass(part)]):
+        last_field = ""
+        for line in inspect.getsource(base).splitlines():
+            field_match, comment_match = _FIELD_WITH_COMMENT.match(line), _COMMENT_LINE.match(line)
+            if field_match:
+                last_field = field_match[1]
+                comment_by_field[last_field] = field_match[2]
+            elif comment_match and last_field:
+                comment_by_field[last_field] += f" {comment_match[1]}"
+            else:
+                last_field = ""
+    return comment_by_field
