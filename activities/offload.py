@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from activities.deletion import metrics
-from activities.deletion.claims import detach_arguments
-from activities.dispatch import check_topic_name, is_topic_name
+from activities.deletion.claims_and_causes import detach_arguments
 from activities.heartbeats import beating, defined
+from activities.owner_routing import check_topic_name, is_topic_name
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.tiered_copy_upload import Evidence, UploadedCopy
 from logstore.offload.tiered_copy import CopyLengths

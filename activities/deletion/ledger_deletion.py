@@ -10,7 +10,27 @@ import math
 from dataclasses import replace
 
 from activities.deletion import metrics
-from activities.deletion.claims import BATCH_CLAIM_S, CLAIM_S, detach_arguments, own_cause, own_claim, report_detached
+from activities.deletion.claims_and_causes import (
+    BATCH_CLAIM_S,
+    CLAIM_S,
+    detach_arguments,
+    own_cause,
+    own_claim,
+    report_detached,
+)
+from activities.deletion.deletion_pace import DeletionPace
+from activities.deletion.inputs_and_results import (
+    CertifyInput,
+    ChunkInput,
+    ChunkResult,
+    DeadLetterInput,
+    DeleteIntentInput,
+    DeleteIntentResult,
+    DetachInput,
+    DetachResult,
+    RangesInput,
+    RangesPage,
+)
 from activities.deletion.phase_two import (
     build_chunk_result,
     examine,
@@ -23,21 +43,8 @@ from activities.deletion.phase_two import (
     select_unfinished,
     stored_result,
 )
-from activities.deletion.rate import DeletionPace
-from activities.deletion.values import (
-    CertifyInput,
-    ChunkInput,
-    ChunkResult,
-    DeadLetterInput,
-    DeleteIntentInput,
-    DeleteIntentResult,
-    DetachInput,
-    DetachResult,
-    RangesInput,
-    RangesPage,
-)
-from activities.dispatch import Answer, Redirect, check_topic_name, find_lease, is_topic_name, to_work_result
 from activities.heartbeats import Heartbeats, beating, defined
+from activities.owner_routing import Answer, Redirect, check_topic_name, find_lease, is_topic_name, to_work_result
 from logstore.deletion.intents import (
     STUCK_AFTER_ATTEMPTS,
     BatchCertificate,

@@ -10,9 +10,9 @@ from datetime import timedelta
 from temporalio.exceptions import ApplicationError
 
 from activities.deletion import metrics
-from activities.deletion.claims import CLAIM_S
-from activities.deletion.rate import DeletionPace
-from activities.deletion.values import ChunkResult, DeleteIntentResult
+from activities.deletion.claims_and_causes import CLAIM_S
+from activities.deletion.deletion_pace import DeletionPace
+from activities.deletion.inputs_and_results import ChunkResult, DeleteIntentResult
 from activities.heartbeats import Heartbeats
 from logstore.deletion.intents import (
     CopyVerdict,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from activities.deletion.claims import detach_arguments, own_cause, report_detached
-from activities.deletion.values import DetachResult
+from activities.deletion.claims_and_causes import detach_arguments, own_cause, report_detached
+from activities.deletion.inputs_and_results import DetachResult
 from activities.heartbeats import beating, defined
 from logstore.errors import StaleCatalog
 from logstore.ports.catalog import Ledgers, PhaseOne

@@ -4,8 +4,8 @@ Temporal's metrics keep the SDK's default names and units (milliseconds, counter
 published dashboards read these names. Sexton's names end with the unit or with `_total`.
 
 Metrics are defined in `activities/deletion/metrics.py` (counters of deletion), in
-`activities/transactions/coordination.py` (histogram of broadcasts), in `workers/hosting/gauges.py` (remaining work and
-dead letters) and in `workers/hosting/ownership_telemetry.py`.
+`activities/transactions/coordinate_transactions.py` (histogram of broadcasts), in `workers/hosting/gauges.py`
+(remaining work and dead letters) and in `workers/hosting/ownership_telemetry.py`.
 
 Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
 """

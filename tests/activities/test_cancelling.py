@@ -9,7 +9,7 @@ from temporalio.exceptions import CancelledError
 from temporalio.testing import ActivityEnvironment
 
 from activities import heartbeats
-from activities.deletion.trimming import CountBatchInput
+from activities.deletion.trim_by_retention import CountBatchInput
 from activities.heartbeats import Heartbeats, beating, defined
 from activities.offload import UploadInput
 from logstore.deletion.intents import DeletionState

@@ -12,12 +12,12 @@ from pydantic import TypeAdapter
 from temporalio.exceptions import ApplicationError
 
 from activities import heartbeats
+from activities.deletion.deletion_pace import DeletionPace
+from activities.deletion.inputs_and_results import CertifyInput, DeadLetterInput, DeleteIntentResult
 from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import Examination, remove
-from activities.deletion.rate import DeletionPace
-from activities.deletion.values import CertifyInput, DeadLetterInput, DeleteIntentResult
-from activities.dispatch import Answer, Redirect, Route, TopicWork, WorkDone, owner_queue
 from activities.heartbeats import Heartbeats
+from activities.owner_routing import Answer, Redirect, Route, TopicWork, WorkDone, owner_queue
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome, StoredCopy
 from logstore.errors import (
     CatalogBusy,

@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 from temporalio import activity
 
-from activities.building import SwitchTopicsPageInput
 from activities.deletion.topic_deletion import TopicOrder
+from activities.topic_build_steps import SwitchTopicsPageInput
 from logstore.errors import StaleCatalog, UnknownObject
 from tests.activities.world import World, chunk_input, done, one_input, open_world, run
 

@@ -12,12 +12,18 @@ from sqlalchemy import Row, text
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import ActivityEnvironment
 
+from activities.deletion.inputs_and_results import (
+    CertifyInput,
+    ChunkInput,
+    DeleteIntentInput,
+    DetachInput,
+    DetachResult,
+)
 from activities.deletion.ledger_deletion import LedgerDeletion
 from activities.deletion.phase_two import intent_key
-from activities.deletion.upkeep import DeletionUpkeep
-from activities.deletion.values import CertifyInput, ChunkInput, DeleteIntentInput, DetachInput, DetachResult
-from activities.dispatch import Answer, WorkDone
+from activities.deletion.queue_upkeep import DeletionUpkeep
 from activities.offload import LedgerOffload
+from activities.owner_routing import Answer, WorkDone
 from infra.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy

@@ -1,4 +1,4 @@
-"""Rooms inside the wings."""
+"""Packages of the log store."""
 
 import tomllib
 

@@ -10,13 +10,13 @@ from temporalio.workflow import _Definition
 from tests.architecture.source import ROOT, Module, decorator, modules, named
 from workers.hosting.temporal_workers import WORKFLOWS
 from workflows import search_attributes
-from workflows.delayed import values as delayed
-from workflows.deletion import values as deletion
-from workflows.jobs import Job
-from workflows.offload import values as offload
-from workflows.reconciliation import values as reconciliation
-from workflows.records import values as records
-from workflows.transactions import values as transactions
+from workflows.delayed import job_definitions as delayed
+from workflows.deletion import job_definitions as deletion
+from workflows.job_definition import Job
+from workflows.offload import job_definitions as offload
+from workflows.reconciliation import job_definitions as reconciliation
+from workflows.records import job_definitions as records
+from workflows.transactions import job_definitions as transactions
 
 _ROUTED = {"self._dispatch.execute"}
 
@@ -80,7 +80,7 @@ def test_workflow_file_keeps_the_fixed_order(module: Module) -> None:
 _WAITS = {f"workflow.{name}" for name in ("wait_condition", "wait", "sleep", "signal", "update")} | {
     "asyncio.sleep",
     "batches.start_batch",
-    "batches.phase_two",
+    "batches.run_phase_two",
 }
 
 
@@ -135,9 +135,9 @@ def test_jobs_are_what_workflows_take_and_answer() -> None:
 
 @pytest.mark.parametrize("module", _FILES)
 def test_workflow_file_defines_no_values(module: Module) -> None:
-    """They live in `workflows/values`: the sandbox runs this file anew for each run, and its classes with it."""
+    """They live in `job_definitions.py`: the sandbox runs this file anew for each run, and its classes with it."""
     found = [node.name for node in module.tree.body if isinstance(node, ast.ClassDef) and decorator(node, "dataclass")]
-    assert not found, f"{module.where}: {found} belong in workflows/values"
+    assert not found, f"{module.where}: {found} belong in job_definitions.py"
 
 
 @pytest.mark.parametrize("module", _FILES)

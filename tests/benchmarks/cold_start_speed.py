@@ -35,10 +35,10 @@ from logstore.records.kinds import RecordKind, block_schema
 from logstore.records.manifest import Block, Ceilings, Manifest
 from logstore.records.rebuilding import RebuildId, RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
-from spark.jobs import record_mains
-from spark.publication import Publication
-from spark.runner import SparkJobs
-from spark.session import SparkSettings, WarmSession
+from spark.job_mains import record_mains
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.reconciliation_speed import peak_memory
 from tests.benchmarks.stage import Stage, stage
 from workers.assembly.log_store_from_settings import store_address

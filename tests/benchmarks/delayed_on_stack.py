@@ -20,10 +20,10 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Topic
-from spark.jobs import native_mains
-from spark.publication import Publication
-from spark.runner import SparkJobs
-from spark.session import SparkSettings, WarmSession
+from spark.job_mains import native_mains
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage
 from workers.assembly.log_store_from_settings import native_addresses, open_log
 

@@ -35,7 +35,7 @@ from workers.settings import Settings, load_settings
 from workflows import search_attributes
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import (
+from workflows.deletion.job_definitions import (
     DELETE_LEDGERS,
     DeleteLedgerInput,
     DeleteLedgersInput,

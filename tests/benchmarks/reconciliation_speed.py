@@ -32,13 +32,13 @@ from infra.catalog.engine.database import Database
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import BulkJob, BulkSummary, CompareSides, ListStorage, ReadReferences
-from spark.publication import Publication
-from spark.reconciliation.candidates import compare_sides
-from spark.reconciliation.listing import list_storage
-from spark.reconciliation.references import read_references
-from spark.runner import SparkJobs
-from spark.session import SparkSettings, WarmSession
-from spark.sources.objects import NativeAddresses, StoreAddress
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.reconciliation.compare_sides import compare_sides
+from spark.reconciliation.list_storage import list_storage
+from spark.reconciliation.read_catalog_rows import read_references
+from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage, make_ledgers, stage
 from workers.assembly.log_store_from_settings import native_addresses
 from workers.settings import load_settings

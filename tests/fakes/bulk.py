@@ -23,7 +23,7 @@ from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, to_table
 from logstore.reconciliation.findings import Finding
 from logstore.transactions.buffer_serialization import BufferFiles, BuildBuffers
 from logstore.transactions.transaction_buffer import Buffer
-from spark.publication import Publication
+from spark.published_output import Publication
 
 COMPARED = {
     "objects": 10,

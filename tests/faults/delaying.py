@@ -23,8 +23,13 @@ from tests.faults.operators import CAUSE, Operators
 from tests.faults.scene import BUCKET_LIMITS, TopicPlan
 from tests.faults.world import PART_BYTES
 from workflows.delayed.build_delayed_index import BuildDelayedIndex
+from workflows.delayed.job_definitions import (
+    BUILD_DELAYED_INDEX,
+    SEAL_BUCKETS,
+    BuildDelayedIndexInput,
+    SealBucketsInput,
+)
 from workflows.delayed.seal_buckets import SealBuckets
-from workflows.delayed.values import BUILD_DELAYED_INDEX, SEAL_BUCKETS, BuildDelayedIndexInput, SealBucketsInput
 
 _READER: Final = "reader"  # without one, a log is trimmed, and buckets with it
 _MERGED, _CLEARED = (

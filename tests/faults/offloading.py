@@ -11,8 +11,8 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from tests.faults.world import BUCKET
+from workflows.offload.job_definitions import OFFLOAD_TOPIC, OffloadAsk, OffloadPolicy, OffloadTopicInput
 from workflows.offload.offload_topic import OffloadTopic
-from workflows.offload.values import OFFLOAD_TOPIC, OffloadAsk, OffloadPolicy, OffloadTopicInput
 
 COLD: Final = (TopicPlan(name="persistent://shop/main/cold", ledgers=6, acknowledged={"billing": 2}),)
 """Of its closed ledgers the first four are offloaded, and the first two of these trimmed."""

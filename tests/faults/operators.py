@@ -22,10 +22,7 @@ from tests.faults.world import World
 from workers.assembly.activities import create_activities
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
-from workflows.deletion.sweep_deletions import SweepDeletions
-from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.trim_topics import TrimTopics
-from workflows.deletion.values import (
+from workflows.deletion.job_definitions import (
     DELETE_LEDGERS,
     DELETE_TOPIC,
     SWEEP_DELETIONS,
@@ -39,6 +36,9 @@ from workflows.deletion.values import (
     TrimTopicInput,
     TrimTopicsInput,
 )
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
 
 CAUSE: Final[dict[str, Any]] = {"actor": "tests", "reason": "the main job"}
 POLICY: Final = DeletionPolicy(chunk=2, parallelism=2, max_attempts=6, retry_interval_s=1)

@@ -37,7 +37,7 @@ from workers.operations.embedded_stack import start_worker
 from workers.settings import Settings
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgerInput, DeleteLedgersInput
+from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgerInput, DeleteLedgersInput
 
 _PLAN = TopicPlan(name="persistent://shop/main/real", ledgers=6, acknowledged={"billing": 6}, components=True)
 REAL: Final = (replace(_PLAN, troubles={1: Trouble.SQUATTED}),)

@@ -6,7 +6,7 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Final, Self
 
-from activities.bulk import owner_file
+from activities.bulk_jobs import owner_file
 from activities.reconciliation.finding_fates import NOT_FILED, fate_files
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
@@ -20,9 +20,7 @@ from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from tests.faults.world import BUCKET
 from workflows.reconciliation.apply_orphans import ApplyOrphans
-from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
-from workflows.reconciliation.scrub_ledgers import ScrubLedgers
-from workflows.reconciliation.values import (
+from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
     RECONCILE_ORPHANS,
     SCRUB_LEDGERS,
@@ -30,6 +28,8 @@ from workflows.reconciliation.values import (
     ReconcileOrphansInput,
     ScrubLedgersInput,
 )
+from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
 
 LOSING: Final = (TopicPlan(name="persistent://shop/main/losing", ledgers=3, acknowledged={"billing": 0}),)
 """Beside whose ledgers stand objects that nobody registered."""

@@ -17,14 +17,11 @@ from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from tests.faults.world import LyingStore
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersInput, ExplicitDetach
+from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgersInput, ExplicitDetach
 from workflows.records.defragment_records import DefragmentRecords
 from workflows.records.end_records import EndRecords
 from workflows.records.flush_records import FlushRecords
-from workflows.records.raid_tombstones import RaidTombstones
-from workflows.records.replicate_records import ReplicateRecords
-from workflows.records.sweep_records import SweepRecords
-from workflows.records.values import (
+from workflows.records.job_definitions import (
     DEFRAGMENT_RECORDS,
     END_RECORDS,
     FLUSH_RECORDS,
@@ -39,6 +36,9 @@ from workflows.records.values import (
     ReplicateRecordsInput,
     SweepRecordsInput,
 )
+from workflows.records.raid_tombstones import RaidTombstones
+from workflows.records.replicate_records import ReplicateRecords
+from workflows.records.sweep_records import SweepRecords
 
 RECORDED: Final = (
     TopicPlan(name="persistent://shop/main/recorded", ledgers=4, acknowledged={"billing": 3}, components=True),

@@ -20,7 +20,7 @@ from tests.servers import settings_on
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import (
+from workflows.deletion.job_definitions import (
     DELETE_LEDGERS,
     DeleteLedgersInput,
     DeleteLedgersProgress,

@@ -24,11 +24,9 @@ from tests.faults.auditor import Expected
 from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from workflows.deletion.delete_topic import DeleteTopic
-from workflows.deletion.values import DELETE_TOPIC, DeleteTopicInput
+from workflows.deletion.job_definitions import DELETE_TOPIC, DeleteTopicInput
 from workflows.transactions.build_transaction_snapshots import BuildTransactionSnapshots
-from workflows.transactions.sweep_transactions import SweepTransactions
-from workflows.transactions.transaction_coordinator import TransactionCoordinator
-from workflows.transactions.values import (
+from workflows.transactions.job_definitions import (
     BUILD_TRANSACTION_SNAPSHOTS,
     SWEEP_TRANSACTIONS,
     TRANSACTION_COORDINATOR,
@@ -36,6 +34,8 @@ from workflows.transactions.values import (
     CoordinatorInput,
     SweepTransactionsInput,
 )
+from workflows.transactions.sweep_transactions import SweepTransactions
+from workflows.transactions.transaction_coordinator import TransactionCoordinator
 
 _BILLING: Final = "billing"
 _LEFT, _RIGHT, _DOOMED = (
@@ -78,7 +78,7 @@ def without_lingering() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
-        patch.setattr("activities.transactions.coordination.time", clock)
+        patch.setattr("activities.transactions.coordinate_transactions.time", clock)
         yield
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from tests.workflows.house import Gate, House, assert_eventually
-from workflows.jobs import Job
+from workflows.job_definition import Job
 
 Handle = WorkflowHandle[Any, Any]
 

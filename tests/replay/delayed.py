@@ -12,7 +12,7 @@ from tests.replay.courses import Handle, ended, first_run
 from tests.workflows.builds import build, topic_to_build
 from tests.workflows.delayed.verbs import merge, seal
 from tests.workflows.house import Gate, House
-from workflows.delayed.values import BUILD_DELAYED_INDEX
+from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
 
 
 def _due(house: House, *, buckets: int) -> Stored:

@@ -3,12 +3,12 @@
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.records.following import FollowInput
+from activities.records.follow_records import FollowInput
 from logstore.records.jobs import FollowedRecords
 from tests.replay.courses import Handle, Staged
 from tests.workflows.house import Gate, House
 from workflows.records.follow_records import FollowRecords
-from workflows.records.values import FOLLOW_RECORDS, FollowRecordsInput
+from workflows.records.job_definitions import FOLLOW_RECORDS, FollowRecordsInput
 
 REPLICA = "copy/0123abcd"
 

@@ -6,7 +6,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.records.values import (
+from activities.records.inputs_and_results import (
     AdoptedShards,
     AdoptShardsInput,
     PublishedManifest,
@@ -17,8 +17,8 @@ from activities.records.values import (
 from logstore.records.jobs import RebuildAdopted
 from tests.replay.courses import Handle, Staged
 from tests.workflows.house import Gate, House
+from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput
 from workflows.records.rebuild_catalog import RebuildCatalog
-from workflows.records.values import REBUILD_CATALOG, RebuildCatalogInput
 
 REBUILD = "00000000-0000-4000-8000-00000000c0de-7-0123abcd"
 

@@ -18,7 +18,7 @@ from tests.workflows.reconciliation.orphaned import (
     planned,
     scrub,
 )
-from workflows.deletion.values import SetRate
+from workflows.deletion.job_definitions import SetRate
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.scrub_ledgers import ScrubLedgers
 

@@ -29,7 +29,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
-from activities.deletion.values import AdoptInput, DetachResult
+from activities.deletion.inputs_and_results import AdoptInput, DetachResult
 from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
@@ -40,9 +40,9 @@ from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
 from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.job_definitions import DeletionPolicy, SetRate
 from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.values import DeletionPolicy, SetRate
-from workflows.offload.values import OffloadAsk
+from workflows.offload.job_definitions import OffloadAsk
 
 HISTORIES = Path(__file__).resolve().with_name("histories")
 VERSION = "v1"

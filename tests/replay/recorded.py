@@ -7,10 +7,10 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.records.ending import RecordEnding
-from activities.records.flushing import RecordFlushing
-from activities.records.upkeep import RecordReplication, TombRaider
-from activities.records.values import ReplicateInput
+from activities.records.end_records import RecordEnding
+from activities.records.flush_records import RecordFlushing
+from activities.records.inputs_and_results import ReplicateInput
+from activities.records.record_log_upkeep import RecordReplication, TombRaider
 from logstore.errors import CorruptData
 from logstore.records.jobs import ShippedBlocks
 from tests.fakes.objects import Operation

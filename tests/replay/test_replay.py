@@ -17,12 +17,12 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 from temporalio.workflow import NondeterminismError
 
+from activities.deletion.inputs_and_results import RangesInput
 from activities.deletion.ledger_deletion import LedgerDeletion
-from activities.deletion.values import RangesInput
 from tests.replay.record import HISTORIES, scrubbed
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import CheckedRunner
-from workflows.deletion.values import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
+from workflows.deletion.job_definitions import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {
     "trim-topic/v1": 8,

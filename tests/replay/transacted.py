@@ -8,7 +8,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.transactions.values import BusyCoordinatorsInput
+from activities.transactions.inputs_and_results import BusyCoordinatorsInput
 from logstore.errors import CorruptData
 from logstore.reconciliation.bulk_jobs import BulkJob
 from logstore.transactions.transaction_ids_and_states import TransactionId
@@ -17,9 +17,13 @@ from tests.workflows.builds import buffer_of_topic, build
 from tests.workflows.house import Gate, House
 from tests.workflows.transactions.parties import Parties, broadcast_id, owing, worked
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
+from workflows.transactions.job_definitions import (
+    BUILD_TRANSACTION_SNAPSHOTS,
+    SWEEP_TRANSACTIONS,
+    SweepTransactionsInput,
+)
 from workflows.transactions.sweep_transactions import SweepTransactions
 from workflows.transactions.transaction_coordinator import TransactionCoordinator
-from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS, SWEEP_TRANSACTIONS, SweepTransactionsInput
 
 
 @asynccontextmanager

@@ -13,13 +13,13 @@ import psutil
 import pyspark
 
 from infra.stack.java_search import find_java
-from spark.sources.objects import NativeAddresses, StoreAddress
+from spark.sources.store_addresses import NativeAddresses, StoreAddress
 from tests.logstore.eventually import assert_eventually
 
 _SPARK_CLASS = Path(str(pyspark.__file__)).parent / "bin" / "spark-class"
 _ROOT = Path(__file__).parents[2]
 
-_QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # as in `spark/session.py`
+_QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"  # as in `spark/warm_session.py`
 
 PROPERTIES = {
     "spark.executor.memory": "512m",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spark.session import SparkSettings, WarmSession
+from spark.warm_session import SparkSettings, WarmSession
 
 
 @pytest.fixture(scope="session")

@@ -13,11 +13,11 @@ from opentelemetry.trace import StatusCode
 
 from logstore.errors import StoreUnavailable
 from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadReferences
-from spark import job_spans, runner
-from spark import session as sessions
-from spark.publication import Publication
-from spark.runner import JobRun, Main, SparkJobs
-from spark.session import WarmSession
+from spark import job_runner, job_spans
+from spark import warm_session as sessions
+from spark.job_runner import JobRun, Main, SparkJobs
+from spark.published_output import Publication
+from spark.warm_session import WarmSession
 
 _JOB = ReadReferences(run_id="run-1")
 
@@ -27,7 +27,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     """Spans of bulk jobs while the test runs."""
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    for module in (job_spans, runner, sessions):
+    for module in (job_spans, job_runner, sessions):
         monkeypatch.setattr(module, "_tracer", provider.get_tracer("test"))
     yield exporter
     provider.shutdown()

@@ -8,7 +8,7 @@ from logstore import failpoints
 from logstore.errors import CorruptData, InvalidInput
 from logstore.failpoints import SimulatedCrash
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from spark.publication import Publication
+from spark.published_output import Publication
 
 
 @pytest.fixture

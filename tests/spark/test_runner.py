@@ -14,9 +14,9 @@ import pytest
 
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable
 from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadReferences
-from spark.publication import Publication
-from spark.runner import JobRun, Main, SparkJobs
-from spark.session import WarmSession
+from spark.job_runner import JobRun, Main, SparkJobs
+from spark.published_output import Publication
+from spark.warm_session import WarmSession
 from workers.hosting.interceptors import to_application_error
 
 _JOB = ReadReferences(run_id="run-1")

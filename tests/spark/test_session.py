@@ -11,7 +11,7 @@ import pytest
 
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.reconciliation.spark_master_url import check_master
-from spark.session import SparkSettings, WarmSession, _properties
+from spark.warm_session import SparkSettings, WarmSession, _properties
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_master_that_fails_in_java_is_one_sentence_and_leaves_room_for_the_next(
     script = f"""
 import pathlib, sys
 from logstore.errors import ServiceFailed
-from spark.session import SparkSettings, WarmSession
+from spark.warm_session import SparkSettings, WarmSession
 def session(master):
     return WarmSession(SparkSettings(scratch=pathlib.Path({str(tmp_path)!r}), master=master, driver_memory="512m"))
 try:
@@ -129,8 +129,8 @@ class _HungStart:
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[_HungStart]:
     hung = _HungStart()
-    monkeypatch.setattr("spark.session._start", hung.start)
-    monkeypatch.setattr("spark.session._is_alive", lambda _: True)
+    monkeypatch.setattr("spark.warm_session._start", hung.start)
+    monkeypatch.setattr("spark.warm_session._is_alive", lambda _: True)
     yield hung
     hung.go_on.set()
 

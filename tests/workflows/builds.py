@@ -14,7 +14,8 @@ from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import Buffer
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.house import House
-from workflows.jobs import BuildResult, BuildTopicsInput, Job
+from workflows.job_definition import Job
+from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 BUFFER: Final = Buffer(read_to=Position(LedgerId(1), 9), hidden={LedgerId(1): BitMap([3, 4])})
 

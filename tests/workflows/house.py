@@ -26,10 +26,10 @@ from temporalio.worker import (
     WorkerDeploymentConfig,
 )
 
+from activities.deletion.inputs_and_results import DeleteIntentResult
 from activities.deletion.phase_two import delete_ledger_id
 from activities.deletion.topic_deletion import TopicDeletion
-from activities.deletion.trimming import Retention, Trimming
-from activities.deletion.values import DeleteIntentResult
+from activities.deletion.trim_by_retention import Retention, Trimming
 from logstore.deletion.intents import BatchCertificate, IntentKey
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
@@ -46,10 +46,7 @@ from workers.reference.workflow_contracts import contracts
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
-from workflows.deletion.sweep_deletions import SweepDeletions
-from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.trim_topics import TrimTopics
-from workflows.deletion.values import (
+from workflows.deletion.job_definitions import (
     DELETE_LEDGERS,
     DELETE_TOPIC,
     SWEEP_DELETIONS,
@@ -68,6 +65,9 @@ from workflows.deletion.values import (
     TrimTopicsInput,
     TrimTopicsResult,
 )
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
 
 Activity = Callable[..., Any]
 H = TypeVar("H", bound=WorkflowHandle[Any, Any])

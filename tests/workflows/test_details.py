@@ -10,8 +10,8 @@ import typer
 
 from logstore.deletion.intents import IntentKey
 from workers.cli.root_command import app
-from workflows.delayed.values import MergeBucketsInput, SealBucketsInput
-from workflows.deletion.values import (
+from workflows.delayed.job_definitions import MergeBucketsInput, SealBucketsInput
+from workflows.deletion.job_definitions import (
     DeleteLedgerInput,
     DeleteLedgersInput,
     DeleteTopicInput,
@@ -19,9 +19,9 @@ from workflows.deletion.values import (
     TrimTopicInput,
     TrimTopicsInput,
 )
-from workflows.offload.values import OffloadLedgerInput, OffloadTopicInput
-from workflows.reconciliation.values import ApplyOrphansInput, ReconcileOrphansInput
-from workflows.records.values import (
+from workflows.offload.job_definitions import OffloadLedgerInput, OffloadTopicInput
+from workflows.reconciliation.job_definitions import ApplyOrphansInput, ReconcileOrphansInput
+from workflows.records.job_definitions import (
     DefragmentRecordsInput,
     EndRecordsInput,
     FlushRecordsInput,
@@ -29,7 +29,7 @@ from workflows.records.values import (
     ReplicateRecordsInput,
     SweepRecordsInput,
 )
-from workflows.transactions.values import BroadcastTransactionInput, CoordinatorInput, SweepTransactionsInput
+from workflows.transactions.job_definitions import BroadcastTransactionInput, CoordinatorInput, SweepTransactionsInput
 
 _ROOT = Path(__file__).resolve().parents[2]
 _STARTS = {"start_workflow", "start_child_workflow", "execute_child_workflow", "ScheduleActionStartWorkflow"}

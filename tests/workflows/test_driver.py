@@ -23,16 +23,16 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import House, assert_eventually, failure
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
-from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.values import (
+from workflows.deletion.job_definitions import (
     DeleteLedgersInput,
     DeleteTopicInput,
     DeletionPolicy,
     ExplicitDetach,
     TrimTopicInput,
 )
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.offload.job_definitions import OffloadAsk, OffloadTopicInput
 from workflows.offload.offload_topic import OffloadTopic
-from workflows.offload.values import OffloadAsk, OffloadTopicInput
 
 _CONVERTER = pydantic_data_converter.payload_converter
 _POLICY = DeletionPolicy(chunk=2, parallelism=1, max_attempts=4, retry_interval_s=60)

@@ -26,7 +26,7 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.deletion.values import AdoptInput, DetachResult
+from activities.deletion.inputs_and_results import AdoptInput, DetachResult
 from logstore.errors import InvalidInput
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, failure
@@ -34,7 +34,7 @@ from workers.client.payload_encryption import ENCODING, data_converter, encrypti
 from workers.hosting import workflow_input_checks
 from workers.hosting.history_replay import replay
 from workers.settings import Settings
-from workflows.deletion.values import SweepDeletionsInput
+from workflows.deletion.job_definitions import SweepDeletionsInput
 
 pytestmark = pytest.mark.external_service
 

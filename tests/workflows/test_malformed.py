@@ -16,13 +16,13 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
-from activities.deletion.values import RangesInput, RangesPage
+from activities.deletion.inputs_and_results import RangesInput, RangesPage
 from activities.offload import Candidates, CandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedRunner
-from workflows.offload.values import OffloadAsk
+from workflows.offload.job_definitions import OffloadAsk
 
 pytestmark = pytest.mark.external_service
 

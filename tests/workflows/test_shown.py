@@ -12,8 +12,7 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 from temporalio.service import RPCError
 from temporalio.worker import Worker
 
-from activities.building import BeginBuildInput, BuildInput, ConcludeBuildInput, SwitchTopicsPageInput
-from activities.delayed.values import (
+from activities.delayed.inputs_and_results import (
     ChoosePairInput,
     DueTopicsInput,
     MergePairInput,
@@ -21,9 +20,7 @@ from activities.delayed.values import (
     SealTopicInput,
     SealTopicsInput,
 )
-from activities.deletion.topic_deletion import DetachAllInput, RemoveTopicInput, TopicOrder
-from activities.deletion.trimming import CountBatchInput, NextPagesInput, RollIdleInput, TopicIdRange, TrimPageInput
-from activities.deletion.values import (
+from activities.deletion.inputs_and_results import (
     AdoptInput,
     CertifyInput,
     ChunkInput,
@@ -36,8 +33,16 @@ from activities.deletion.values import (
     RangesInput,
     RangesPage,
 )
+from activities.deletion.topic_deletion import DetachAllInput, RemoveTopicInput, TopicOrder
+from activities.deletion.trim_by_retention import (
+    CountBatchInput,
+    NextPagesInput,
+    RollIdleInput,
+    TopicIdRange,
+    TrimPageInput,
+)
 from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
-from activities.reconciliation.values import (
+from activities.reconciliation.inputs_and_results import (
     BeginApplyInput,
     BeginPlanInput,
     BeginScrubInput,
@@ -48,7 +53,7 @@ from activities.reconciliation.values import (
     ScrubPageInput,
     ScrubRunInput,
 )
-from activities.records.values import (
+from activities.records.inputs_and_results import (
     BeginEndingInput,
     DefragmentInput,
     EndPageInput,
@@ -56,8 +61,9 @@ from activities.records.values import (
     RaidInput,
     ReplicateInput,
 )
-from activities.transactions.values import BroadcastInput, BusyCoordinatorsInput, DrainInput
-from activities.transactions.values import ForgetTransactionsInput as TransactionsToForget
+from activities.topic_build_steps import BeginBuildInput, BuildInput, ConcludeBuildInput, SwitchTopicsPageInput
+from activities.transactions.inputs_and_results import BroadcastInput, BusyCoordinatorsInput, DrainInput
+from activities.transactions.inputs_and_results import ForgetTransactionsInput as TransactionsToForget
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import RowRange
@@ -69,7 +75,7 @@ from workers.hosting.interceptors import WorkflowEdge
 from workers.hosting.request_subject import MAX_SUMMARY_BYTES, TRACE_ID, shorten_summary, summarize_request
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import CheckedRunner
-from workflows.deletion.values import TrimTopicInput
+from workflows.deletion.job_definitions import TrimTopicInput
 
 pytestmark = pytest.mark.external_service
 

@@ -14,9 +14,10 @@ from logstore.reconciliation.bulk_jobs import BulkJob
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.builds import buffer_of_topic, build, run_id, topic_to_build
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
-from workflows.delayed.values import BUILD_DELAYED_INDEX
-from workflows.jobs import BuildResult, Job
-from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
+from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
+from workflows.job_definition import Job
+from workflows.topic_build_types import BuildResult
+from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from workers.client.wait_for_job import result_of
 from workers.hosting.request_subject import TRACE_ID, find_detail
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import CheckedRunner
-from workflows.deletion.values import DeletionPolicy
+from workflows.deletion.job_definitions import DeletionPolicy
 
 pytestmark = pytest.mark.external_service
 

@@ -10,7 +10,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 
-from activities.records.values import ReplicateInput
+from activities.records.inputs_and_results import ReplicateInput
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.records.jobs import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
@@ -25,9 +25,9 @@ from workers.operations.worker_builds import (
     read_deployment,
 )
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import DeletionPolicy
+from workflows.deletion.job_definitions import DeletionPolicy
+from workflows.records.job_definitions import ReplicateRecordsInput, ReplicateRecordsResult
 from workflows.records.replicate_records import ReplicateRecords
-from workflows.records.values import ReplicateRecordsInput, ReplicateRecordsResult
 
 pytestmark = pytest.mark.external_service
 

@@ -20,7 +20,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from activities.deletion.values import RangesInput, RangesPage
+from activities.deletion.inputs_and_results import RangesInput, RangesPage
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, assert_eventually
 from tests.workflows.offload.offloading import offload_all
@@ -32,7 +32,7 @@ from workers.client.waiting_task_reasons import explain_waiting_task
 from workers.operations.worker_builds import deploy_new_build
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.offload.values import OffloadAsk
+from workflows.offload.job_definitions import OffloadAsk
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 
 pytestmark = pytest.mark.external_service

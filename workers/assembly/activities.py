@@ -6,23 +6,23 @@ from typing import Any
 
 from temporalio import activity
 
-from activities.delayed.buckets import DelayedBuckets
-from activities.delayed.building import IndexBuilding
+from activities.delayed.build_indexes import IndexBuilding
+from activities.delayed.seal_and_merge_buckets import DelayedBuckets
 from activities.deletion.ledger_deletion import LedgerDeletion
+from activities.deletion.queue_upkeep import DeletionUpkeep
 from activities.deletion.topic_deletion import TopicDeletion
-from activities.deletion.trimming import Retention, Trimming
-from activities.deletion.upkeep import DeletionUpkeep
+from activities.deletion.trim_by_retention import Retention, Trimming
 from activities.offload import LedgerOffload
-from activities.reconciliation.applying import Applying
-from activities.reconciliation.objects import ObjectDeletion
-from activities.reconciliation.planning import Planning
-from activities.reconciliation.preview import ApplyPreview
-from activities.reconciliation.scrubbing import Scrubbing
-from activities.records.ending import RecordEnding
-from activities.records.flushing import RecordFlushing
-from activities.records.upkeep import RecordDefragmentation, RecordReplication, TombRaider
-from activities.transactions.building import BufferBuilding
-from activities.transactions.coordination import Coordination
+from activities.reconciliation.apply_orphans import Applying
+from activities.reconciliation.apply_preview import ApplyPreview
+from activities.reconciliation.delete_single_objects import ObjectDeletion
+from activities.reconciliation.plan_orphans import Planning
+from activities.reconciliation.scrub_ledgers import Scrubbing
+from activities.records.end_records import RecordEnding
+from activities.records.flush_records import RecordFlushing
+from activities.records.record_log_upkeep import RecordDefragmentation, RecordReplication, TombRaider
+from activities.transactions.build_snapshots import BufferBuilding
+from activities.transactions.coordinate_transactions import Coordination
 from logstore.ports.owners import Owners
 from logstore.reconciliation.services.orphan_inspection import StoredOrphans
 from logstore.records.services.flush_requests import SharedFlushes

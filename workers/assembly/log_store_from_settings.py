@@ -20,8 +20,8 @@ from workers.assembly.record_log_services import NamedFunctions, RecordPolicies
 from workers.settings import Settings
 
 if TYPE_CHECKING:
-    from spark.runner import Main
-    from spark.sources.objects import NativeAddresses, StoreAddress
+    from spark.job_runner import Main
+    from spark.sources.store_addresses import NativeAddresses, StoreAddress
 
 
 @contextmanager
@@ -123,12 +123,12 @@ def _policies(settings: Settings) -> Policies:
 @contextmanager
 def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
     """Open the bulk jobs of a process while the block runs. Java starts with the first job."""
-    from spark.publication import Publication  # noqa: PLC0415 - start-up time
-    from spark.runner import SparkJobs  # noqa: PLC0415
-    from spark.session import SparkSettings, WarmSession  # noqa: PLC0415
+    from spark.job_runner import SparkJobs  # noqa: PLC0415
+    from spark.published_output import Publication  # noqa: PLC0415 - start-up time
+    from spark.warm_session import SparkSettings, WarmSession  # noqa: PLC0415
 
     def mains() -> Mapping[str, "Main"]:
-        from spark.jobs import native_mains, record_mains  # noqa: PLC0415
+        from spark.job_mains import native_mains, record_mains  # noqa: PLC0415
 
         records = store_address(settings, Role.RECORDS, settings.records_bucket)
         return {**native_mains(native_addresses(settings)), **record_mains(records)}
@@ -142,7 +142,7 @@ def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
 
 def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress":
     """Return the address by which executors reach a bucket of the configured store."""
-    from spark.sources.objects import StoreAddress  # noqa: PLC0415 - start-up time
+    from spark.sources.store_addresses import StoreAddress  # noqa: PLC0415 - start-up time
 
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
     return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)
@@ -150,7 +150,7 @@ def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress"
 
 def native_addresses(settings: Settings) -> "NativeAddresses":
     """Return the addresses of the database and the buckets for executors."""
-    from spark.sources.objects import NativeAddresses  # noqa: PLC0415 - start-up time
+    from spark.sources.store_addresses import NativeAddresses  # noqa: PLC0415 - start-up time
 
     return NativeAddresses(
         database_url=settings.database_url,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 
-from activities.records.following import RecordFollowing
-from activities.records.rebuilding import LoadedCatalog, Rebuilding
+from activities.records.follow_records import RecordFollowing
+from activities.records.rebuild_catalog import LoadedCatalog, Rebuilding
 from infra.catalog import open_catalog
 from infra.catalog.engine.database_connections import mask_passwords
 from infra.catalog.records.rebuild_loading import SqlRebuild

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logstore.delayed.buckets import Bucket
     from logstore.ports.catalog import Topic
     from logstore.positions import LedgerId
-    from workflows.delayed.values import MergeBucketsResult, SealBucketsResult
+    from workflows.delayed.job_definitions import MergeBucketsResult, SealBucketsResult
 
 delayed = group("delayed", "Delayed messages: the buckets of their index.")
 
@@ -100,7 +100,7 @@ def _make_open_row(context: CommandContext, topic: "Topic", messages: int) -> di
 
 def _find_merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":
     from logstore.delayed.buckets import pair_to_merge  # noqa: PLC0415 - start-up time
-    from workflows.delayed.values import MERGE_BUCKETS  # noqa: PLC0415
+    from workflows.delayed.job_definitions import MERGE_BUCKETS  # noqa: PLC0415
 
     if context.catalog.delayed.holder(topic.topic_id) != MERGE_BUCKETS.id(topic.topic_id):
         return set()

@@ -29,7 +29,7 @@ from workers.pages.value_formats import decode_topic_name, select_fields
 if TYPE_CHECKING:
     from workers.client import Sexton
     from workers.client.deletion_batches import BatchProgress, DeletionBatches
-    from workflows.deletion.values import SweepDeletionsResult
+    from workflows.deletion.job_definitions import SweepDeletionsResult
 
 
 deletion = group("deletion", "Deletions on their way, and those that failed.")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from logstore.ports.catalog import Topic
     from workers.client import Sexton
-    from workflows.jobs import BuildResult
+    from workflows.topic_build_types import BuildResult
 
 Result = TypeVar("Result")
 

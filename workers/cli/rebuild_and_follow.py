@@ -19,7 +19,7 @@ from workers.pages.value_formats import format_time_us, select_fields
 
 if TYPE_CHECKING:
     from workers.settings import Settings
-    from workflows.records.values import RebuildCatalogProgress, RebuildCatalogResult
+    from workflows.records.job_definitions import RebuildCatalogProgress, RebuildCatalogResult
 
 
 def _check_database(url: str | None) -> str | None:

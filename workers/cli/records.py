@@ -22,7 +22,7 @@ from workers.cli.shared_options import AllTopics, DryRun, DurableDelete, OneTopi
 from workers.pages.value_formats import format_time_us, select_fields
 
 if TYPE_CHECKING:
-    from workflows.records.values import (
+    from workflows.records.job_definitions import (
         DefragmentRecordsResult,
         EndRecordsResult,
         FlushRecordsResult,

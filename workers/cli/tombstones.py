@@ -13,7 +13,7 @@ from workers.pages.value_formats import format_time_us, select_fields
 from workers.settings import parse_duration
 
 if TYPE_CHECKING:
-    from workflows.records.values import RaidTombstonesResult
+    from workflows.records.job_definitions import RaidTombstonesResult
 
 tombstones = group("tombstones", "Tombstones: what durable deletes leave, and when that goes.")
 

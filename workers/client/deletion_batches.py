@@ -18,8 +18,8 @@ from temporalio.service import RPCError, RPCStatusCode
 from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.ports.catalog import Deletions
-from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersProgress, SetRate
-from workflows.reconciliation.values import APPLY_ORPHANS, ApplyOrphansProgress
+from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgersProgress, SetRate
+from workflows.reconciliation.job_definitions import APPLY_ORPHANS, ApplyOrphansProgress
 
 _DELETE_LEDGERS_TYPE: Final = DELETE_LEDGERS.name
 _APPLY_ORPHANS_TYPE: Final = APPLY_ORPHANS.name

@@ -20,10 +20,11 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.catalog import Topic
 from workers.catalog_match import refuse_foreign_bucket, require_namespace
 from workers.settings import Settings
-from workflows import limits, search_attributes
-from workflows.deletion.values import DeletionPolicy
-from workflows.jobs import BuildResult, BuildTopicsInput, Job, JobRequest
-from workflows.offload.values import OffloadPolicy
+from workflows import input_bounds, search_attributes
+from workflows.deletion.job_definitions import DeletionPolicy
+from workflows.job_definition import Job, JobRequest
+from workflows.offload.job_definitions import OffloadPolicy
+from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 Q = TypeVar("Q", bound=JobRequest)
 B = TypeVar("B", bound=BuildTopicsInput)
@@ -162,11 +163,11 @@ class JobClient:
         return OffloadPolicy(
             timeout_s=settings.offload_timeout,
             parallelism=settings.offload_parallelism,
-            queue=limits.uploads_queue(settings.task_queue),
+            queue=input_bounds.uploads_queue(settings.task_queue),
         )
 
     def require_valid(self, request: V) -> V:
-        limits.check_request(request, queue=self._settings.task_queue)
+        input_bounds.check_request(request, queue=self._settings.task_queue)
         return request
 
     async def start(
@@ -207,7 +208,7 @@ class JobClient:
             request,
             run_id=run_id,
             topic_ids=sorted({int(topic.topic_id) for topic in topics or ()}),
-            queue=limits.bulk_queue(self._settings.task_queue),
+            queue=input_bounds.bulk_queue(self._settings.task_queue),
         )
         attributes: list[SearchAttributePair[Any]] = [run_attribute(run_id)]
         if topics is not None and len(request.topic_ids) == 1:

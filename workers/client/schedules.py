@@ -31,13 +31,13 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from workers.client.payload_encryption import encryption_key_name, get_codec
 from workers.settings import Settings
-from workflows.delayed.values import SEAL_BUCKETS
-from workflows.deletion.values import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
-from workflows.jobs import Job, JobRequest
-from workflows.limits import bulk_queue, records_queue, transactions_queue
-from workflows.reconciliation.values import RECONCILE_ORPHANS, SCRUB_LEDGERS
-from workflows.records.values import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
-from workflows.transactions.values import SWEEP_TRANSACTIONS
+from workflows.delayed.job_definitions import SEAL_BUCKETS
+from workflows.deletion.job_definitions import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
+from workflows.input_bounds import bulk_queue, records_queue, transactions_queue
+from workflows.job_definition import Job, JobRequest
+from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS, SCRUB_LEDGERS
+from workflows.records.job_definitions import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
+from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS
 
 _SWEEP: Final = "sexton-sweep"
 _TRIM: Final = "sexton-trim"

@@ -32,7 +32,7 @@ from workers.client.transaction_client import TransactionJobs
 from workers.client.wait_for_job import Say, result_of
 from workers.client.workflow_search import WorkflowRow, fetch_history, query_workflows
 from workers.settings import Settings
-from workflows.deletion.values import (
+from workflows.deletion.job_definitions import (
     DELETE_LEDGERS,
     DELETE_TOPIC,
     SWEEP_DELETIONS,

@@ -12,8 +12,8 @@ from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_jobs import SCRUB_RATE
 from logstore.records.tombstones import DeletePolicy
 from workers.client.job_client import Handle, JobClient, run_attribute, topic_attribute
-from workflows import limits, search_attributes
-from workflows.delayed.values import (
+from workflows import input_bounds, search_attributes
+from workflows.delayed.job_definitions import (
     BUILD_DELAYED_INDEX,
     MERGE_BUCKETS,
     SEAL_BUCKETS,
@@ -23,8 +23,7 @@ from workflows.delayed.values import (
     SealBucketsInput,
     SealBucketsResult,
 )
-from workflows.jobs import BuildResult
-from workflows.offload.values import (
+from workflows.offload.job_definitions import (
     OFFLOAD_LEDGER,
     OFFLOAD_TOPIC,
     OffloadAsk,
@@ -33,7 +32,7 @@ from workflows.offload.values import (
     OffloadTopicInput,
     OffloadTopicResult,
 )
-from workflows.reconciliation.values import (
+from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
     RECONCILE_ORPHANS,
     SCRUB_LEDGERS,
@@ -45,7 +44,7 @@ from workflows.reconciliation.values import (
     ScrubLedgersResult,
     scrub_scope,
 )
-from workflows.records.values import (
+from workflows.records.job_definitions import (
     DEFRAGMENT_RECORDS,
     END_RECORDS,
     FLUSH_RECORDS,
@@ -63,6 +62,7 @@ from workflows.records.values import (
     ReplicateRecordsInput,
     ReplicateRecordsResult,
 )
+from workflows.topic_build_types import BuildResult
 
 
 class StoreJobs(JobClient):
@@ -132,7 +132,7 @@ class StoreJobs(JobClient):
             unsafe_age=unsafe_age,
             inventories=list(inventories),
             master=master,
-            queue=limits.bulk_queue(self._settings.task_queue),
+            queue=input_bounds.bulk_queue(self._settings.task_queue),
         )
         summary = "compare storage with the catalog"
         return await self.start(RECONCILE_ORPHANS, request, run_id, summary=summary, attributes=[run_attribute(run_id)])
@@ -174,7 +174,7 @@ class StoreJobs(JobClient):
             topic_ids=ids,
             bytes_per_s=bytes_per_s,
             master=master,
-            queue=limits.bulk_queue(self._settings.task_queue),
+            queue=input_bounds.bulk_queue(self._settings.task_queue),
         )
         scope = f"{len(ids):,} topics" if ids else "every topic"
         return await self.start(SCRUB_LEDGERS, request, *scrub_scope(ids), summary=f"scrub ledgers of {scope}")
@@ -268,4 +268,4 @@ class StoreJobs(JobClient):
 
     @property
     def _records_queue(self) -> str:
-        return limits.records_queue(self._settings.task_queue)
+        return input_bounds.records_queue(self._settings.task_queue)

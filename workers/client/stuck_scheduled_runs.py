@@ -29,8 +29,8 @@ from logstore.errors import InvalidInput, UnknownObject
 from workers.client.payload_encryption import get_codec
 from workers.client.schedules import RECORDS, TRANSACTIONS, describe_schedules
 from workers.client.wait_for_job import find_task_failure, innermost_failure_text
-from workflows.records.values import FLUSH_RECORDS
-from workflows.transactions.values import TRANSACTION_COORDINATOR
+from workflows.records.job_definitions import FLUSH_RECORDS
+from workflows.transactions.job_definitions import TRANSACTION_COORDINATOR
 
 _MIN_FAILED_TASKS: Final = 3  # a worker fails one or two tasks while it is replaced
 _MIN_FAILED_ATTEMPTS: Final = 10  # of an activity, after about four minutes with the usual pauses

@@ -25,9 +25,9 @@ from logstore.ports.catalog import AcknowledgeResult, BeginTransaction, EndTrans
 from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, check_timeout
 from workers.client.job_client import Handle, JobClient
-from workflows import limits, search_attributes
-from workflows.jobs import BuildResult
-from workflows.transactions.values import (
+from workflows import input_bounds, search_attributes
+from workflows.topic_build_types import BuildResult
+from workflows.transactions.job_definitions import (
     BROADCAST_TRANSACTION,
     BUILD_TRANSACTION_SNAPSHOTS,
     TRANSACTION_COORDINATOR,
@@ -223,13 +223,15 @@ class TransactionJobs(JobClient):
 
     async def wake_coordinator(self, tc_id: int) -> None:
         """Wake a coordinator to look for work. Starts its workflow if it is not running."""
-        request = CoordinatorInput(tc_id=tc_id, queue=limits.transactions_queue(self._settings.task_queue))
+        request = CoordinatorInput(tc_id=tc_id, queue=input_bounds.transactions_queue(self._settings.task_queue))
         summary = f"transactions of coordinator {tc_id}"
         await self.start(TRANSACTION_COORDINATOR, request, tc_id, summary=summary, signal="wake")
 
     async def broadcast_transaction(self, txn: TransactionId) -> Handle[BroadcastProgress]:
         """Send the decision of one transaction to its participants. Joins a running broadcast of the transaction."""
-        request = BroadcastTransactionInput(txn=str(txn), queue=limits.transactions_queue(self._settings.task_queue))
+        request = BroadcastTransactionInput(
+            txn=str(txn), queue=input_bounds.transactions_queue(self._settings.task_queue)
+        )
         return await self.start(
             BROADCAST_TRANSACTION,
             request,

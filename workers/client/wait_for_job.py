@@ -31,12 +31,12 @@ from temporalio.service import RPCError
 from logstore.deletion.intents import GuardRefusal
 from logstore.errors import SextonError
 from workers.client.waiting_task_reasons import explain_waiting_task
-from workflows.delayed.values import BUILD_DELAYED_INDEX
-from workflows.deletion.values import DELETE_LEDGERS
-from workflows.offload.values import OFFLOAD_TOPIC
-from workflows.reconciliation.values import APPLY_ORPHANS, RECONCILE_ORPHANS, SCRUB_LEDGERS
-from workflows.records.values import DEFRAGMENT_RECORDS, FLUSH_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS
-from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
+from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
+from workflows.deletion.job_definitions import DELETE_LEDGERS
+from workflows.offload.job_definitions import OFFLOAD_TOPIC
+from workflows.reconciliation.job_definitions import APPLY_ORPHANS, RECONCILE_ORPHANS, SCRUB_LEDGERS
+from workflows.records.job_definitions import DEFRAGMENT_RECORDS, FLUSH_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS
+from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
 
 Say = Callable[[str], None]
 

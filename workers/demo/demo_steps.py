@@ -43,7 +43,7 @@ from workers.operations.embedded_stack import (
     with_stack_addresses,
 )
 from workers.settings import Settings
-from workflows.deletion.values import TrimTopicResult
+from workflows.deletion.job_definitions import TrimTopicResult
 
 _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH = "worker-1", "worker-2", "worker-3", "worker-4", "worker-5"
 _WORKER_ENV = {

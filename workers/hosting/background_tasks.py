@@ -18,7 +18,7 @@ from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.publishing import require_current
 from workers.assembly.log_store import LogStore
 from workers.settings import Settings
-from workflows.records.values import REBUILD_CATALOG
+from workflows.records.job_definitions import REBUILD_CATALOG
 
 _PRUNE_INTERVAL_S: Final = 300.0
 

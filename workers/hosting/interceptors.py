@@ -28,7 +28,7 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from activities.dispatch import WorkDone
+from activities.owner_routing import WorkDone
 from infra.telemetry import current_trace_id
 from infra.telemetry.log_stream import bind_log_fields
 from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE

@@ -15,8 +15,8 @@ from infra.stack.worker_records import crashed_worker_ids, live_workers
 from logstore.errors import PreconditionFailed
 from workers.client.task_queue_pollers import live_pollers
 from workers.settings import Settings
-from workflows.limits import bulk_queue, records_queue, transactions_queue, uploads_queue
-from workflows.records.values import FLUSH_RECORDS
+from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
+from workflows.records.job_definitions import FLUSH_RECORDS
 
 _MAX_HEARTBEAT_AGE_S: Final = 15.0  # activities heartbeat every two seconds, and later on a busy machine
 _MAX_NAMES_IN_MESSAGE: Final = 5

@@ -42,8 +42,7 @@ from workers.hosting.old_catalog_workers import require_no_workers
 from workers.hosting.workflow_input_checks import CheckedRunner
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
-from workflows.records.rebuild_catalog import RebuildCatalog
-from workflows.records.values import (
+from workflows.records.job_definitions import (
     FOLLOW_RECORDS,
     REBUILD_CATALOG,
     FollowRecordsInput,
@@ -52,6 +51,7 @@ from workflows.records.values import (
     RebuildCatalogProgress,
     RebuildCatalogResult,
 )
+from workflows.records.rebuild_catalog import RebuildCatalog
 
 _STICKY_TIMEOUT: Final = timedelta(seconds=5)  # how long a workflow task waits for a killed process
 

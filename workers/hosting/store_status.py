@@ -20,11 +20,11 @@ from logstore.records.services.flushing import find_unrecordable
 from logstore.records.services.replicating import ReplicaStatus
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.pages.value_formats import decode_topic_name, format_time_s, select_fields
-from workflows.delayed.values import MERGE_BUCKETS, SEAL_BUCKETS
-from workflows.deletion.values import DELETE_LEDGERS, SWEEP_DELETIONS
-from workflows.reconciliation.values import RECONCILE_ORPHANS
-from workflows.records.values import FLUSH_RECORDS, RAID_TOMBSTONES
-from workflows.transactions.values import TRANSACTION_COORDINATOR
+from workflows.delayed.job_definitions import MERGE_BUCKETS, SEAL_BUCKETS
+from workflows.deletion.job_definitions import DELETE_LEDGERS, SWEEP_DELETIONS
+from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS
+from workflows.records.job_definitions import FLUSH_RECORDS, RAID_TOMBSTONES
+from workflows.transactions.job_definitions import TRANSACTION_COORDINATOR
 
 MAX_ROWS_PER_LIST: Final = 10
 _MAX_ERROR_CHARACTERS: Final = 300

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from temporalio.client import Client
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
-from activities.dispatch import owner_queue
+from activities.owner_routing import owner_queue
 from workers.assembly.activities import Activities
 from workers.build_identity import own_build
 from workers.client.payload_encryption import get_codec
@@ -27,7 +27,7 @@ from workflows.deletion.delete_topic import DeleteTopic
 from workflows.deletion.sweep_deletions import SweepDeletions
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.deletion.trim_topics import TrimTopics
-from workflows.limits import bulk_queue, records_queue, transactions_queue, uploads_queue
+from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
 from workflows.reconciliation.apply_orphans import ApplyOrphans

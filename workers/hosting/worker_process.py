@@ -18,7 +18,7 @@ from temporalio.contrib.opentelemetry import OpenTelemetryPlugin
 from temporalio.worker import Worker
 
 from activities.records.metrics import BUCKETS as RECORDS_BUCKETS
-from activities.transactions.coordination import BUCKETS
+from activities.transactions.coordinate_transactions import BUCKETS
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import record_worker
 from infra.telemetry.log_stream import start_logs

@@ -42,8 +42,8 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 from logstore.errors import InvalidInput
 from workers.client.payload_encryption import require_read
 from workers.hosting.request_subject import FIELD
-from workflows import limits
-from workflows.records.values import FOLLOW_RECORDS, REBUILD_CATALOG
+from workflows import input_bounds
+from workflows.records.job_definitions import FOLLOW_RECORDS, REBUILD_CATALOG
 
 _JSON: Final = "json/plain"
 _REFUSED: Final = "input-refused"
@@ -275,7 +275,7 @@ def _find_refusal(
 def _check_payloads(
     field: str, payloads: Sequence[Payload], types: Sequence[type], *, queue: str, outside: bool
 ) -> None:
-    """Refuse workflow payloads that are too few, too many, unreadable, or beyond their limits.
+    """Refuse workflow payloads that are too few, too many, unreadable, or beyond their input_bounds.
 
     Input from `outside` must have the JSON type of each field, and no unknown fields. For example, `"7"` is no number.
     """
@@ -291,7 +291,7 @@ def _check_payloads(
             value = adapter.validate_json(payload.data, extra="forbid" if outside else None, strict=outside)
         except ValidationError as error:
             raise _to_invalid_input(field, error) from error
-        limits.check_request(value, queue=queue, outside=outside)
+        input_bounds.check_request(value, queue=queue, outside=outside)
 
 
 _get_adapter = lru_cache(maxsize=64)(TypeAdapter)

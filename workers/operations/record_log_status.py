@@ -14,7 +14,7 @@ from workers.catalog_match import compare_with_newest_manifest
 from workers.client.temporal_connection import run_with_client
 from workers.client.wait_for_job import innermost_failure_text
 from workers.settings import Settings
-from workflows.records.values import FLUSH_RECORDS, FlushRecordsResult
+from workflows.records.job_definitions import FLUSH_RECORDS, FlushRecordsResult
 
 RECORD_LOG: Final = "record log"
 MAX_CHANGE_AGE_S: Final = 300.0

@@ -17,7 +17,7 @@ from logstore.deletion.services.absence_proofs import SAMPLE_KEYS
 from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.records.blocks import MAX_VERSIONS_PER_BLOCK
-from workflows.deletion.values import DeletionPolicy, TrimTopicsInput
+from workflows.deletion.job_definitions import DeletionPolicy, TrimTopicsInput
 
 ROW_BYTES: Final[Mapping[str, Mapping[str, int]]] = {
     "postgresql": {

@@ -24,7 +24,7 @@ from temporalio import activity
 
 from logstore import errors
 from workers.hosting.temporal_workers import WORKFLOWS
-from workflows import dispatch
+from workflows import owner_routing
 
 _ERROR_NAME: Final = re.compile(r"\b[A-Z]\w+")
 _PARAGRAPH_END: Final = re.compile(r"\n\n|\Z")
@@ -72,8 +72,8 @@ def raised_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
                 called = getattr(getattr(module, node.value.id, None), node.attr, None)
                 if callable(called) and activity._Definition.from_callable(called):  # noqa: SLF001 - no public way
                     names |= _parse_raises(inspect.getdoc(called) or "")
-    is_routed = dispatch in list_modules(code)
-    return (names | dispatch.OWNERSHIP_FAILURES) - {errors.NotOwner.__name__} if is_routed else names
+    is_routed = owner_routing in list_modules(code)
+    return (names | owner_routing.OWNERSHIP_FAILURES) - {errors.NotOwner.__name__} if is_routed else names
 
 
 def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:

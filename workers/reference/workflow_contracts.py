@@ -21,14 +21,14 @@ from logstore.deletion.intents import GuardRefusal, IntentKey
 from workers.hosting.interceptors import FINAL
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.reference import reachable_errors
-from workflows import limits
-from workflows.delayed import values as delayed
-from workflows.deletion import values as deletion
-from workflows.jobs import Job
-from workflows.offload import values as offload
-from workflows.reconciliation import values as reconciliation
-from workflows.records import values as records
-from workflows.transactions import values as transactions
+from workflows import input_bounds
+from workflows.delayed import job_definitions as delayed
+from workflows.deletion import job_definitions as deletion
+from workflows.job_definition import Job
+from workflows.offload import job_definitions as offload
+from workflows.reconciliation import job_definitions as reconciliation
+from workflows.records import job_definitions as records
+from workflows.transactions import job_definitions as transactions
 
 QUEUE: Final = "sexton"
 """Default of the setting `task_queue`."""
@@ -89,7 +89,7 @@ def list_fields(kind: type) -> list[FieldFacts]:
             name=field.name,
             kind=hints[field.name],
             default=field.default if field.default_factory is MISSING else field.default_factory(),
-            bounds=tuple(rule.phrase for rule in limits.find_rules(kind, field.name, queue=QUEUE)),
+            bounds=tuple(rule.phrase for rule in input_bounds.find_rules(kind, field.name, queue=QUEUE)),
             about=comment_by_field.get(field.name, ""),
         )
         for field in fields(kind)

@@ -14,10 +14,10 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.delayed.building import IndexBuilding
-    from workflows.building import BuildSteps, TopicBuild
-    from workflows.delayed.values import BuildDelayedIndexInput
-    from workflows.jobs import BuildResult
+    from activities.delayed.build_indexes import IndexBuilding
+    from workflows.delayed.job_definitions import BuildDelayedIndexInput
+    from workflows.topic_build_types import BuildResult
+    from workflows.topic_build_workflow import BuildSteps, TopicBuild
 
 _STEPS = BuildSteps(
     begin=IndexBuilding.begin_build,

@@ -19,8 +19,7 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.delayed.buckets import DelayedBuckets
-    from activities.delayed.values import (
+    from activities.delayed.inputs_and_results import (
         ChoiceReason,
         ChoosePairInput,
         MergedPair,
@@ -28,8 +27,9 @@ with workflow.unsafe.imports_passed_through():
         PairChoice,
         ReleaseListInput,
     )
-    from workflows import options, search_attributes
-    from workflows.delayed.values import (
+    from activities.delayed.seal_and_merge_buckets import DelayedBuckets
+    from workflows import activity_options, search_attributes
+    from workflows.delayed.job_definitions import (
         HELD_RETRY_PAUSE,
         MAX_HELD_RETRIES,
         MergeBucketsInput,
@@ -39,7 +39,7 @@ with workflow.unsafe.imports_passed_through():
 
 _MERGE = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # enough for 100 million messages at a tenth of the measured speed
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # no limit: waits for storage to come back
 )
 
@@ -62,7 +62,7 @@ class MergeBuckets:
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, carried=self._result))
         release = ReleaseListInput(topic_id=request.topic_id, topic=request.topic)
-        await workflow.execute_activity_method(DelayedBuckets.let_go, release, **options.CATALOG)
+        await workflow.execute_activity_method(DelayedBuckets.let_go, release, **activity_options.CATALOG)
         outcome = MergeOutcome(choice.chosen.value)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome.value])])
         return self._set_result(replace(self._result, outcome=outcome))
@@ -81,7 +81,9 @@ class MergeBuckets:
             damaged=self._result.damaged,
         )
         for _ in range(MAX_HELD_RETRIES):
-            choice = await workflow.execute_activity_method(DelayedBuckets.choose_pair, request, **options.CATALOG)
+            choice = await workflow.execute_activity_method(
+                DelayedBuckets.choose_pair, request, **activity_options.CATALOG
+            )
             if choice.chosen is not ChoiceReason.HELD:
                 break
             await workflow.sleep(HELD_RETRY_PAUSE)

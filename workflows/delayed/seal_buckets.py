@@ -22,8 +22,7 @@ from temporalio.common import RetryPolicy, SearchAttributePair, TypedSearchAttri
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.delayed.buckets import DelayedBuckets
-    from activities.delayed.values import (
+    from activities.delayed.inputs_and_results import (
         DueTopicPages,
         DueTopicsInput,
         OverLimit,
@@ -31,8 +30,9 @@ with workflow.unsafe.imports_passed_through():
         SealTopicInput,
         SealTopicsInput,
     )
-    from workflows import options, search_attributes
-    from workflows.delayed.values import (
+    from activities.delayed.seal_and_merge_buckets import DelayedBuckets
+    from workflows import activity_options, search_attributes
+    from workflows.delayed.job_definitions import (
         HELD_RETRY_PAUSE,
         MAX_HELD_RETRIES,
         MERGE_BUCKETS,
@@ -44,7 +44,7 @@ with workflow.unsafe.imports_passed_through():
 _MAX_CONCURRENT_PAGES = 4
 _SEAL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # a page of topics; one column of each topic's log is read
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # no limit: waits for the catalog to come back
 )
 _SEAL_ONE: workflow.ActivityConfig = {
@@ -91,7 +91,7 @@ class SealBuckets:
 
     async def _find_due(self, after: int) -> DueTopicPages:
         request = DueTopicsInput(after=after, topics=self._request.page, limit=_MAX_CONCURRENT_PAGES)
-        return await workflow.execute_activity_method(DelayedBuckets.due_topics, request, **options.CATALOG)
+        return await workflow.execute_activity_method(DelayedBuckets.due_topics, request, **activity_options.CATALOG)
 
     async def _seal_page(self, topic_ids: list[int]) -> None:
         page = SealTopicsInput(topic_ids=topic_ids)

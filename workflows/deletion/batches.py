@@ -13,11 +13,11 @@ from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.values import ChunkResult, DetachResult
+    from activities.deletion.inputs_and_results import ChunkResult, DetachResult
     from logstore.deletion.intents import BatchCertificate, Outcome
     from logstore.errors import LedgerStillNeeded, PreconditionFailed, UnknownObject
-    from workflows import refusals, search_attributes
-    from workflows.deletion.values import (
+    from workflows import guard_refusals, search_attributes
+    from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
         MAX_OBJECTS_PER_S,
         DeleteLedgersInput,
@@ -87,7 +87,7 @@ def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool =
     For a compound operation, `PreconditionFailed` is a refusal too: the ledger is not as the operation expects.
     """
     types = {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS
-    refusal = refusals.find_refusal(error, types)
+    refusal = guard_refusals.find_refusal(error, types)
     return (
         BatchCertificate(batch_id=batch_id, outcomes={}, objects=0, size_bytes=0, refused=refusal) if refusal else None
     )
@@ -96,7 +96,7 @@ def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool =
 def format_batch(batch: DeleteLedgersProgress | BatchCertificate) -> str:
     """Format a batch as Markdown for an operator."""
     if isinstance(batch, BatchCertificate) and batch.refused:
-        return refusals.format_refusal(batch.refused)
+        return guard_refusals.format_refusal(batch.refused)
     parts = [f"{batch.objects:,} objects", f"{batch.size_bytes:,} bytes"]
     if isinstance(batch, DeleteLedgersProgress):
         parts += ["**paused**"] if batch.paused else []

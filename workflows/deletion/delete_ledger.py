@@ -27,13 +27,13 @@ from temporalio.common import (
 from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.deletion.inputs_and_results import DeadLetterInput, DeleteIntentInput, DeleteIntentResult
     from activities.deletion.ledger_deletion import LedgerDeletion
     from activities.deletion.phase_two import delete_ledger_id
-    from activities.deletion.values import DeadLetterInput, DeleteIntentInput, DeleteIntentResult
     from logstore.deletion.intents import Outcome
-    from workflows import options, search_attributes
-    from workflows.deletion.values import DeleteLedgerInput, DeleteLedgerProgress
-    from workflows.dispatch import OWNERSHIP_FAILURES, Dispatch
+    from workflows import activity_options, search_attributes
+    from workflows.deletion.job_definitions import DeleteLedgerInput, DeleteLedgerProgress
+    from workflows.owner_routing import OWNERSHIP_FAILURES, Dispatch
 
 _STUCK = "NoProgress"  # type of the error that allows no further attempt
 _CLAIM_HELD = "ClaimHeld"  # type of the error for a row that another workflow has
@@ -48,7 +48,7 @@ FAILURES = frozenset({*_FAILED_OUTCOMES, _STUCK, *_NOT_THE_ROWS_FAULT} - {_CLAIM
 def _delete_options(request: DeleteLedgerInput) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         start_to_close_timeout=timedelta(hours=1),  # 100,000 segments, throttled to 30 a second
-        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+        heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(
             initial_interval=timedelta(seconds=1),  # after a lost worker; other failures set their own delay
             maximum_interval=timedelta(seconds=10),
@@ -107,7 +107,7 @@ class DeleteLedger:
     async def _give_up(self, request: DeleteLedgerInput, error: str) -> DeleteIntentResult:
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=error)
-        return await self._dispatch.execute(LedgerDeletion.dead_letter, letter, options.CATALOG)
+        return await self._dispatch.execute(LedgerDeletion.dead_letter, letter, activity_options.CATALOG)
 
 
 def _find_type(error: ActivityError) -> str | None:

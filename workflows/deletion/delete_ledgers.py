@@ -25,9 +25,7 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.ledger_deletion import LedgerDeletion
-    from activities.deletion.upkeep import DeletionUpkeep
-    from activities.deletion.values import (
+    from activities.deletion.inputs_and_results import (
         CertifyInput,
         ChunkInput,
         ChunkResult,
@@ -37,9 +35,11 @@ with workflow.unsafe.imports_passed_through():
         RangesInput,
         RangesPage,
     )
+    from activities.deletion.ledger_deletion import LedgerDeletion
+    from activities.deletion.queue_upkeep import DeletionUpkeep
     from logstore.deletion.intents import BatchCertificate, IntentKey
     from logstore.ports.catalog import RowRange
-    from workflows import options, search_attributes
+    from workflows import activity_options, search_attributes
     from workflows.deletion import delete_ledger
     from workflows.deletion.batches import (
         add_chunk,
@@ -49,14 +49,14 @@ with workflow.unsafe.imports_passed_through():
         require_rate,
         stale_certificate,
     )
-    from workflows.deletion.values import (
+    from workflows.deletion.job_definitions import (
         DeleteLedgerInput,
         DeleteLedgersInput,
         DeleteLedgersProgress,
         ExplicitDetach,
         SetRate,
     )
-    from workflows.dispatch import OWNERSHIP_FAILURES, Dispatch
+    from workflows.owner_routing import OWNERSHIP_FAILURES, Dispatch
 
 _RANGES_PER_PAGE = 50  # some 500 events of history
 _MIN_ROWS_PER_CHUNK = 5  # an activity costs as much as a few listings
@@ -65,7 +65,7 @@ _MAX_CONCURRENT_ROWS_OF_MANY_TOPICS = 500  # results contain a topic name of 200
 
 _CHUNK = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=1),  # 100 ledgers of 1,000 segments at 30 objects a second
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=60), maximum_attempts=10),  # then row by row
 )
 _SLICE: workflow.ActivityConfig = {
@@ -114,7 +114,7 @@ class DeleteLedgers:
             counted = stale_certificate(request.batch_id, self._progress)
         else:
             close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
-            counted = await self._dispatch.execute(LedgerDeletion.certify, close, options.CATALOG)
+            counted = await self._dispatch.execute(LedgerDeletion.certify, close, activity_options.CATALOG)
         certificate = complete_certificate(counted, self._progress)
         certificate = self._publish(replace(certificate, owner=self._dispatch.owner))
         await workflow.wait_condition(workflow.all_handlers_finished)
@@ -142,7 +142,7 @@ class DeleteLedgers:
         async with self._pause_lock:
             await workflow.wait_condition(lambda: self._is_filed)
             pause = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
-            await workflow.execute_activity_method(DeletionUpkeep.pause_batch, pause, **options.CATALOG)
+            await workflow.execute_activity_method(DeletionUpkeep.pause_batch, pause, **activity_options.CATALOG)
             return self._show(replace(self._progress, paused=paused))
 
     @workflow.update
@@ -180,7 +180,7 @@ class DeleteLedgers:
             generation=ledgers.generation,
         )
         try:
-            result = await self._dispatch.execute(LedgerDeletion.detach, detach, options.CATALOG)
+            result = await self._dispatch.execute(LedgerDeletion.detach, detach, activity_options.CATALOG)
         except ActivityError as error:
             refusal = refusal_certificate(request.batch_id, error, compound=bool(ledgers.remove))
             if refusal is None:
@@ -207,7 +207,7 @@ class DeleteLedgers:
             rows=rows,
             limit=_RANGES_PER_PAGE,
         )
-        return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **options.CATALOG)
+        return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **activity_options.CATALOG)
 
     async def _delete(self, chunk: RowRange) -> None:
         remaining: RowRange | None = chunk
@@ -232,7 +232,7 @@ class DeleteLedgers:
         async with self._hold_lock:
             while self._progress.paused and not self._should_continue_as_new:
                 hold = HoldBatchInput(batch_id=self._request.batch_id)
-                await workflow.execute_activity_method(DeletionUpkeep.hold_batch, hold, **options.CATALOG)
+                await workflow.execute_activity_method(DeletionUpkeep.hold_batch, hold, **activity_options.CATALOG)
                 self._is_history_long = workflow.info().is_continue_as_new_suggested()
                 with suppress(TimeoutError):
                     await workflow.wait_condition(
@@ -255,7 +255,7 @@ class DeleteLedgers:
             failure_type = error.cause.type if isinstance(error.cause, ApplicationError) else None
             if failure_type in {*OWNERSHIP_FAILURES, "ClaimHeld"} or is_cancelled_exception(error):
                 raise
-            return await self._dispatch.execute(LedgerDeletion.hand_over_chunk, chunk, options.CATALOG)
+            return await self._dispatch.execute(LedgerDeletion.hand_over_chunk, chunk, activity_options.CATALOG)
 
     async def _start_child(self, key: IntentKey, topic: str) -> None:
         policy = self._request.policy

@@ -19,6 +19,7 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ChildWorkflowError
 
 with workflow.unsafe.imports_passed_through():
+    from activities.deletion.inputs_and_results import DetachResult
     from activities.deletion.topic_deletion import (
         DetachAllInput,
         RemoveTopicInput,
@@ -27,11 +28,10 @@ with workflow.unsafe.imports_passed_through():
         TopicDeletion,
         TopicOrder,
     )
-    from activities.deletion.values import DetachResult
     from logstore.deletion.intents import Outcome
-    from workflows import options, search_attributes
+    from workflows import activity_options, search_attributes
     from workflows.deletion import batches
-    from workflows.deletion.values import DELETE_LEDGERS, DeleteTopicInput, DeleteTopicResult
+    from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteTopicInput, DeleteTopicResult
 
 
 @workflow.defn(name="delete-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
@@ -47,14 +47,14 @@ class DeleteTopic:
     async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
         search_attributes.ensure_topic(request.topic)
         start: SetDeletingResult = await workflow.execute_activity_method(
-            TopicDeletion.set_deleting, self._order(), **options.CATALOG
+            TopicDeletion.set_deleting, self._order(), **activity_options.CATALOG
         )
         order = replace(self._order(), catalog_epoch=start.catalog_epoch)
         while True:
             await self._delete_everything(order)
             self._note(step="removing")
             remove = RemoveTopicInput(order=order, since_us=start.since_us)
-            removal = await workflow.execute_activity_method(TopicDeletion.remove, remove, **options.CATALOG)
+            removal = await workflow.execute_activity_method(TopicDeletion.remove, remove, **activity_options.CATALOG)
             self._count(removal)
             if removal.gone:
                 return self._result
@@ -83,7 +83,7 @@ class DeleteTopic:
         detached = await workflow.execute_activity_method(
             TopicDeletion.detach_all,
             DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id)),
-            **options.CATALOG,
+            **activity_options.CATALOG,
         )
         self._note(step="deleting", detached=self._result.detached + detached.ledgers)
         if detached.intents:

@@ -17,12 +17,12 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.upkeep import DeletionUpkeep
-    from activities.deletion.values import AdoptInput, ForgetDeletionsInput, ForgetDeletionsResult
+    from activities.deletion.inputs_and_results import AdoptInput, ForgetDeletionsInput, ForgetDeletionsResult
+    from activities.deletion.queue_upkeep import DeletionUpkeep
     from logstore.deletion.intents import BatchCertificate
-    from workflows import options
+    from workflows import activity_options
     from workflows.deletion import batches
-    from workflows.deletion.values import (
+    from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
         SweepDeletionsInput,
         SweepDeletionsResult,
@@ -63,7 +63,7 @@ class SweepDeletions:
         adopted = await workflow.execute_activity_method(
             DeletionUpkeep.adopt,
             AdoptInput(batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id), limit=_MAX_ADOPTED_ROWS),
-            **options.CATALOG,
+            **activity_options.CATALOG,
         )
         if adopted.intents:
             before = self._result
@@ -84,7 +84,7 @@ class SweepDeletions:
         request = self._request
         page = ForgetDeletionsInput(limit=_MAX_FORGOTTEN_ROWS, actor=request.actor, reason=request.reason)
         removed: ForgetDeletionsResult = await workflow.execute_activity_method(
-            DeletionUpkeep.forget, page, **options.CATALOG
+            DeletionUpkeep.forget, page, **activity_options.CATALOG
         )
         forgotten, runs = self._result.forgotten + removed.rows, self._result.forgotten_runs + removed.runs
         self._result = replace(self._result, forgotten=forgotten, forgotten_runs=runs)

@@ -19,26 +19,26 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
+    from activities.deletion.inputs_and_results import DetachInput
     from activities.deletion.ledger_deletion import LedgerDeletion
-    from activities.deletion.trimming import Retention, RollIdleInput
-    from activities.deletion.values import DetachInput
+    from activities.deletion.trim_by_retention import Retention, RollIdleInput
     from logstore.deletion.intents import BatchCertificate
-    from workflows import options, search_attributes
+    from workflows import activity_options, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.delete_ledgers import DeleteLedgers
-    from workflows.deletion.values import (
+    from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
         TrimTopicInput,
         TrimTopicResult,
     )
-    from workflows.dispatch import Dispatch
+    from workflows.owner_routing import Dispatch
 
 AWAITED = (DeleteLedgers,)
 """Workflows whose failure ends this one. Otherwise each pass could adopt the same intents again."""
 
 _ROLL = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(minutes=5),  # one small object and three small transactions
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_attempts=3),  # the next trim tries again
 )
 
@@ -68,7 +68,7 @@ class TrimTopic:
                 actor=request.actor,
                 reason=request.reason,
             )
-            detached = await self._dispatch.execute(LedgerDeletion.detach, detach, options.CATALOG)
+            detached = await self._dispatch.execute(LedgerDeletion.detach, detach, activity_options.CATALOG)
             before = self._result
             self._result = replace(before, detached=before.detached + detached.ledgers, passes=before.passes + 1)
             if detached.intents:

@@ -19,7 +19,7 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.trimming import (
+    from activities.deletion.trim_by_retention import (
         CountBatchInput,
         NextPagesInput,
         NextPagesResult,
@@ -29,16 +29,16 @@ with workflow.unsafe.imports_passed_through():
         TrimPageResult,
     )
     from logstore.deletion.intents import BatchCertificate
-    from workflows import options, search_attributes
+    from workflows import activity_options, search_attributes
     from workflows.deletion import batches
-    from workflows.deletion.values import DELETE_LEDGERS, TrimTopicsInput, TrimTopicsResult
+    from workflows.deletion.job_definitions import DELETE_LEDGERS, TrimTopicsInput, TrimTopicsResult
 
 _PAGES_PER_READ = 40  # some 250 events of history
 _MAX_TROUBLES = 10
 
 _TRIM = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=1),  # 50 topics with 100,000 ledgers each, or contended for 60 s each
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_attempts=5),  # then the page is skipped until the next trim
 )
 
@@ -59,7 +59,7 @@ class TrimTopics:
         while True:
             next_pages = NextPagesInput(after=after, topics=max(1, request.page), limit=_PAGES_PER_READ)
             read: NextPagesResult = await workflow.execute_activity_method(
-                Trimming.next_pages, next_pages, **options.CATALOG
+                Trimming.next_pages, next_pages, **activity_options.CATALOG
             )
             if not read.pages:
                 break
@@ -69,7 +69,7 @@ class TrimTopics:
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, batch_id=self._batch_id, after=after, carried=self._result))
         count = CountBatchInput(batch_id=self._batch_id)
-        detached = await workflow.execute_activity_method(Trimming.count_batch, count, **options.CATALOG)
+        detached = await workflow.execute_activity_method(Trimming.count_batch, count, **activity_options.CATALOG)
         self._note(detached=detached.ledgers)
         if detached.intents:
             summary = f"{detached.intents} copies of many topics"

@@ -21,8 +21,8 @@ from temporalio.exceptions import ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.offload import LedgerOffload, PublishInput, UploadInput, UploadResult
     from logstore.ports.catalog import OffloadAnswer
-    from workflows import options, search_attributes
-    from workflows.offload.values import (
+    from workflows import activity_options, search_attributes
+    from workflows.offload.job_definitions import (
         OffloadLedgerInput,
         OffloadLedgerProgress,
         OffloadLedgerResult,
@@ -37,7 +37,7 @@ def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=policy.queue or None,
         start_to_close_timeout=timedelta(seconds=2 * policy.timeout_s + 300),  # upload, then read all data back
-        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+        heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=5), maximum_attempts=policy.attempts),
     )
 
@@ -76,7 +76,7 @@ class OffloadLedger:
         publish = PublishInput(
             ledger_id=ledger_id, uuid=done.uuid, size_bytes=done.size_bytes, index_bytes=done.index_bytes
         )
-        found = await workflow.execute_activity_method(LedgerOffload.publish, publish, **options.CATALOG)
+        found = await workflow.execute_activity_method(LedgerOffload.publish, publish, **activity_options.CATALOG)
         if found is OffloadAnswer.BEGUN:
             return None
         return OffloadOutcome.GONE if found is OffloadAnswer.GONE else OffloadOutcome.OFFLOADED

@@ -38,11 +38,10 @@ with workflow.unsafe.imports_passed_through():
         RemovePrimariesInput,
         RemovePrimariesResult,
     )
-    from workflows import options, search_attributes
+    from workflows import activity_options, search_attributes
     from workflows.deletion import batches
-    from workflows.deletion.values import DELETE_LEDGERS, DeleteLedgersInput, DeleteLedgersProgress
-    from workflows.offload.offload_ledger import OffloadLedger
-    from workflows.offload.values import (
+    from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgersInput, DeleteLedgersProgress
+    from workflows.offload.job_definitions import (
         OFFLOAD_LEDGER,
         OffloadAsk,
         OffloadLedgerInput,
@@ -51,6 +50,7 @@ with workflow.unsafe.imports_passed_through():
         OffloadTopicInput,
         OffloadTopicResult,
     )
+    from workflows.offload.offload_ledger import OffloadLedger
 
 _LEDGERS_PER_PAGE = 50  # ledgers: some 400 events of history, after which the workflow may continue as new
 _LEDGERS_PER_REMOVAL = 500  # ledgers: two requests to storage each, within the timeout even if storage is slow
@@ -61,7 +61,7 @@ _BYTES_PER_ID = 20  # size of one id in JSON, with its comma
 _BYTES_PER_ASK = 100  # size of one ask without its texts and ids
 _MAX_NAMED_PROBLEMS = 20  # problems of each kind that a result names, so that results stay small
 _REMOVAL: workflow.ActivityConfig = {
-    **options.CATALOG,
+    **activity_options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # time to prove a page of copies, even if the store is slow
 }
 
@@ -147,7 +147,7 @@ class OffloadTopic:
             check=ids is not None,
             topic=self._request.topic,
         )
-        return await workflow.execute_activity_method(LedgerOffload.candidates, page, **options.CATALOG)
+        return await workflow.execute_activity_method(LedgerOffload.candidates, page, **activity_options.CATALOG)
 
     async def _offload(self, ledger_id: int) -> None:
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=self._request.topic, policy=self._request.policy)

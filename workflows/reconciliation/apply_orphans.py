@@ -25,8 +25,8 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.reconciliation.applying import Applying
-    from activities.reconciliation.values import (
+    from activities.reconciliation.apply_orphans import Applying
+    from activities.reconciliation.inputs_and_results import (
         ApplyBegun,
         BeginApplyInput,
         FiledPage,
@@ -35,25 +35,25 @@ with workflow.unsafe.imports_passed_through():
     )
     from logstore.deletion.intents import GuardRefusal
     from logstore.reconciliation.findings import ApplyCounts, apply_batch_id
-    from workflows import options, refusals, search_attributes
+    from workflows import activity_options, guard_refusals, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.batches import require_rate
-    from workflows.deletion.values import (
+    from workflows.deletion.job_definitions import (
         DELETE_LEDGERS,
         DeleteLedgersInput,
         DeleteLedgersProgress,
         SetRate,
     )
-    from workflows.reconciliation.progress import add_page, format_apply, refusal_by_guard
-    from workflows.reconciliation.values import (
+    from workflows.reconciliation.job_definitions import (
         ApplyOrphansInput,
         ApplyOrphansProgress,
         ApplyOrphansResult,
     )
+    from workflows.reconciliation.progress_text import add_page, format_apply, refusal_by_guard
 
 _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each looked at in storage, or 1,000 deletes at 1/s
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(minutes=1)),  # unlimited: waits for storage to come back
 )
 _RETRY_INTERVAL = timedelta(seconds=10)  # while an earlier apply's batch of the same page runs
@@ -76,7 +76,7 @@ class ApplyOrphans:
         if isinstance(begun, GuardRefusal):
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            workflow.set_current_details(refusals.format_refusal(begun))
+            workflow.set_current_details(guard_refusals.format_refusal(begun))
             return ApplyOrphansResult(run_id=request.run_id, refused=begun)
         if begun.done is None:
             self._progress = replace(self._progress, pages=begun.pages, intents=begun.findings)
@@ -173,7 +173,7 @@ class ApplyOrphans:
             await workflow.execute_activity_method(Applying.delete_objects, paced, **_PAGE_OPTIONS)
         filed_page = replace(page, intents=filed.intents)
         counts: ApplyCounts = await workflow.execute_activity_method(
-            Applying.record_page, filed_page, **options.CATALOG
+            Applying.record_page, filed_page, **activity_options.CATALOG
         )
         self._progress = add_page(self._progress, counts)
 

@@ -21,26 +21,26 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.reconciliation.planning import Planning
-    from activities.reconciliation.values import (
+    from activities.reconciliation.inputs_and_results import (
         BeginPlanInput,
         BulkInput,
         BulkResult,
         PlanBegun,
         PlanInput,
     )
+    from activities.reconciliation.plan_orphans import Planning
     from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
     from logstore.reconciliation.findings import PlanResult
-    from workflows import options, refusals, search_attributes
-    from workflows.reconciliation.progress import format_findings, format_plan, refusal_by_guard
-    from workflows.reconciliation.values import (
+    from workflows import activity_options, guard_refusals, search_attributes
+    from workflows.reconciliation.job_definitions import (
         ReconcileOrphansInput,
         ReconcileOrphansProgress,
         ReconcileOrphansResult,
     )
+    from workflows.reconciliation.progress_text import format_findings, format_plan, refusal_by_guard
 
 _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
-    **options.CATALOG,
+    **activity_options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # two columns of many million findings are read
 }
 
@@ -64,7 +64,7 @@ class ReconcileOrphans:
             refusal = refusal_by_guard(error)
             if refusal is None:
                 raise
-            self._set_step("ended", refusals.format_refusal(refusal))
+            self._set_step("ended", guard_refusals.format_refusal(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return ReconcileOrphansResult(run_id=self._run_id, refused=refusal)
         self._set_step("ended", format_findings(result))
@@ -85,7 +85,7 @@ class ReconcileOrphans:
             await self._run(job)
         self._set_step("checking")
         plan = PlanInput(run_id=self._run_id)
-        await workflow.execute_activity_method(Planning.check_sides, plan, **options.CATALOG)
+        await workflow.execute_activity_method(Planning.check_sides, plan, **activity_options.CATALOG)
         await self._run(VerifyFindings.name)
         self._set_step("concluding")
         return await workflow.execute_activity_method(Planning.conclude_plan, plan, **_CONCLUDE_OPTIONS)
@@ -100,12 +100,12 @@ class ReconcileOrphans:
             unsafe_age=request.unsafe_age,
             inventories=request.inventories,
         )
-        return await workflow.execute_activity_method(Planning.begin_plan, begin, **options.CATALOG)
+        return await workflow.execute_activity_method(Planning.begin_plan, begin, **activity_options.CATALOG)
 
     async def _run(self, job: str) -> None:
         self._set_step(job)
         bulk = BulkInput(run_id=self._run_id, job=job, master=self._request.master)
-        config = options.bulk_job(self._request.queue)
+        config = activity_options.bulk_job(self._request.queue)
         done: BulkResult = await workflow.execute_activity_method(Planning.run_bulk, bulk, **config)
         counts = {**self._progress.counts, job: done.counts}
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)

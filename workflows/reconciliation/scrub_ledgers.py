@@ -20,8 +20,7 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.reconciliation.scrubbing import Scrubbing
-    from activities.reconciliation.values import (
+    from activities.reconciliation.inputs_and_results import (
         BeginScrubInput,
         ConcludeScrubInput,
         ScrubBegun,
@@ -29,13 +28,14 @@ with workflow.unsafe.imports_passed_through():
         ScrubRead,
         ScrubRunInput,
     )
+    from activities.reconciliation.scrub_ledgers import Scrubbing
     from logstore.reconciliation.findings import PlanResult
-    from workflows import options, refusals, search_attributes
-    from workflows.reconciliation.progress import format_findings, format_scrub, refusal_by_guard
-    from workflows.reconciliation.values import ScrubLedgersInput, ScrubLedgersProgress, ScrubLedgersResult
+    from workflows import activity_options, guard_refusals, search_attributes
+    from workflows.reconciliation.job_definitions import ScrubLedgersInput, ScrubLedgersProgress, ScrubLedgersResult
+    from workflows.reconciliation.progress_text import format_findings, format_scrub, refusal_by_guard
 
 _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
-    **options.CATALOG,
+    **activity_options.CATALOG,
     "start_to_close_timeout": timedelta(hours=1),  # the findings of many thousand pages are copied
 }
 
@@ -59,7 +59,7 @@ class ScrubLedgers:
                 raise
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
-            workflow.set_current_details(refusals.format_refusal(refusal))
+            workflow.set_current_details(guard_refusals.format_refusal(refusal))
             return ScrubLedgersResult(run_id=self._progress.run_id, progress=self._progress, refused=refusal)
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._step = "ended"
@@ -95,7 +95,7 @@ class ScrubLedgers:
         request = self._request
         if not self._progress.run_id:
             await self._begin()
-        run_id, bulk = self._progress.run_id, options.bulk_job(request.queue)
+        run_id, bulk = self._progress.run_id, activity_options.bulk_job(request.queue)
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(run_id)])
         while self._progress.pages_done < self._progress.pages:
             if self._progress.paused:
@@ -126,11 +126,13 @@ class ScrubLedgers:
             reason=request.reason,
             topic_ids=request.topic_ids,
         )
-        begun: ScrubBegun = await workflow.execute_activity_method(Scrubbing.begin_scrub, begin, **options.CATALOG)
+        begun: ScrubBegun = await workflow.execute_activity_method(
+            Scrubbing.begin_scrub, begin, **activity_options.CATALOG
+        )
         self._progress = replace(self._progress, run_id=begun.run_id)
         self._set_step("cutting ledgers into pages")
         cut = ScrubRunInput(run_id=begun.run_id, master=request.master, bytes_per_s=request.bytes_per_s)
-        config = options.bulk_job(request.queue)
+        config = activity_options.bulk_job(request.queue)
         totals: ScrubRead = await workflow.execute_activity_method(Scrubbing.cut_scrub, cut, **config)
         self._progress = replace(
             self._progress, pages=totals.pages, all_objects=totals.objects, all_bytes=totals.size_bytes

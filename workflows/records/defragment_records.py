@@ -17,11 +17,11 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.upkeep import RecordDefragmentation
-    from activities.records.values import DefragmentInput
-    from workflows import refusals, search_attributes
-    from workflows.records import passes
-    from workflows.records.values import (
+    from activities.records.inputs_and_results import DefragmentInput
+    from activities.records.record_log_upkeep import RecordDefragmentation
+    from workflows import guard_refusals, search_attributes
+    from workflows.records import record_job_options
+    from workflows.records.job_definitions import (
         DEFRAGMENT_RECORDS,
         DefragmentRecordsInput,
         DefragmentRecordsResult,
@@ -35,7 +35,7 @@ class DefragmentRecords:
     @workflow.run
     async def run(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         if request.scheduled:
-            child_result = await passes.run_single(
+            child_result = await record_job_options.run_single(
                 DEFRAGMENT_RECORDS, replace(request, scheduled=False), summary="defragment the record log"
             )
             result = child_result or DefragmentRecordsResult(joined=True)
@@ -47,20 +47,20 @@ class DefragmentRecords:
 
     async def _defragment(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         pass_input = DefragmentInput(actor=request.actor, reason=request.reason)
-        options = passes.pass_options(request.queue)
+        options = record_job_options.pass_options(request.queue)
         try:
             defragmented = await workflow.execute_activity_method(
                 RecordDefragmentation.defragment, pass_input, **options
             )
         except ActivityError as error:
-            return DefragmentRecordsResult(refused=refusals.require_refusal(error, passes.GUARDS))
+            return DefragmentRecordsResult(refused=guard_refusals.require_refusal(error, record_job_options.GUARDS))
         return DefragmentRecordsResult(done=defragmented)
 
 
 def describe_result(result: DefragmentRecordsResult) -> str:
     """Format the result as Markdown for the Web UI."""
     if result.refused:
-        return refusals.format_refusal(result.refused)
+        return guard_refusals.format_refusal(result.refused)
     if result.joined:
         return "Another run was at work, and nothing was done here."
     blocks = result.done

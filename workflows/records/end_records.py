@@ -20,27 +20,27 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.trimming import CountBatchInput, Trimming
-    from activities.deletion.values import DetachResult
-    from activities.records.ending import RecordEnding
-    from activities.records.values import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
+    from activities.deletion.inputs_and_results import DetachResult
+    from activities.deletion.trim_by_retention import CountBatchInput, Trimming
+    from activities.records.end_records import RecordEnding
+    from activities.records.inputs_and_results import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
     from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
     from logstore.records.jobs import SelectionPosition
-    from workflows import options, refusals, search_attributes
+    from workflows import activity_options, guard_refusals, search_attributes
     from workflows.deletion import batches
-    from workflows.deletion.values import DELETE_LEDGERS
-    from workflows.records import passes
-    from workflows.records.values import EndRecordsInput, EndRecordsResult
+    from workflows.deletion.job_definitions import DELETE_LEDGERS
+    from workflows.records import record_job_options
+    from workflows.records.job_definitions import EndRecordsInput, EndRecordsResult
 
 _REFUSALS = (ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported)
-GUARDS = frozenset({*(error.__name__ for error in _REFUSALS), *passes.GUARDS})
+GUARDS = frozenset({*(error.__name__ for error in _REFUSALS), *record_job_options.GUARDS})
 """Error types that refuse the job, or stop it at a page."""
 _MAX_NAMED_LEDGERS = 20  # bound of ids and of reasons in the result
 
 _PAGE = workflow.ActivityConfig(
     # 10 minutes of function calls, of which the last may be long, and 500 detaches
     start_to_close_timeout=timedelta(hours=1),
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for the catalog to come back
 )
 
@@ -88,10 +88,10 @@ class EndRecords:
         )
         try:
             begun: EndingBegun = await workflow.execute_activity_method(
-                RecordEnding.begin_ending, begin_input, **options.CATALOG
+                RecordEnding.begin_ending, begin_input, **activity_options.CATALOG
             )
         except ActivityError as error:
-            self._result = replace(self._result, refused=refusals.require_refusal(error, GUARDS))
+            self._result = replace(self._result, refused=guard_refusals.require_refusal(error, GUARDS))
             return False
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
         return True
@@ -116,7 +116,7 @@ class EndRecords:
         try:
             page: EndedPage = await workflow.execute_activity_method(RecordEnding.end_page, page_input, **_PAGE)
         except ActivityError as error:
-            self._result = replace(self._result, stopped=refusals.require_refusal(error, GUARDS))
+            self._result = replace(self._result, stopped=guard_refusals.require_refusal(error, GUARDS))
             return None
         return page
 
@@ -128,7 +128,9 @@ class EndRecords:
         """
         request = self._request
         batch = CountBatchInput(batch_id=request.batch_id)
-        detached: DetachResult = await workflow.execute_activity_method(Trimming.count_batch, batch, **options.CATALOG)
+        detached: DetachResult = await workflow.execute_activity_method(
+            Trimming.count_batch, batch, **activity_options.CATALOG
+        )
         self._result = replace(self._result, ended=max(self._result.ended, detached.ledgers))
         if not detached.intents:
             return
@@ -160,7 +162,7 @@ class EndRecords:
 def describe_result(request: EndRecordsInput, result: EndRecordsResult) -> str:
     """Format the result so far as Markdown for the Web UI."""
     if result.refused:
-        return refusals.format_refusal(result.refused)
+        return guard_refusals.format_refusal(result.refused)
     verb = "would end" if request.dry_run else "ended"
     counts = f"**{request.function}**: {result.records:,} records, {result.ended:,} {verb}, {result.kept:,} kept"
     stopped = f"\n\n**Stopped**: {result.stopped.message} ({result.stopped.type})" if result.stopped else ""

@@ -20,12 +20,12 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.flushing import RecordFlushing
-    from activities.records.values import FlushInput
+    from activities.records.flush_records import RecordFlushing
+    from activities.records.inputs_and_results import FlushInput
     from logstore.records.jobs import FlushedRecords
-    from workflows import refusals, search_attributes
-    from workflows.records import passes
-    from workflows.records.values import (
+    from workflows import guard_refusals, search_attributes
+    from workflows.records import record_job_options
+    from workflows.records.job_definitions import (
         DEFRAGMENT_RECORDS,
         HELD_RETRY_INTERVAL,
         MAX_HELD_FLUSHES,
@@ -100,13 +100,13 @@ class FlushRecords:
         request = self._request
         watch_s = 0.0 if request.once else request.watch_s
         flush_input = FlushInput(watch_s=watch_s, actor=request.actor, reason=request.reason)
-        options = passes.flush_options(request.queue, watch_s)
+        options = record_job_options.flush_options(request.queue, watch_s)
         try:
             flushed = await workflow.execute_activity_method(RecordFlushing.flush, flush_input, **options)
         except ActivityError as error:
-            refusal = refusals.require_refusal(error, passes.GUARDS)
+            refusal = guard_refusals.require_refusal(error, record_job_options.GUARDS)
             self._result = replace(self._result, refused=refusal)
-            workflow.set_current_details(refusals.format_refusal(refusal))
+            workflow.set_current_details(guard_refusals.format_refusal(refusal))
             return None
         self._result = replace(self._result, done=self._result.done.plus(flushed), looks=self._result.looks + 1)
         workflow.set_current_details(describe_result(self._result))

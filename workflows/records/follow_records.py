@@ -16,13 +16,13 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.following import FollowInput, RecordFollowing
-    from workflows import options, refusals
-    from workflows.records.values import FollowRecordsInput, FollowRecordsResult
+    from activities.records.follow_records import FollowInput, RecordFollowing
+    from workflows import activity_options, guard_refusals
+    from workflows.records.job_definitions import FollowRecordsInput, FollowRecordsResult
 
 _STEPS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=24),  # enough for a seed of 800 million rows at 10,000 rows a second
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
 GUARDS = frozenset(
@@ -50,7 +50,7 @@ class FollowRecords:
             followed = await workflow.execute_activity_method(RecordFollowing.follow, follow_input, **_STEPS)
             result = FollowRecordsResult(done=followed)
         except ActivityError as error:
-            result = FollowRecordsResult(refused=refusals.require_refusal(error, GUARDS))
+            result = FollowRecordsResult(refused=guard_refusals.require_refusal(error, GUARDS))
         workflow.set_current_details(describe_result(result))
         return result
 
@@ -58,7 +58,7 @@ class FollowRecords:
 def describe_result(result: FollowRecordsResult) -> str:
     """Format the result as Markdown for the Web UI."""
     if result.refused:
-        return refusals.format_refusal(result.refused)
+        return guard_refusals.format_refusal(result.refused)
     followed = result.done
     return (
         f"Replica **{followed.replica}** has manifest **{followed.manifest}**: {followed.records:,} records and"

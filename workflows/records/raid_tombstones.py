@@ -18,11 +18,11 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.upkeep import TombRaider
-    from activities.records.values import RaidInput
-    from workflows import refusals, search_attributes
-    from workflows.records import passes
-    from workflows.records.values import RAID_TOMBSTONES, RaidTombstonesInput, RaidTombstonesResult
+    from activities.records.inputs_and_results import RaidInput
+    from activities.records.record_log_upkeep import TombRaider
+    from workflows import guard_refusals, search_attributes
+    from workflows.records import record_job_options
+    from workflows.records.job_definitions import RAID_TOMBSTONES, RaidTombstonesInput, RaidTombstonesResult
 
 
 @workflow.defn(name="raid-tombstones", versioning_behavior=VersioningBehavior.PINNED)
@@ -32,7 +32,7 @@ class RaidTombstones:
     @workflow.run
     async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
         if request.scheduled:
-            child_result = await passes.run_single(
+            child_result = await record_job_options.run_single(
                 RAID_TOMBSTONES, replace(request, scheduled=False), summary="raid tombstones that cover nothing"
             )
             result = child_result or RaidTombstonesResult(joined=True)
@@ -49,18 +49,20 @@ class RaidTombstones:
         raid = RaidInput(
             run_id=run_id, eligible_age_s=request.eligible_age_s, actor=request.actor, reason=request.reason
         )
-        options = passes.pass_options(request.queue)
+        options = record_job_options.pass_options(request.queue)
         try:
             raided = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
         except ActivityError as error:
-            return RaidTombstonesResult(run_id=run_id, refused=refusals.require_refusal(error, passes.GUARDS))
+            return RaidTombstonesResult(
+                run_id=run_id, refused=guard_refusals.require_refusal(error, record_job_options.GUARDS)
+            )
         return RaidTombstonesResult(run_id=run_id, done=raided)
 
 
 def describe_result(result: RaidTombstonesResult) -> str:
     """Format the result as Markdown for the Web UI."""
     if result.refused:
-        return refusals.format_refusal(result.refused)
+        return guard_refusals.format_refusal(result.refused)
     if result.joined:
         return "Another raid was at work, and nothing was done here."
     raided = result.done

@@ -25,19 +25,19 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.rebuilding import Rebuilding
-    from activities.records.values import AdoptShardsInput, RebuildBegun, RebuildStep, RebuiltRows
+    from activities.records.inputs_and_results import AdoptShardsInput, RebuildBegun, RebuildStep, RebuiltRows
+    from activities.records.rebuild_catalog import Rebuilding
     from logstore.log.ledger_object_keys import SHARDS
-    from workflows import options, refusals
-    from workflows.records.values import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
+    from workflows import activity_options, guard_refusals
+    from workflows.records.job_definitions import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
 
 _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
     # about a billion rows at 100,000 rows a second, or a shard with as many objects
     start_to_close_timeout=timedelta(hours=24),
-    heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+    heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
-_BULK: workflow.ActivityConfig = options.bulk_job("")
+_BULK: workflow.ActivityConfig = activity_options.bulk_job("")
 _SHARDS_PER_ACTIVITY = 16
 GUARDS = frozenset(
     {
@@ -76,13 +76,13 @@ class RebuildCatalog:
         try:
             result = await self._rebuild(begun_us)
         except ActivityError as error:
-            refusal = refusals.find_refusal(error, GUARDS)
+            refusal = guard_refusals.find_refusal(error, GUARDS)
             if refusal is None:  # failed or cancelled: raids need not wait any more
                 await self._release()
                 raise
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
         await self._release()
-        self._set_progress("ended", note=refusals.format_refusal(result.refused) if result.refused else "")
+        self._set_progress("ended", note=guard_refusals.format_refusal(result.refused) if result.refused else "")
         return result
 
     @workflow.query
@@ -92,17 +92,19 @@ class RebuildCatalog:
 
     async def _release(self) -> None:
         self._set_progress("letting go")
-        await workflow.execute_activity_method(Rebuilding.let_go, self._step, **options.CATALOG)
+        await workflow.execute_activity_method(Rebuilding.let_go, self._step, **activity_options.CATALOG)
 
     async def _rebuild(self, begun_us: int) -> RebuildCatalogResult:
-        begun: RebuildBegun = await workflow.execute_activity_method(Rebuilding.begin, self._step, **options.CATALOG)
+        begun: RebuildBegun = await workflow.execute_activity_method(
+            Rebuilding.begin, self._step, **activity_options.CATALOG
+        )
         self._set_progress("finding rows", versions=begun.versions)
         rows: RebuiltRows = await workflow.execute_activity_method(Rebuilding.find_rows, self._step, **_BULK)
         self._set_progress("loading", records=rows.records)
         await workflow.execute_activity_method(Rebuilding.load_rows, self._step, **_LONG)
         await self._adopt_shards("looking", is_growing=True)
         self._set_progress("publishing")
-        published = await workflow.execute_activity_method(Rebuilding.publish, self._step, **options.CATALOG)
+        published = await workflow.execute_activity_method(Rebuilding.publish, self._step, **activity_options.CATALOG)
         await self._adopt_shards("adopting")
         self._set_progress("settling", shards=SHARDS)
         adopted = await workflow.execute_activity_method(Rebuilding.finish_adoption, self._step, **_LONG)

@@ -17,12 +17,12 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.upkeep import RecordReplication
-    from activities.records.values import ReplicateInput
+    from activities.records.inputs_and_results import ReplicateInput
+    from activities.records.record_log_upkeep import RecordReplication
     from logstore.records.jobs import ShippedBlocks
-    from workflows import refusals, search_attributes
-    from workflows.records import passes
-    from workflows.records.values import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult
+    from workflows import guard_refusals, search_attributes
+    from workflows.records import record_job_options
+    from workflows.records.job_definitions import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult
 
 
 @workflow.defn(name="replicate-records", versioning_behavior=VersioningBehavior.PINNED)
@@ -32,7 +32,7 @@ class ReplicateRecords:
     @workflow.run
     async def run(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         if request.scheduled:
-            child_result = await passes.run_single(
+            child_result = await record_job_options.run_single(
                 REPLICATE_RECORDS, replace(request, scheduled=False), summary="replicate the record log"
             )
             result = child_result or ReplicateRecordsResult(joined=True)
@@ -44,18 +44,18 @@ class ReplicateRecords:
 
     async def _replicate(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         ship_input = ReplicateInput(actor=request.actor, reason=request.reason)
-        options = passes.pass_options(request.queue)
+        options = record_job_options.pass_options(request.queue)
         try:
             shipped = await workflow.execute_activity_method(RecordReplication.ship, ship_input, **options)
         except ActivityError as error:
-            return ReplicateRecordsResult(refused=refusals.require_refusal(error, passes.GUARDS))
+            return ReplicateRecordsResult(refused=guard_refusals.require_refusal(error, record_job_options.GUARDS))
         return ReplicateRecordsResult(shipped=shipped)
 
 
 def describe_result(result: ReplicateRecordsResult) -> str:
     """Format the result as Markdown for the Web UI."""
     if result.refused:
-        return refusals.format_refusal(result.refused)
+        return guard_refusals.format_refusal(result.refused)
     if result.joined:
         return "Another run was at work, and nothing was done here."
     if not result.shipped:

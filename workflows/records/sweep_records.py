@@ -15,7 +15,12 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from workflows.records.values import FLUSH_RECORDS, FlushRecordsInput, SweepRecordsInput, SweepRecordsResult
+    from workflows.records.job_definitions import (
+        FLUSH_RECORDS,
+        FlushRecordsInput,
+        SweepRecordsInput,
+        SweepRecordsResult,
+    )
 
 
 @workflow.defn(name="sweep-records", versioning_behavior=VersioningBehavior.PINNED)

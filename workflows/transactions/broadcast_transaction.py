@@ -19,17 +19,17 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordination import Coordination
-    from activities.transactions.values import BroadcastInput, BroadcastState
-    from workflows import options, search_attributes
-    from workflows.transactions.values import BroadcastProgress, BroadcastTransactionInput
+    from activities.transactions.coordinate_transactions import Coordination
+    from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState
+    from workflows import activity_options, search_attributes
+    from workflows.transactions.job_definitions import BroadcastProgress, BroadcastTransactionInput
 
 
 def _configure_broadcast(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=5),  # a thousand topics, each with an upload
-        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+        heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # no limit: the catalog may be away for hours
     )
 

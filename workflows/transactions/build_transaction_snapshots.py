@@ -14,10 +14,10 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.building import BufferBuilding
-    from workflows.building import BuildSteps, TopicBuild
-    from workflows.jobs import BuildResult
-    from workflows.transactions.values import BuildTransactionSnapshotsInput
+    from activities.transactions.build_snapshots import BufferBuilding
+    from workflows.topic_build_types import BuildResult
+    from workflows.topic_build_workflow import BuildSteps, TopicBuild
+    from workflows.transactions.job_definitions import BuildTransactionSnapshotsInput
 
 _STEPS = BuildSteps(
     begin=BufferBuilding.begin_build,

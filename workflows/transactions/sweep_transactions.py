@@ -17,10 +17,10 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordination import Coordination
-    from activities.transactions.values import BusyCoordinatorsInput, ForgetTransactionsInput
-    from workflows import options
-    from workflows.transactions.values import (
+    from activities.transactions.coordinate_transactions import Coordination
+    from activities.transactions.inputs_and_results import BusyCoordinatorsInput, ForgetTransactionsInput
+    from workflows import activity_options
+    from workflows.transactions.job_definitions import (
         TRANSACTION_COORDINATOR,
         CoordinatorInput,
         SweepTransactionsInput,
@@ -37,14 +37,14 @@ class SweepTransactions:
     @workflow.run
     async def run(self, request: SweepTransactionsInput) -> SweepTransactionsResult:
         busy = await workflow.execute_activity_method(
-            Coordination.busy_coordinators, BusyCoordinatorsInput(), **options.CATALOG
+            Coordination.busy_coordinators, BusyCoordinatorsInput(), **activity_options.CATALOG
         )
         for tc_id in busy:
             await _wake_coordinator(CoordinatorInput(tc_id=tc_id, queue=request.queue))
         forgotten = 0
         while True:
             page = await workflow.execute_activity_method(
-                Coordination.forget, ForgetTransactionsInput(limit=_TRANSACTIONS_PER_PAGE), **options.CATALOG
+                Coordination.forget, ForgetTransactionsInput(limit=_TRANSACTIONS_PER_PAGE), **activity_options.CATALOG
             )
             forgotten += page
             if page < _TRANSACTIONS_PER_PAGE or workflow.info().is_continue_as_new_suggested():

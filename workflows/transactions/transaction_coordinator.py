@@ -21,10 +21,10 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordination import Coordination
-    from activities.transactions.values import DrainInput, DrainResult
-    from workflows import options, search_attributes
-    from workflows.transactions.values import (
+    from activities.transactions.coordinate_transactions import Coordination
+    from activities.transactions.inputs_and_results import DrainInput, DrainResult
+    from workflows import activity_options, search_attributes
+    from workflows.transactions.job_definitions import (
         BROADCAST_TRANSACTION,
         BroadcastTransactionInput,
         CoordinatorInput,
@@ -36,7 +36,7 @@ def _configure_drain(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=5),  # ten times `DrainInput.most_s`
-        heartbeat_timeout=options.HEARTBEAT_TIMEOUT,
+        heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
         retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # no limit: waits for catalog and storage
     )
 

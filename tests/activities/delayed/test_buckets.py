@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from activities import heartbeats
-from activities.delayed.values import (
+from activities.delayed.inputs_and_results import (
     ChoiceReason,
     ChoosePairInput,
     DueTopicPages,

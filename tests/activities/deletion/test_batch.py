@@ -2,7 +2,7 @@
 
 import pytest
 
-from activities.deletion.values import ChunkResult, RangesInput, RangesPage
+from activities.deletion.inputs_and_results import ChunkResult, RangesInput, RangesPage
 from logstore import failpoints
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import ClaimHeld, StoreUnavailable

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from activities import heartbeats
+from activities.deletion.deletion_pace import DeletionPace
+from activities.deletion.inputs_and_results import ChunkResult
 from activities.deletion.phase_two import Examination, remove
-from activities.deletion.rate import DeletionPace
-from activities.deletion.values import ChunkResult
 from activities.heartbeats import Heartbeats
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, DeletionState, IntentKey, StoredCopy
 from logstore.errors import (

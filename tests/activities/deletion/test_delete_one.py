@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from temporalio.exceptions import ApplicationError, CancelledError
 
-from activities.deletion.values import DeadLetterInput, DeleteIntentResult
+from activities.deletion.inputs_and_results import DeadLetterInput, DeleteIntentResult
 from logstore import failpoints
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import ClaimHeld, CorruptData, InvalidInput, NoProgress, StoreUnavailable, UnknownObject

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.deletion.values import DeleteIntentResult
+from activities.deletion.inputs_and_results import DeleteIntentResult
 from logstore.deletion.intents import Outcome
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.positions import LedgerId

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 import pytest
 
-from activities.deletion.values import AdoptInput, DeadLetterInput
-from activities.dispatch import WorkDone
+from activities.deletion.inputs_and_results import AdoptInput, DeadLetterInput
+from activities.owner_routing import WorkDone
 from logstore import failpoints
 from logstore.deletion.intents import IntentKey
 from logstore.errors import CorruptData

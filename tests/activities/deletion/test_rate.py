@@ -8,8 +8,8 @@ import pytest
 
 from activities import heartbeats
 from activities.deletion import ledger_deletion
-from activities.deletion.rate import DeletionPace
-from activities.deletion.values import ChunkResult
+from activities.deletion.deletion_pace import DeletionPace
+from activities.deletion.inputs_and_results import ChunkResult
 from logstore.deletion.intents import CopyVerdict, StoredCopy
 from logstore.errors import ClaimHeld
 from tests.activities.world import World, chunk_input, done

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from activities.deletion.trimming import Retention, RollIdleInput
+from activities.deletion.trim_by_retention import Retention, RollIdleInput
 from logstore.errors import MissingData, SextonError, UnknownObject
 from logstore.log.services import RollPolicy
 from logstore.ports.catalog import Topic

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from activities.deletion.trimming import (
+from activities.deletion.trim_by_retention import (
     CountBatchInput,
     NextPagesInput,
     NextPagesResult,

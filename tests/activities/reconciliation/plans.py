@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from activities.reconciliation.applying import Applying
-from activities.reconciliation.objects import ObjectDeletion
-from activities.reconciliation.planning import Planning
-from activities.reconciliation.preview import ApplyPreview
-from activities.reconciliation.scrubbing import Scrubbing
-from activities.reconciliation.values import (
+from activities.reconciliation.apply_orphans import Applying
+from activities.reconciliation.apply_preview import ApplyPreview
+from activities.reconciliation.delete_single_objects import ObjectDeletion
+from activities.reconciliation.inputs_and_results import (
     BeginApplyInput,
     BeginPlanInput,
     BulkInput,
@@ -18,6 +16,8 @@ from activities.reconciliation.values import (
     PlanBegun,
     PlanInput,
 )
+from activities.reconciliation.plan_orphans import Planning
+from activities.reconciliation.scrub_ledgers import Scrubbing
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import data_key, index_key

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.deletion.rate import DeletionPace
-from activities.reconciliation import objects
-from activities.reconciliation.decisions import KeptObjects, read_kept_objects, read_look, store_look
+from activities.deletion.deletion_pace import DeletionPace
+from activities.reconciliation import delete_single_objects
+from activities.reconciliation.page_decision_files import KeptObjects, read_kept_objects, read_look, store_look
 from logstore import failpoints
 from logstore.deletion.intents import Outcome
 from logstore.errors import (
@@ -489,12 +489,12 @@ def test_attempt_that_decides_late_takes_the_word_of_the_first(plans: Plans, mon
     def late(folder: Path, page: int) -> KeptObjects | None:
         found = real(folder, page)
         with monkeypatch.context() as patched:
-            patched.setattr(objects, "read_kept_objects", real)
+            patched.setattr(delete_single_objects, "read_kept_objects", real)
             assert plans.delete() == 1
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(objects, "read_kept_objects", late)
+        patched.setattr(delete_single_objects, "read_kept_objects", late)
         assert plans.delete() == 1
     assert plans.record().applied == {"orphan_segment": 1}
 
@@ -581,7 +581,7 @@ def test_deletes_of_single_objects_are_paced(plans: Plans, monkeypatch: pytest.M
         return real(keys)
 
     pace = partial(DeletionPace, clock=lambda: now[0], sleep=sleep)
-    monkeypatch.setattr("activities.reconciliation.objects.DeletionPace", pace)
+    monkeypatch.setattr("activities.reconciliation.delete_single_objects.DeletionPace", pace)
     monkeypatch.setattr(plans.warm, "delete", delete)
     assert plans.delete(objects_per_s=2.0) == 5
     assert pages == [2, 2, 1]

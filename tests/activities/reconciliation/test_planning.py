@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from temporalio.exceptions import CancelledError
 
-from activities.bulk import owner_file
-from activities.reconciliation.values import BulkInput
+from activities.bulk_jobs import owner_file
+from activities.reconciliation.inputs_and_results import BulkInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, CompareSides, ListStorage, VerifyFindings

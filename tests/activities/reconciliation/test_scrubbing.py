@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from activities.reconciliation.values import (
+from activities.reconciliation.inputs_and_results import (
     BeginScrubInput,
     ConcludeScrubInput,
     ScrubPageInput,

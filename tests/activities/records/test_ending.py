@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from activities.records.ending import RecordEnding
-from activities.records.values import EndPageInput
+from activities.records.end_records import RecordEnding
+from activities.records.inputs_and_results import EndPageInput
 from logstore.records.functions import LedgerRecord, RecordFunction
 from logstore.records.jobs import SelectionPosition
 from logstore.retrying_clock import Clock

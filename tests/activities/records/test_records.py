@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from activities.deletion.claims import CLAIM_S
-from activities.records.flushing import RecordFlushing
-from activities.records.upkeep import RecordReplication
-from activities.records.values import DefragmentInput, FlushInput, RaidInput, ReplicateInput
+from activities.deletion.claims_and_causes import CLAIM_S
+from activities.records.flush_records import RecordFlushing
+from activities.records.inputs_and_results import DefragmentInput, FlushInput, RaidInput, ReplicateInput
+from activities.records.record_log_upkeep import RecordReplication
 from logstore.errors import CatalogOutdated
 from logstore.ports.catalog import Claim
 from logstore.records.jobs import FlushedRecords, ShippedBlocks
@@ -54,7 +54,7 @@ def test_flush_that_watches_goes_on_until_its_time_is_over(world: World, monkeyp
         if len(looks) == 3:
             env.worker_shutdown()
 
-    monkeypatch.setattr("activities.records.flushing.activity.wait_for_worker_shutdown_sync", rest)
+    monkeypatch.setattr("activities.records.flush_records.activity.wait_for_worker_shutdown_sync", rest)
     env = environment("flush-records")
     done = env.run(flushing.flush, FlushInput(watch_s=3_600.0))
     assert (done.flushes, done.manifest) == (2, 2)

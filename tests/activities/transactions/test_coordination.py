@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from activities.transactions.coordination import Coordination, broadcast_id
-from activities.transactions.values import BroadcastInput, BroadcastState, DrainInput, DrainResult
+from activities.transactions.coordinate_transactions import Coordination, broadcast_id
+from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState, DrainInput, DrainResult
 from logstore import failpoints
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import SimulatedCrash
@@ -209,7 +209,7 @@ def test_clients_that_waited_for_one_batch_are_together_in_the_next(
     clock = SimpleNamespace(now=0.0)
     slow = _Slow(history, clock)
     patched = SimpleNamespace(monotonic=lambda: clock.now, sleep=slow.decide)
-    monkeypatch.setattr("activities.transactions.coordination.time", patched)
+    monkeypatch.setattr("activities.transactions.coordinate_transactions.time", patched)
     env = environment("transaction-coordinator/0")
     env.run(_coordination(history, slow).drain, DrainInput(tc_id=0, linger_s=0.5))
     assert slow.batches == [2, 2]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from activities.deletion.trimming import Retention
+from activities.deletion.trim_by_retention import Retention
 from infra.catalog import Database
 from logstore.cursors.cursor_state import CursorState, acknowledge
 from logstore.errors import LedgerStillNeeded

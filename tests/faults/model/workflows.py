@@ -13,10 +13,7 @@ from tests.fakes.catalog import FakeCatalog
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
-from workflows.deletion.sweep_deletions import SweepDeletions
-from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.trim_topics import TrimTopics
-from workflows.deletion.values import (
+from workflows.deletion.job_definitions import (
     DELETE_LEDGERS,
     DELETE_TOPIC,
     SWEEP_DELETIONS,
@@ -32,9 +29,10 @@ from workflows.deletion.values import (
     TrimTopicInput,
     TrimTopicsInput,
 )
-from workflows.offload.offload_ledger import OffloadLedger
-from workflows.offload.offload_topic import OffloadTopic
-from workflows.offload.values import (
+from workflows.deletion.sweep_deletions import SweepDeletions
+from workflows.deletion.trim_topic import TrimTopic
+from workflows.deletion.trim_topics import TrimTopics
+from workflows.offload.job_definitions import (
     OFFLOAD_LEDGER,
     OFFLOAD_TOPIC,
     OffloadAsk,
@@ -42,6 +40,8 @@ from workflows.offload.values import (
     OffloadPolicy,
     OffloadTopicInput,
 )
+from workflows.offload.offload_ledger import OffloadLedger
+from workflows.offload.offload_topic import OffloadTopic
 
 _CAUSE: Final[dict[str, Any]] = {"actor": "tests", "reason": "the model"}
 _INTERVAL_S: Final = 60

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from activities.transactions.coordination import Coordination, broadcast_id
-from activities.transactions.values import BroadcastInput, DrainInput
+from activities.transactions.coordinate_transactions import Coordination, broadcast_id
+from activities.transactions.inputs_and_results import BroadcastInput, DrainInput
 from logstore import failpoints
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import (

@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from activities.transactions.coordination import BROADCAST, BUCKETS
+from activities.transactions.coordinate_transactions import BROADCAST, BUCKETS
 from infra.telemetry.metrics_endpoint import start_metrics
 from logstore.errors import InvalidInput
 

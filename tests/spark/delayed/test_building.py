@@ -16,10 +16,10 @@ from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransactio
 from logstore.positions import Position
 from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.transactions.transaction_ids_and_states import TransactionId
-from spark.jobs import native_mains
-from spark.publication import Publication
-from spark.runner import SparkJobs
-from spark.session import WarmSession
+from spark.job_mains import native_mains
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.warm_session import WarmSession
 from tests.spark.lost_puts import losing_puts
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import native_addresses, open_log

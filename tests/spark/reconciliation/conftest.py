@@ -17,11 +17,11 @@ from logstore.reconciliation.bulk_jobs import (
 )
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding
-from spark.jobs import native_mains
-from spark.publication import Publication
-from spark.runner import SparkJobs
-from spark.session import WarmSession
-from spark.sources.objects import NativeAddresses
+from spark.job_mains import native_mains
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.sources.store_addresses import NativeAddresses
+from spark.warm_session import WarmSession
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
 from workers.assembly.log_store_from_settings import native_addresses, open_log

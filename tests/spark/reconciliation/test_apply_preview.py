@@ -11,8 +11,8 @@ from uuid import uuid4
 import pyarrow.parquet as pq
 import pytest
 
-from activities.reconciliation.preview import ApplyPreviewResult
-from activities.reconciliation.values import BeginApplyInput, PageInput, PlanInput
+from activities.reconciliation.apply_preview import ApplyPreviewResult
+from activities.reconciliation.inputs_and_results import BeginApplyInput, PageInput, PlanInput
 from infra.objects.s3_client import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses
 from logstore.deletion.intents import Outcome
@@ -26,8 +26,8 @@ from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindings
 from logstore.reconciliation.finding_files import to_table
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult, apply_batch_id
 from logstore.reconciliation.services import orphan_inspection
-from spark.publication import Publication
-from spark.session import WarmSession
+from spark.published_output import Publication
+from spark.warm_session import WarmSession
 from tests.activities.world import run
 from tests.fakes.owners import NobodyOwns
 from tests.postgres import Postgres

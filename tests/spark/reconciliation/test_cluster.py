@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spark.session import SparkSettings, WarmSession
+from spark.warm_session import SparkSettings, WarmSession
 from tests.spark.cluster import PROPERTIES, deadly, standalone
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner

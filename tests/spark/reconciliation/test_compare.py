@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.plausibility_guards import Overlap
-from spark.reconciliation.compare import GroupComparison, compare_group, find_foreign
+from spark.reconciliation.compare_shard_group import GroupComparison, compare_group, find_foreign
 from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG
-from spark.reconciliation.sides import Ids, Limits, ShardGroup
+from spark.reconciliation.shard_group import Ids, Limits, ShardGroup
 
 _OLD, _NOW, _NEW = 100, 500, 900
 _STORE = "http://here:8333"

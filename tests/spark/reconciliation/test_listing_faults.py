@@ -13,11 +13,11 @@ from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import ListStorage
 from logstore.reconciliation.findings import FindingKind
-from spark.jobs import native_mains
-from spark.publication import Publication
-from spark.runner import SparkJobs
-from spark.session import WarmSession
-from spark.sources.objects import NativeAddresses, StoreAddress
+from spark.job_mains import native_mains
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.warm_session import WarmSession
 from tests.infra.objects.peer import Answer, Request, fault, listing, scripted
 from tests.migrated import migrated
 from tests.spark.reconciliation import damage

@@ -8,7 +8,13 @@ from uuid import uuid4
 
 import pytest
 
-from activities.reconciliation.values import BeginApplyInput, BeginPlanInput, BulkInput, PageInput, PlanInput
+from activities.reconciliation.inputs_and_results import (
+    BeginApplyInput,
+    BeginPlanInput,
+    BulkInput,
+    PageInput,
+    PlanInput,
+)
 from infra.catalog import tables as t
 from infra.objects.s3_client import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses
@@ -20,10 +26,10 @@ from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
-from spark.jobs import native_mains
-from spark.publication import Publication
-from spark.runner import SparkJobs
-from spark.session import WarmSession
+from spark.job_mains import native_mains
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.warm_session import WarmSession
 from tests.activities.world import run
 from tests.fakes.owners import NobodyOwns
 from tests.servers import settings_on

@@ -13,12 +13,12 @@ import pytest
 from logstore.reconciliation.bulk_jobs import BulkSummary, CompareSides, VerifyFindings
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, FindingFiles
 from logstore.reconciliation.findings import FindingKind
-from spark.jobs import native_mains
-from spark.publication import Publication
+from spark.job_mains import native_mains
+from spark.job_runner import JobRun, SparkJobs
+from spark.published_output import Publication
 from spark.reconciliation.fact_files import STRANGE, write_facts
-from spark.runner import JobRun, SparkJobs
-from spark.session import WarmSession
-from spark.sources.objects import NativeAddresses, StoreAddress
+from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.warm_session import WarmSession
 from tests.migrated import migrated
 
 _MANY = 100_000

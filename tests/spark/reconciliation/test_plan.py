@@ -7,8 +7,8 @@ import pytest
 from infra.stack.embedded_stack import StackAddresses
 from logstore.log.ledger_object_keys import segment_number_from_key
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.reconciliation import listing
-from spark.session import WarmSession
+from spark.reconciliation import list_storage
+from spark.warm_session import WarmSession
 from tests.postgres import Postgres
 from tests.servers import settings_on
 from tests.spark.reconciliation import damage
@@ -51,7 +51,7 @@ def test_every_damage_is_found_and_nothing_else(
     store: Damaged, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By listing, and by inventories in its place, which are made after all of it."""
-    monkeypatch.setattr(listing, "read_store_clock_s", lambda _: 1_900_000_000.0)
+    monkeypatch.setattr(list_storage, "read_store_clock_s", lambda _: 1_900_000_000.0)
     damage.healthy(store)
     for one in damage.EVERY:
         one(store)

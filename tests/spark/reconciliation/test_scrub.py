@@ -16,13 +16,13 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import BulkSummary, CutScrub, ScrubPage
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.jobs import native_mains
-from spark.publication import Publication
-from spark.reconciliation import scrub
-from spark.reconciliation.pace import Pace
-from spark.runner import SparkJobs
-from spark.session import WarmSession
-from spark.sources.objects import NativeAddresses
+from spark.job_mains import native_mains
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.reconciliation import scrub_ledgers
+from spark.reconciliation.read_rate import Pace
+from spark.sources.store_addresses import NativeAddresses
+from spark.warm_session import WarmSession
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
 from workers.assembly.log_store_from_settings import native_addresses
@@ -151,7 +151,7 @@ def test_pages_together_are_all_ledgers_and_none_twice(
     store: Damaged, scrubbed: Scrub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger is on one page, with all of its copies; what is deleted before its page is read is no finding."""
-    monkeypatch.setattr(scrub, "_MAX_PAGE_OBJECTS", 3)
+    monkeypatch.setattr(scrub_ledgers, "_MAX_PAGE_OBJECTS", 3)
     _, ledgers = store.topic("many", ledgers=5)
     store.offload(ledgers[0], "0a")
     for ledger_id in ledgers:
@@ -171,10 +171,13 @@ def test_pages_together_are_all_ledgers_and_none_twice(
 
 def test_lanes_share_the_rate_of_the_job() -> None:
     """As many tasks as can run at once, and no more: together they keep it."""
-    lanes = list(scrub._make_lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=4))
+    lanes = list(scrub_ledgers._make_lanes(scrub_ledgers._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=4))
     assert sum(one.bytes_per_s for one in lanes) == 1_000
     assert [(one.number, one.lanes) for one in lanes] == [(at, 4) for at in range(4)]
-    assert len(list(scrub._make_lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=500))) == 16
+    assert (
+        len(list(scrub_ledgers._make_lanes(scrub_ledgers._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=500)))
+        == 16
+    )
 
 
 @pytest.mark.parametrize("lanes", [1, 3, 16])
@@ -210,15 +213,15 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
         def check_copy(self, row: dict[str, int], _: str) -> None:
             read.append(("copy", row["ledger_id"], 0))
 
-    monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: Catalog())
-    monkeypatch.setattr(scrub, "_Reader", Reader)
-    monkeypatch.setattr("spark.reconciliation.scrub.bulk_queries.scrubbed_segments", lambda *_: "segments")
-    monkeypatch.setattr("spark.reconciliation.scrub.bulk_queries.scrubbed_copies", lambda *_: "copies")
+    monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: Catalog())
+    monkeypatch.setattr(scrub_ledgers, "_Reader", Reader)
+    monkeypatch.setattr("spark.reconciliation.scrub_ledgers.bulk_queries.scrubbed_segments", lambda *_: "segments")
+    monkeypatch.setattr("spark.reconciliation.scrub_ledgers.bulk_queries.scrubbed_copies", lambda *_: "copies")
     addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
-    page = scrub._Range(0, 99, ())
+    page = scrub_ledgers._Range(0, 99, ())
     per_lane = list[int]()
-    for lane in scrub._make_lanes(page, bytes_per_s=1_000, parallel_tasks=lanes):
-        per_lane.append(scrub._scrub_lane(addresses, tmp_path, lane)["objects"])
+    for lane in scrub_ledgers._make_lanes(page, bytes_per_s=1_000, parallel_tasks=lanes):
+        per_lane.append(scrub_ledgers._scrub_lane(addresses, tmp_path, lane)["objects"])
         trimmed += 1
     standing = {("segment", ledger, number) for ledger in range(trimmed, 99) for number in range(8)}
     standing |= {("copy", ledger, 0) for ledger in range(trimmed, 99)}
@@ -246,15 +249,15 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
         def table(self, query: str) -> pa.Table:
             return pa.Table.from_pylist([{"ledger_id": ledger} for ledger in range(9 if query == "segments" else 0)])
 
-    monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: nullcontext(Catalog()))
-    monkeypatch.setattr(scrub, "_Reader", Reader)
-    monkeypatch.setattr("spark.reconciliation.scrub.bulk_queries.scrubbed_segments", lambda *_: "segments")
-    monkeypatch.setattr("spark.reconciliation.scrub.bulk_queries.scrubbed_copies", lambda *_: "copies")
+    monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: nullcontext(Catalog()))
+    monkeypatch.setattr(scrub_ledgers, "_Reader", Reader)
+    monkeypatch.setattr("spark.reconciliation.scrub_ledgers.bulk_queries.scrubbed_segments", lambda *_: "segments")
+    monkeypatch.setattr("spark.reconciliation.scrub_ledgers.bulk_queries.scrubbed_copies", lambda *_: "copies")
     addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
-    (lane,) = scrub._make_lanes(scrub._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=1)
+    (lane,) = scrub_ledgers._make_lanes(scrub_ledgers._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=1)
     for still_damaged in ({3, 5}, {5}, set[int]()):
         damaged &= still_damaged
-        assert scrub._scrub_lane(addresses, tmp_path, lane)["findings"] == len(still_damaged)
+        assert scrub_ledgers._scrub_lane(addresses, tmp_path, lane)["findings"] == len(still_damaged)
         found = {finding.ledger_id for _, finding in FindingFiles(tmp_path).iterate()}
         assert found == still_damaged
 
@@ -265,10 +268,10 @@ def test_page_is_some_minutes_of_the_rate(
 ) -> None:
     """A page of 8 GiB at 1 MiB/s would hold the only lane of its worker for two hours."""
     ledgers = [(ledger_id, 64 << 20, 8) for ledger_id in range(100)]
-    monkeypatch.setattr(scrub, "open_arrow_reader", lambda _: nullcontext())
-    monkeypatch.setattr(scrub, "_read_copies", lambda *_: iter(ledgers))
+    monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: nullcontext())
+    monkeypatch.setattr(scrub_ledgers, "_read_copies", lambda *_: iter(ledgers))
     job = CutScrub(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=rate)
-    counts = scrub._cut("", tmp_path, job, max_objects=20_000)
+    counts = scrub_ledgers._cut("", tmp_path, job, max_objects=20_000)
     cut = json.loads((tmp_path / "pages.json").read_text())["pages"]
     assert counts == {"ledgers": 100, "objects": 800, "size_bytes": 100 * (64 << 20), "pages": pages}
     assert [ledger_id for first, end in cut for ledger_id in range(first, end)] == list(range(100))

@@ -13,8 +13,8 @@ from logstore.log.segment_metadata import EXTENT_FIELD, MIN_CONFIRMATION_GAP, Re
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.reconciliation.sides import PRIMARY, TIERED
-from spark.reconciliation.verify import verify_candidates
+from spark.reconciliation.shard_group import PRIMARY, TIERED
+from spark.reconciliation.verify_findings import verify_candidates
 from tests.fakes.objects import FakeObjectStore
 
 _K = FindingKind

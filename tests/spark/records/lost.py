@@ -28,7 +28,7 @@ from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings, Manifest
 from logstore.records.rebuilding import LOAD_ORDER, RebuildId, RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
-from spark.records.rebuilding import rebuild_records
+from spark.records.rebuild_records import rebuild_records
 from tests.every_record import record_everything
 from tests.fakes.objects import FakeObjectStore
 from tests.migrated import migrate

@@ -13,10 +13,10 @@ from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import Role
 from logstore.records.rebuilding import RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
-from spark.jobs import record_mains
-from spark.publication import Publication
-from spark.runner import SparkJobs
-from spark.session import SparkSettings, WarmSession
+from spark.job_mains import record_mains
+from spark.job_runner import SparkJobs
+from spark.published_output import Publication
+from spark.warm_session import SparkSettings, WarmSession
 from tests.servers import CATALOG_ID
 from tests.spark.cluster import PROPERTIES, standalone
 from tests.spark.records.lost import Filling, dump, flush_all, load_from
@@ -57,7 +57,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from spark.session import SparkSettings, WarmSession
+from spark.warm_session import SparkSettings, WarmSession
 
 scratch, master, more = sys.argv[1:]
 session = WarmSession(SparkSettings(scratch=Path(scratch), master=master, driver_memory="512m", more=json.loads(more)))

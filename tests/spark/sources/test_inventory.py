@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from logstore.errors import CorruptData, InvalidInput
-from spark.sources import inventory
-from spark.sources.inventory import Inventory, check_part, list_parts, read_part
-from spark.sources.objects import LISTING_SCHEMA
+from spark.sources import s3_inventory
+from spark.sources.bucket_listings import LISTING_SCHEMA
+from spark.sources.s3_inventory import Inventory, check_part, list_parts, read_part
 from tests.spark.sources.inventories import Row, row, write
 
 _AT_MS = 1_800_000_000_000  # as `write` has it
@@ -22,7 +22,7 @@ _KEYS = ["back up/%41 ~+é.bin", "a+b", "a b", "a%20b", "100%", "~", "日本/�
 
 def read_manifest(path: Path) -> Inventory:
     """A moment after it was made."""
-    return inventory.read_manifest(path, now_us=_AT_MS * 1_000 + 1)
+    return s3_inventory.read_manifest(path, now_us=_AT_MS * 1_000 + 1)
 
 
 def _read(manifest: Path) -> dict[str, tuple[int, int | None]]:
@@ -66,7 +66,7 @@ def test_empty_inventory_lists_nothing(form: str, tmp_path: Path) -> None:
 
 
 def test_large_part_is_read_by_several_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "_ROWS_PER_TASK", 3)
+    monkeypatch.setattr(s3_inventory, "_ROWS_PER_TASK", 3)
     manifest = write(tmp_path, "b", [[row(str(at)) for at in range(9)]])
     assert [one.row_groups for one in list_parts(read_manifest(manifest))] == [(0, 1), (2, 3), (4,)]
     assert set(_read(manifest)) == set("012345678")
@@ -225,7 +225,7 @@ def _irregular(made: str, folder: Path) -> Iterator[Path]:
 
 def test_manifest_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write(tmp_path, "b", [[row("x")]])
-    monkeypatch.setattr(inventory, "_MAX_MANIFEST_BYTES", manifest.stat().st_size - 1)
+    monkeypatch.setattr(s3_inventory, "_MAX_MANIFEST_BYTES", manifest.stat().st_size - 1)
     with pytest.raises(InvalidInput, match=r"longer than [0-9,]+ bytes"):
         read_manifest(manifest)
 
@@ -233,7 +233,7 @@ def test_manifest_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytes
 def test_part_that_grew_is_read_no_further_than_it_should_be_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "_BYTES_PER_READ", 10)
+    monkeypatch.setattr(s3_inventory, "_BYTES_PER_READ", 10)
     path = tmp_path / "part"
     path.write_bytes(b"x" * 1_000)
     with pytest.raises(InvalidInput, match="found '20, "):

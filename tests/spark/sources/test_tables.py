@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.session import WarmSession
-from spark.sources import tables
+from spark.sources import data_sources
+from spark.warm_session import WarmSession
 from tests.spark.reconciliation.damage import Damaged, healthy
 from workers.assembly.log_store_from_settings import native_addresses, open_log
 from workers.settings import Settings
@@ -25,7 +25,7 @@ def store(settings: Settings) -> Iterator[Damaged]:
 @pytest.fixture
 def spark(warm: WarmSession, settings: Settings) -> SparkSession:
     session = warm.get()
-    tables.register(session, native_addresses(settings))
+    data_sources.register(session, native_addresses(settings))
     return session
 
 

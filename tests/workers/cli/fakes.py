@@ -44,7 +44,7 @@ from workers.cli.command_context import Say, Services
 from workers.client.schedules import AppliedSchedule, ScheduleRow
 from workers.client.workflow_search import WorkflowRow
 from workers.settings import LoadedSettings, load_settings
-from workflows.deletion.values import DeleteLedgersProgress
+from workflows.deletion.job_definitions import DeleteLedgersProgress
 
 ORDERS = "persistent://public/default/orders"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

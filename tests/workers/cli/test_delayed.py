@@ -11,7 +11,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
-from workflows.delayed.values import MERGE_BUCKETS, MergeBucketsResult, MergeOutcome, SealBucketsResult
+from workflows.delayed.job_definitions import MERGE_BUCKETS, MergeBucketsResult, MergeOutcome, SealBucketsResult
 
 _DUE_MS = 1_800_000_000_000
 

@@ -9,7 +9,7 @@ from logstore.ports.catalog import Topic
 from logstore.validated_names import TopicName
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
-from workflows.jobs import BuildResult
+from workflows.topic_build_types import BuildResult
 
 _COUNTS = {"topics": 3, "switched": 2, "superseded": 0, "empty": 1, "gone": 0, "unreadable": 0, "buckets": 4}
 

@@ -12,7 +12,7 @@ from logstore.positions import LedgerId, TopicId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeHandle, FakeServices
 from tests.workers.cli.test_failures import failed
-from workflows.offload.values import OffloadTopicResult
+from workflows.offload.job_definitions import OffloadTopicResult
 
 DONE = OffloadTopicResult(offloaded=2, already=1, size_bytes=4_096)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from activities.reconciliation.preview import ApplyPreviewResult
+from activities.reconciliation.apply_preview import ApplyPreviewResult
 from logstore.errors import PreconditionFailed
 from logstore.ports.catalog import Claim, RunKind
 from logstore.positions import LedgerId
@@ -20,7 +20,7 @@ from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeHandle, FakeServices
 from workers.cli.orphans import plan_report as pages
-from workflows.reconciliation.values import ApplyOrphansProgress, ApplyOrphansResult, ReconcileOrphansResult
+from workflows.reconciliation.job_definitions import ApplyOrphansProgress, ApplyOrphansResult, ReconcileOrphansResult
 
 RUN = "plan-8c1d5f0e9a3b"
 CLAIM = Claim(workflow_id="tests", run_id="", ttl_s=60)

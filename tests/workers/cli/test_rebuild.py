@@ -9,7 +9,7 @@ from logstore.records.jobs import RebuildAdopted
 from tests.workers.cli.conftest import Run
 from tests.workers.cli.fakes import FakeServices
 from workers.hosting.rebuild_and_follow import AbandonedRebuild
-from workflows.records.values import RebuildCatalogResult
+from workflows.records.job_definitions import RebuildCatalogResult
 
 _URL = "sqlite:////nowhere/catalog.db"
 _DONE = RebuildCatalogResult(

@@ -18,7 +18,7 @@ from logstore.records.services.replicating import ReplicaStatus
 from logstore.records.tombstones import ReplicaState
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
-from workflows.records.values import (
+from workflows.records.job_definitions import (
     DefragmentRecordsResult,
     EndRecordsResult,
     FlushRecordsResult,

@@ -8,7 +8,7 @@ from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.client.schedules import ScheduleRow, recurring_jobs
 from workers.settings import Settings
-from workflows.deletion.values import DeletionPolicy
+from workflows.deletion.job_definitions import DeletionPolicy
 
 
 def test_schedule_list_tells_when_each_runs(run: Run) -> None:

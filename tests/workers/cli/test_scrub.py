@@ -17,7 +17,7 @@ from logstore.validated_names import TopicName
 from tests.fakes.reconciliation import FakeRuns
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
-from workflows.reconciliation.values import ScrubLedgersProgress, ScrubLedgersResult
+from workflows.reconciliation.job_definitions import ScrubLedgersProgress, ScrubLedgersResult
 
 _RUN = "scrub-8c1d5f0e9a3b"
 _BEGUN = {"actor": "ann", "reason": "a test"}

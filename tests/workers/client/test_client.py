@@ -20,7 +20,7 @@ from tests.migrated import migrate
 from workers.client import Sexton
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
-from workflows.limits import MAX_LEDGER_IDS
+from workflows.input_bounds import MAX_LEDGER_IDS
 
 _NOBODY: Any = SimpleNamespace(start_workflow=None)
 _TOPIC = Topic(

@@ -14,7 +14,7 @@ from workers.cli.exit_codes import ExitCode, classify_error
 from workers.client import Sexton
 from workers.client.job_client import start_job
 from workers.settings import Settings
-from workflows.deletion.values import TRIM_TOPIC, TrimTopicInput
+from workflows.deletion.job_definitions import TRIM_TOPIC, TrimTopicInput
 
 pytestmark = pytest.mark.external_service
 

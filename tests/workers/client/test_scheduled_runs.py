@@ -23,8 +23,8 @@ from workers.client.stuck_scheduled_runs import find_stuck_runs, restart_schedul
 from workers.hosting.readiness import schedules_check
 from workers.operations.service_checks import _check_schedules, run_check
 from workers.settings import Settings
-from workflows.deletion.values import SweepDeletionsInput
-from workflows.records.values import FLUSH_RECORDS
+from workflows.deletion.job_definitions import SweepDeletionsInput
+from workflows.records.job_definitions import FLUSH_RECORDS
 
 pytestmark = pytest.mark.external_service
 

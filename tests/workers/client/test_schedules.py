@@ -27,11 +27,11 @@ from workers.client import Sexton
 from workers.client.payload_encryption import encryption_key_name
 from workers.client.schedules import AppliedSchedule, require_readable_schedules
 from workers.settings import Settings
-from workflows.delayed.values import SealBucketsInput
-from workflows.deletion.values import SweepDeletionsInput, TrimTopicsInput
-from workflows.reconciliation.values import ReconcileOrphansInput
-from workflows.records.values import DefragmentRecordsInput, RaidTombstonesInput, SweepRecordsInput
-from workflows.transactions.values import SweepTransactionsInput
+from workflows.delayed.job_definitions import SealBucketsInput
+from workflows.deletion.job_definitions import SweepDeletionsInput, TrimTopicsInput
+from workflows.reconciliation.job_definitions import ReconcileOrphansInput
+from workflows.records.job_definitions import DefragmentRecordsInput, RaidTombstonesInput, SweepRecordsInput
+from workflows.transactions.job_definitions import SweepTransactionsInput
 
 pytestmark = pytest.mark.external_service
 

@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import psycopg
 
+from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.phase_two import examine, remove
-from activities.deletion.rate import DeletionPace
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries

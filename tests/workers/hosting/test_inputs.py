@@ -5,7 +5,7 @@ from temporalio.api.common.v1 import Payload
 
 from logstore.errors import InvalidInput
 from workers.hosting.workflow_input_checks import _check_payloads
-from workflows.deletion.values import DeleteTopicInput
+from workflows.deletion.job_definitions import DeleteTopicInput
 
 
 def test_missing_field_is_told_without_quotes() -> None:

@@ -14,7 +14,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Claim, Topic
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.session import SparkSettings, WarmSession
+from spark.warm_session import SparkSettings, WarmSession
 from tests.postgres import Postgres, postgres
 from tests.servers import settings_on
 from tests.spark.reconciliation.conftest import planner

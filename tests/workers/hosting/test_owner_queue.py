@@ -5,7 +5,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from activities.dispatch import TopicWork
+from activities.owner_routing import TopicWork
 from infra.catalog import Database
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate

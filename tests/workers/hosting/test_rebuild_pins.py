@@ -17,7 +17,7 @@ from workers.client.job_client import start_job
 from workers.client.temporal_connection import connect_client
 from workers.hosting.background_tasks import end_rebuild_pins
 from workers.settings import Settings
-from workflows.records.values import REBUILD_CATALOG, RebuildCatalogInput
+from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(300)]
 

@@ -38,8 +38,8 @@ from workers.client.temporal_connection import connect_client
 from workers.hosting.old_catalog_workers import require_no_workers
 from workers.hosting.rebuild_and_follow import abandon_rebuild, rebuild_catalog
 from workers.settings import Settings
-from workflows.limits import records_queue
-from workflows.records.values import REBUILD_CATALOG, RebuildCatalogResult
+from workflows.input_bounds import records_queue
+from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogResult
 
 __all__ = ["postgres"]
 
@@ -219,7 +219,7 @@ def test_rebuild_is_refused_while_a_worker_of_the_catalog_lives(settings: Settin
             assert len(await asyncio.to_thread(manifests, settings)) == count
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(
-                    "activities.records.rebuilding.MAX_UNANSWERED_S", -5.0
+                    "activities.records.rebuild_catalog.MAX_UNANSWERED_S", -5.0
                 )  # nobody appends: it need not wait
                 assert (await asyncio.to_thread(rebuilt, settings, take_over=True, **told)).refused is None
 
@@ -244,7 +244,7 @@ def test_rebuild_that_was_loaded_is_refused_too_while_a_worker_lives(settings: S
             assert len(await asyncio.to_thread(manifests, settings)) == count
             with pytest.MonkeyPatch.context() as patched:
                 patched.setattr(
-                    "activities.records.rebuilding.MAX_UNANSWERED_S", -5.0
+                    "activities.records.rebuild_catalog.MAX_UNANSWERED_S", -5.0
                 )  # nobody appends: it need not wait
                 assert (await asyncio.to_thread(rebuilt, settings, take_over=True)).refused is None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from activities.deletion.values import ChunkInput
+from activities.deletion.inputs_and_results import ChunkInput
 from infra.catalog import Database
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import RowRange

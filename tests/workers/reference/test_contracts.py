@@ -10,8 +10,8 @@ import pytest
 from tests.workflows.test_malformed import GOOD
 from workers.reference import reachable_errors
 from workers.reference.workflow_contracts import Contract, _list_id_forms, contracts, jobs, list_fields
-from workflows.delayed.values import BuildDelayedIndexInput
-from workflows.deletion.values import DeletionPolicy, TrimTopicInput
+from workflows.delayed.job_definitions import BuildDelayedIndexInput
+from workflows.deletion.job_definitions import DeletionPolicy, TrimTopicInput
 
 _FOUND = {one.name: one for one in contracts()}
 _PLACEHOLDER = re.compile(r"{(\w+)}")

@@ -5,7 +5,13 @@ from temporalio import activity
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
-from activities.delayed.values import ChoiceReason, DueTopicPages, DueTopicsInput, SealedTopics, SealTopicInput
+from activities.delayed.inputs_and_results import (
+    ChoiceReason,
+    DueTopicPages,
+    DueTopicsInput,
+    SealedTopics,
+    SealTopicInput,
+)
 from logstore.delayed.buckets import BucketLimits
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
@@ -17,13 +23,13 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.delayed.verbs import merge, seal
 from tests.workflows.house import House, assert_eventually, details_of, failure
-from workflows.delayed.merge_buckets import MergeBuckets
-from workflows.delayed.values import (
+from workflows.delayed.job_definitions import (
     MERGE_BUCKETS,
     MergeBucketsResult,
     MergeOutcome,
     SealBucketsResult,
 )
+from workflows.delayed.merge_buckets import MergeBuckets
 
 
 @pytest.fixture

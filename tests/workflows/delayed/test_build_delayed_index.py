@@ -14,7 +14,7 @@ from tests.logstore.delayed.stored import Stored
 from tests.logstore.eventually import assert_eventually
 from tests.workflows.builds import build, built_of, run_id, topic_to_build
 from tests.workflows.house import House
-from workflows.delayed.values import BUILD_DELAYED_INDEX
+from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
 
 
 @pytest.fixture

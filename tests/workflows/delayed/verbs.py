@@ -7,9 +7,7 @@ from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
 from tests.workflows.house import House
-from workflows.delayed.merge_buckets import MergeBuckets
-from workflows.delayed.seal_buckets import SealBuckets
-from workflows.delayed.values import (
+from workflows.delayed.job_definitions import (
     MERGE_BUCKETS,
     SEAL_BUCKETS,
     MergeBucketsInput,
@@ -17,6 +15,8 @@ from workflows.delayed.values import (
     SealBucketsInput,
     SealBucketsResult,
 )
+from workflows.delayed.merge_buckets import MergeBuckets
+from workflows.delayed.seal_buckets import SealBuckets
 
 
 async def seal(house: House, **changes: Any) -> WorkflowHandle[Any, SealBucketsResult]:

@@ -14,9 +14,9 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, Wor
 from temporalio.exceptions import ApplicationError, CancelledError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.deletion import rate as pace
-from activities.deletion.values import ChunkInput, ChunkResult, HoldBatchInput
-from activities.dispatch import Answer
+from activities.deletion import deletion_pace as pace
+from activities.deletion.inputs_and_results import ChunkInput, ChunkResult, HoldBatchInput
+from activities.owner_routing import Answer
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.log.ledger_object_keys import ledger_prefix
@@ -26,7 +26,7 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Activity, Gate, House, assert_eventually, details_of
 from workers.client.deletion_batches import DeletionBatches, release_paused_batch
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy, SetRate
+from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPolicy, SetRate
 
 Batch = WorkflowHandle[DeleteLedgers, BatchCertificate]
 

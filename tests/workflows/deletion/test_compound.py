@@ -8,7 +8,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId
 from tests.workflows.house import House
 from tests.workflows.offload.offloading import offload
-from workflows.deletion.values import ExplicitDetach
+from workflows.deletion.job_definitions import ExplicitDetach
 
 
 async def operated(house: House, ledger_id: LedgerId, *remove: CopyKind, **more: Any) -> Any:

@@ -15,7 +15,7 @@ from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import House, assert_eventually, details_of, failure
 from workflows.deletion.delete_ledger import DeleteLedger
-from workflows.deletion.values import DeletionPolicy
+from workflows.deletion.job_definitions import DeletionPolicy
 
 
 def handed_over(house: House) -> tuple[LedgerId, IntentKey]:

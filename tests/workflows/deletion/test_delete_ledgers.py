@@ -14,7 +14,7 @@ from temporalio.client import (
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ActivityError, CancelledError
 
-from activities.deletion.values import (
+from activities.deletion.inputs_and_results import (
     ChunkInput,
     ChunkResult,
     DeleteIntentInput,
@@ -24,7 +24,7 @@ from activities.deletion.values import (
     RangesInput,
     RangesPage,
 )
-from activities.dispatch import Answer
+from activities.owner_routing import Answer
 from logstore.deletion.intents import BatchCertificate, DeletionState
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
@@ -33,7 +33,7 @@ from tests.workflows.house import Gate, House, assert_eventually, details_of, fa
 from workers.cli.exit_codes import ExitCode, classify_error
 from workers.client.wait_for_job import result_of
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.values import DeleteLedgersProgress, DeletionPolicy
+from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPolicy
 
 
 def at(ledger_id: LedgerId, operation: Operation, kind: FaultKind, **more: object) -> Fault:

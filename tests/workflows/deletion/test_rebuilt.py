@@ -9,7 +9,7 @@ from logstore.positions import LedgerId
 from logstore.records.services.adopting import Adopter
 from tests.workflows.deletion.test_batch_control import gate_at, paused
 from tests.workflows.house import House, assert_eventually, failure
-from workflows.deletion.values import DeletionPolicy
+from workflows.deletion.job_definitions import DeletionPolicy
 
 _REBUILT = (
     "UPDATE catalog SET epoch = epoch + 1",

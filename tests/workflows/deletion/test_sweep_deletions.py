@@ -8,7 +8,7 @@ from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import House, assert_eventually, details_of, failure
-from workflows.deletion.values import SweepDeletionsResult
+from workflows.deletion.job_definitions import SweepDeletionsResult
 
 _LAPSED = "UPDATE run SET claim_until_us = 1 WHERE finished_us IS NULL"
 

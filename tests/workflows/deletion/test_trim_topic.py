@@ -4,16 +4,16 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.deletion.values import DetachInput, DetachResult
-from activities.dispatch import Answer
+from activities.deletion.inputs_and_results import DetachInput, DetachResult
+from activities.owner_routing import Answer
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure, require_documented
 from workflows.deletion.delete_ledgers import DeleteLedgers
+from workflows.deletion.job_definitions import DeletionPolicy, TrimTopicResult
 from workflows.deletion.trim_topic import TrimTopic
-from workflows.deletion.values import DeletionPolicy, TrimTopicResult
 
 
 def listed(house: House) -> list[LedgerId]:

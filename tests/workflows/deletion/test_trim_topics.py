@@ -7,7 +7,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
-from activities.deletion.trimming import TrimPageInput, TrimPageResult
+from activities.deletion.trim_by_retention import TrimPageInput, TrimPageResult
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy, SextonError, StoreUnavailable
 from logstore.ports.catalog import Cause, Claim, DetachedBatch, TopicState
@@ -16,8 +16,8 @@ from tests.activities.world import World
 from tests.every_topic import every_topic
 from tests.fakes.objects import Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of
+from workflows.deletion.job_definitions import TrimTopicsResult
 from workflows.deletion.trim_topics import TrimTopics
-from workflows.deletion.values import TrimTopicsResult
 
 
 def worlds(house: House, count: int) -> list[World]:

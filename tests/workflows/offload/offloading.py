@@ -11,9 +11,7 @@ from activities.offload import PublishInput, RemovePrimariesInput, RemovePrimari
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
 from tests.workflows.house import House
-from workflows.offload.offload_ledger import OffloadLedger
-from workflows.offload.offload_topic import OffloadTopic
-from workflows.offload.values import (
+from workflows.offload.job_definitions import (
     OFFLOAD_LEDGER,
     OFFLOAD_TOPIC,
     OffloadAsk,
@@ -23,6 +21,8 @@ from workflows.offload.values import (
     OffloadTopicInput,
     OffloadTopicResult,
 )
+from workflows.offload.offload_ledger import OffloadLedger
+from workflows.offload.offload_topic import OffloadTopic
 
 LedgerHandle = WorkflowHandle[OffloadLedger, OffloadLedgerResult]
 TopicHandle = WorkflowHandle[OffloadTopic, OffloadTopicResult]

@@ -27,9 +27,15 @@ from tests.workflows.offload.offloading import (
     take_away,
 )
 from workflows.offload import offload_topic
+from workflows.offload.job_definitions import (
+    OFFLOAD_LEDGER,
+    OffloadAsk,
+    OffloadLedgerResult,
+    OffloadOutcome,
+    OffloadPolicy,
+)
 from workflows.offload.offload_ledger import OffloadLedger
 from workflows.offload.offload_topic import OffloadTopic
-from workflows.offload.values import OFFLOAD_LEDGER, OffloadAsk, OffloadLedgerResult, OffloadOutcome, OffloadPolicy
 
 ASK = OffloadAsk(actor="tests", reason="a test")
 

@@ -12,7 +12,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Worker
 
-from activities.deletion.values import ChunkInput
+from activities.deletion.inputs_and_results import ChunkInput
 
 
 @activity.defn(name="deletion.delete_chunk")

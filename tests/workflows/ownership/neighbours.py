@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from activities.dispatch import owner_queue
+from activities.owner_routing import owner_queue
 from logstore.ports.owners import Owners
 from tests.fakes.owners import FakeOwners, FakeOwnership
 from tests.workflows.house import Activity, House

@@ -10,7 +10,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 
-from activities.deletion.values import (
+from activities.deletion.inputs_and_results import (
     ChunkInput,
     ChunkResult,
     DeleteIntentInput,
@@ -28,7 +28,7 @@ from tests.fakes.owners import FakeOwners
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import Gate, House, assert_eventually, failure
 from tests.workflows.ownership.neighbours import Neighbours
-from workflows.deletion.values import DeletionPolicy
+from workflows.deletion.job_definitions import DeletionPolicy
 
 _SHARED = "shared"
 

@@ -11,7 +11,7 @@ from temporalio.api.enums.v1 import EventType, TimeoutType
 
 from tests.workflows.house import House
 from tests.workflows.ownership.neighbours import Neighbours
-from workflows.deletion.values import DeletionPolicy
+from workflows.deletion.job_definitions import DeletionPolicy
 
 _PATIENCE_S = 4
 

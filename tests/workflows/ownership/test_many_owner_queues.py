@@ -10,7 +10,7 @@ import pytest
 from temporalio import activity, workflow
 from temporalio.worker import Worker
 
-from activities.dispatch import owner_queue
+from activities.owner_routing import owner_queue
 from tests.workflows.house import House
 
 _OWNERS: Final = 120  # past 100 queues, versioned workers stop getting tasks

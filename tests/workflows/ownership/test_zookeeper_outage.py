@@ -10,7 +10,7 @@ from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually as assert_soon
 from tests.workflows.house import House
 from tests.workflows.ownership.neighbours import Neighbours
-from workflows.deletion.values import DeletionPolicy
+from workflows.deletion.job_definitions import DeletionPolicy
 
 __all__ = ["ensemble", "zookeeper"]
 

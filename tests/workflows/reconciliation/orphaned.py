@@ -12,9 +12,7 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 from tests.workflows.house import House
 from workflows.reconciliation.apply_orphans import ApplyOrphans
-from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
-from workflows.reconciliation.scrub_ledgers import ScrubLedgers
-from workflows.reconciliation.values import (
+from workflows.reconciliation.job_definitions import (
     APPLY_ORPHANS,
     RECONCILE_ORPHANS,
     SCRUB_LEDGERS,
@@ -25,6 +23,8 @@ from workflows.reconciliation.values import (
     ScrubLedgersInput,
     ScrubLedgersResult,
 )
+from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
 
 DAY_S = 86_400
 Plan = WorkflowHandle[ReconcileOrphans, ReconcileOrphansResult]

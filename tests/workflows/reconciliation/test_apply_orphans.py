@@ -16,9 +16,9 @@ from tests.workflows.house import Gate, House, assert_eventually, details_of, fa
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
 from workers.client.deletion_batches import DeletionBatches
 from workers.client.wait_for_job import result_of
-from workflows.deletion.values import DeletionPolicy, SetRate
+from workflows.deletion.job_definitions import DeletionPolicy, SetRate
 from workflows.reconciliation.apply_orphans import ApplyOrphans
-from workflows.reconciliation.values import ApplyOrphansProgress
+from workflows.reconciliation.job_definitions import ApplyOrphansProgress
 
 
 def fates(house: House, page: int = 0) -> list[tuple[FindingFate, str]]:

@@ -11,10 +11,10 @@ from logstore.ports.catalog import RunKind
 from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, BulkJob, CutScrub, ScrubPage
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import corrupt, scrub
-from workflows.reconciliation.scrub_ledgers import ScrubLedgers
-from workflows.reconciliation.values import (
+from workflows.reconciliation.job_definitions import (
     ScrubLedgersInput,
 )
+from workflows.reconciliation.scrub_ledgers import ScrubLedgers
 
 _STEPS = [
     "reconciliation.begin_scrub",

@@ -8,7 +8,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.records.values import EndedPage, EndPageInput
+from activities.records.inputs_and_results import EndedPage, EndPageInput
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy
 from logstore.positions import LedgerId
@@ -16,7 +16,7 @@ from tests.fakes.objects import Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of
 from tests.workflows.records.verbs import end
 from workflows.records.end_records import EndRecords
-from workflows.records.values import EndRecordsResult
+from workflows.records.job_definitions import EndRecordsResult
 
 
 def listed(house: House) -> list[LedgerId]:

@@ -5,8 +5,8 @@ from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from tests.replay.rebuilding import REBUILD, Answers, activities_of
 from tests.workflows.house import Gate, House, assert_eventually
+from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput, RebuildCatalogResult
 from workflows.records.rebuild_catalog import RebuildCatalog
-from workflows.records.values import REBUILD_CATALOG, RebuildCatalogInput, RebuildCatalogResult
 
 
 async def _started(house: House) -> "WorkflowHandle[RebuildCatalog, RebuildCatalogResult]":

@@ -6,7 +6,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
-from activities.records.values import FlushInput
+from activities.records.inputs_and_results import FlushInput
 from logstore.ports.catalog import Claim
 from logstore.records.jobs import FlushedRecords, LaggingReplica
 from logstore.records.services.record_log import RecordLog
@@ -23,7 +23,7 @@ from tests.workflows.records.verbs import (
     sweep,
 )
 from workflows.records.flush_records import FlushRecords
-from workflows.records.values import (
+from workflows.records.job_definitions import (
     DEFRAGMENT_RECORDS,
     FLUSH_RECORDS,
     RAID_TOMBSTONES,

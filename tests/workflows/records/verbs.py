@@ -7,8 +7,8 @@ from temporalio.common import WorkflowIDConflictPolicy
 
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House
-from workflows.jobs import Job
-from workflows.records.values import (
+from workflows.job_definition import Job
+from workflows.records.job_definitions import (
     DEFRAGMENT_RECORDS,
     END_RECORDS,
     FLUSH_RECORDS,

@@ -15,8 +15,7 @@ from logstore.ports.catalog import BeginTransaction, EndTransaction, Topic
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.workflows.house import House, assert_eventually
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
-from workflows.transactions.transaction_coordinator import TransactionCoordinator
-from workflows.transactions.values import (
+from workflows.transactions.job_definitions import (
     BROADCAST_TRANSACTION,
     TRANSACTION_COORDINATOR,
     BroadcastProgress,
@@ -24,6 +23,7 @@ from workflows.transactions.values import (
     CoordinatorInput,
     CoordinatorProgress,
 )
+from workflows.transactions.transaction_coordinator import TransactionCoordinator
 
 TC = 3
 Coordinator = WorkflowHandle[TransactionCoordinator, CoordinatorProgress]

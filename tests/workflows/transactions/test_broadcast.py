@@ -3,7 +3,7 @@
 import pytest
 from temporalio import activity
 
-from activities.transactions.values import BroadcastInput, BroadcastState
+from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState
 from logstore.ports.catalog import Cause
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.workflows.house import House, details_of

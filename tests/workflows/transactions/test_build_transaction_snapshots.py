@@ -7,7 +7,7 @@ from logstore.transactions.buffer_serialization import BuildBuffers
 from logstore.transactions.transaction_buffer import Buffer
 from tests.workflows.builds import BUFFER, buffer_of_topic, build, run_id
 from tests.workflows.house import House
-from workflows.transactions.values import BUILD_TRANSACTION_SNAPSHOTS
+from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
 
 
 @pytest.fixture(autouse=True)

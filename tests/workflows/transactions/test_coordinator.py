@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 from temporalio import activity
 
-from activities.transactions.values import DrainInput, DrainResult
+from activities.transactions.inputs_and_results import DrainInput, DrainResult
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.workflows.house import Gate, House, assert_eventually, details_of
 from tests.workflows.transactions.parties import TC, Parties, broadcast_id, owing, pauses, worked
 from workflows.transactions.broadcast_transaction import BroadcastTransaction
+from workflows.transactions.job_definitions import BroadcastProgress
 from workflows.transactions.transaction_coordinator import TransactionCoordinator
-from workflows.transactions.values import BroadcastProgress
 
 COMMITTED, ABORTED = TransactionState.COMMITTED, TransactionState.ABORTED
 

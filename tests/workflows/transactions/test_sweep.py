@@ -5,8 +5,8 @@ from temporalio.client import WorkflowHandle
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.workflows.house import House
 from tests.workflows.transactions.parties import Parties, worked
+from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS, SweepTransactionsInput, SweepTransactionsResult
 from workflows.transactions.sweep_transactions import SweepTransactions
-from workflows.transactions.values import SWEEP_TRANSACTIONS, SweepTransactionsInput, SweepTransactionsResult
 
 Sweep = WorkflowHandle[SweepTransactions, SweepTransactionsResult]
 

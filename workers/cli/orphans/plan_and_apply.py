@@ -24,7 +24,7 @@ from workers.settings import parse_duration
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Reconciliation, ReconciliationRun
-    from workflows.reconciliation.values import ApplyOrphansResult, ReconcileOrphansResult
+    from workflows.reconciliation.job_definitions import ApplyOrphansResult, ReconcileOrphansResult
 
 
 orphans = group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")

@@ -15,7 +15,7 @@ from workers.cli.orphans.plan_and_apply import make_kind_table
 from workers.cli.shared_options import Master, Reason
 
 if TYPE_CHECKING:
-    from workflows.reconciliation.values import ScrubLedgersResult
+    from workflows.reconciliation.job_definitions import ScrubLedgersResult
 
 scrubs = group("scrubs", "Scrubs.", path="")
 

@@ -27,8 +27,8 @@ from workers.pages.value_formats import select_fields
 
 if TYPE_CHECKING:
     from logstore.ports.catalog import Topic
-    from workflows.deletion.values import TrimTopicResult
-    from workflows.offload.values import OffloadTopicResult
+    from workflows.deletion.job_definitions import TrimTopicResult
+    from workflows.offload.job_definitions import OffloadTopicResult
 
 _BEFORE_FIRST_LEDGER = LedgerId(-1)
 _MAX_PREVIEW_LEDGERS = 10_000

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from temporalio.testing import ActivityEnvironment
 
-from activities.records.rebuilding import LoadedCatalog, Rebuilding
-from activities.records.values import AdoptShardsInput, RebuildStep
+from activities.records.inputs_and_results import AdoptShardsInput, RebuildStep
+from activities.records.rebuild_catalog import LoadedCatalog, Rebuilding
 from infra.catalog import Database, SqlCatalog
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -30,8 +30,8 @@ from logstore.records.services.cold_start import ColdStart
 from logstore.records.services.flushing import Flusher
 from logstore.records.services.record_log import RecordLog
 from logstore.retrying_clock import Clock
-from spark.publication import Publication
-from spark.records.rebuilding import rebuild_records
+from spark.published_output import Publication
+from spark.records.rebuild_records import rebuild_records
 from tests.faults.world import World
 
 _STEPS: Final = ("begin", "find_rows", "load_rows", "look", "publish", "adopt_shards", "finish_adoption", "let_go")

@@ -1,0 +1,101 @@
+"""Activities that build the indexes of delayed messages of many topics."""
+
+from activities.deletion.claims_and_causes import own_claim
+from activities.heartbeats import beating, defined
+from activities.topic_build_steps import (
+    BeginBuildInput,
+    BuildInput,
+    BuildSummary,
+    ConcludeBuildInput,
+    SwitchCounts,
+    SwitchTopicsPageInput,
+    TopicBuilding,
+)
+from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
+from logstore.delayed.services.building import IndexPublisher
+from logstore.failpoints import effect
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import DelayedIndex, Identities, Reconciliation, RunKind
+
+
+class IndexBuilding(TopicBuilding):
+    """Steps of a build of indexes."""
+
+    def __init__(
+        self,
+        *,
+        runs: Reconciliation,
+        identities: Identities,
+        bulk: BulkJobs,
+        index: DelayedIndex,
+        publisher: IndexPublisher,
+        limits: BucketLimits,
+    ) -> None:
+        super().__init__(kind=RunKind.INDEXES, job=BuildIndexes.name, runs=runs, identities=identities, bulk=bulk)
+        self._index, self._publisher, self._limits = index, publisher, limits
+
+    @defined(name="delayed.begin_build")
+    @beating()
+    def begin_build(self, request: BeginBuildInput) -> BuildSummary:
+        """Open the run, and store the topics for all later steps.
+
+        Idempotency: keyed by `run_id`. A second call returns what the first call stored.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        return self._begin(request)
+
+    @defined(name="delayed.build_indexes")
+    def build_indexes(self, request: BuildInput) -> BuildSummary:
+        """Run the bulk job until its output is published. The job claims the topics' lists for this workflow.
+
+        Idempotency: keyed by `run_id`. If the output is published, the call returns its summary again.
+        Heartbeat: (stage, tasks done, tasks), every two seconds, with a renewal of the claims. A cancellation cancels
+        the job.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+        claim = own_claim()
+        return self._build(
+            request,
+            lambda topics: BuildIndexes(
+                run_id=request.run_id,
+                topics=topics,
+                messages=self._limits.messages,
+                buckets=self._limits.buckets,
+                workflow_id=claim.workflow_id,
+                workflow_run=claim.run_id,
+                claim_s=claim.ttl_s,
+            ),
+        )
+
+    @defined(name="delayed.switch_indexes")
+    def switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
+        """Store the buckets of one page of topics. Switch each topic to its buckets, and release the topic's claim.
+
+        Idempotency: keyed by (run_id, page). A switched topic counts as switched again.
+        Heartbeat: topics done, every two seconds, with a renewal of the remaining claims.
+        Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
+            OutcomeUnknown (retry).
+        """
+        files, workflow_id = IndexFiles(self._folder(request.run_id)), own_claim().workflow_id
+
+        def switch(built: BuiltIndex) -> bool:
+            with effect("delayed.publish_index"):
+                is_switched = self._publisher.publish(built, files)
+            self._index.release(built.topic_id, workflow_id)
+            return is_switched
+
+        return self._switch(files.read_part(request.page), switch)
+
+    @defined(name="delayed.conclude_build")
+    @beating()
+    def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
+        """Finish the run with its summary, and delete its output.
+
+        Idempotency: the first summary stays. Missing output is no error.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        return self._conclude(request)
+
+    def _renew(self) -> None:
+        self._index.renew(own_claim())

@@ -1,0 +1,178 @@
+"""Inputs and results of the deletion activities. Rows stay in SQL, so that no list grows with the size of a batch."""
+
+from dataclasses import dataclass, field
+
+from activities.owner_routing import TopicWork
+from logstore.deletion.intents import IntentKey, Outcome
+from logstore.errors import InvalidInput
+from logstore.log.ledgers import CopyKind
+from logstore.ports.catalog import RowRange
+from logstore.positions import LedgerId
+from logstore.records.tombstones import CompoundOperation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachInput(TopicWork):
+    """Input of `deletion.detach`. Without `ledger_ids`, retention selects the ledgers."""
+
+    topic_id: int
+    batch_id: str
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
+    actor: str
+    reason: str
+    catalog_epoch: int | None = None  # if given, it must be the catalog's
+    ledger_ids: list[int] | None = None  # at most 10,000
+    force: bool = False
+    durable_delete: str | None = None  # a `DeletePolicy`; None: the setting of the topic or the operation
+    remove: list[str] = field(default_factory=list)  # kinds of copies that a compound operation removes
+    pass_over: list[str] = field(default_factory=list)
+    generation: int | None = None
+
+    def operation(self) -> CompoundOperation:
+        """Return the compound operation.
+
+        Raises:
+            InvalidInput: The request is forced, names no or several ledgers, or names an unknown kind of copy.
+        """
+        ids = self.ledger_ids or []
+        if len(ids) != 1 or self.force:
+            raise InvalidInput("ledger_ids", expected="one ledger, not forced, of which copies are removed", found=ids)
+        if unknown := sorted(set(self.remove) - set(CopyKind)):
+            raise InvalidInput("remove", expected=f"copies out of {', '.join(CopyKind)}", found=unknown[0])
+        return CompoundOperation(
+            ledger_id=LedgerId(ids[0]),
+            remove=frozenset(map(CopyKind, self.remove)),
+            pass_over=frozenset(self.pass_over),
+            generation=self.generation,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetachResult:
+    """Counts of phase one."""
+
+    ledgers: int
+    intents: int
+    catalog_epoch: int
+    finished: dict[str, int] = field(default_factory=dict)  # requested rows that had ended before, by outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesInput:
+    """Page of a batch's ranges."""
+
+    batch_id: str
+    catalog_epoch: int
+    after: int  # row id, exclusive
+    rows: int  # per range
+    limit: int  # ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangesPage:
+    """Next ranges of a batch, empty at its end."""
+
+    ranges: list[RowRange]  # at most `RangesInput.limit`
+    stale: bool = False  # the catalog has another epoch; nothing may change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkInput(TopicWork):
+    """Range of a batch."""
+
+    batch_id: str
+    chunk: RowRange
+    catalog_epoch: int
+    many_topics: bool = False  # the batch has several topics; the result names the topic of each row
+    objects_per_s: float = 0.0  # this chunk's share of the batch's rate; 0: unlimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkResult:
+    """Counts of a chunk's rows by outcome, and the rows that need a workflow of their own."""
+
+    outcomes: dict[str, int]
+    objects: int = 0  # confirmed by storage in this attempt
+    size_bytes: int = 0
+    alone: list[IntentKey] = field(default_factory=list)  # at most the chunk's rows
+    topics: list[str] = field(default_factory=list)  # of the rows in `alone`, if the batch has several topics
+    next_row: int = 0  # at a limited rate, the first row for the next call; 0: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteIntentInput(TopicWork):
+    """Intent to delete."""
+
+    key: IntentKey
+    catalog_epoch: int
+    retry_interval_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteIntentResult:
+    """Result of one intent."""
+
+    outcome: Outcome
+    objects: int = 0
+    size_bytes: int = 0
+    detail: str = ""
+    stuck: bool = False  # storage kept the same number of keys at each of the last attempts; a person must look
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterInput(TopicWork):
+    """Intent whose attempts are exhausted."""
+
+    key: IntentKey
+    catalog_epoch: int
+    error: str  # of the last attempt; empty: the error in the row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifyInput(TopicWork):
+    """Batch to close."""
+
+    batch_id: str
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptInput:
+    """Page of stalled intents and of newborn ledgers."""
+
+    batch_id: str
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
+    limit: int  # of stalled intents, and also of newborn ledgers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetDeletionsInput:
+    """Page of rows that ended long ago."""
+
+    limit: int
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetDeletionsResult:
+    """Counts of removed rows. Both are zero if nothing is left to remove."""
+
+    rows: int = 0
+    runs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldBatchInput:
+    """Paused batch."""
+
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseBatchInput:
+    """Batch that an operator paused or resumed."""
+
+    batch_id: str
+    paused: bool

@@ -1,0 +1,72 @@
+"""Activities for the upkeep of the deletion queue."""
+
+from activities.deletion.claims_and_causes import batch_claim, own_cause, own_claim, report_detached
+from activities.deletion.inputs_and_results import (
+    AdoptInput,
+    DetachResult,
+    ForgetDeletionsInput,
+    ForgetDeletionsResult,
+    HoldBatchInput,
+    PauseBatchInput,
+)
+from activities.heartbeats import beating, defined
+from logstore.ports.catalog import Deletions, Ledgers, Upkeep
+
+_PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five minutes late
+
+
+class DeletionUpkeep:
+    """Adoption of stalled work, removal of finished rows, and pauses of batches."""
+
+    def __init__(self, *, upkeep: Upkeep, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
+        self._upkeep = upkeep
+        self._deletions = deletions
+        self._ledgers = ledgers
+        self._finished_retention_s = finished_retention_s
+
+    @defined(name="deletion.adopt")
+    @beating()
+    def adopt(self, request: AdoptInput) -> DetachResult:
+        """Move a page of stalled intents and of newborn ledgers into a new batch.
+
+        Idempotency: keyed by `batch_id`; a second call returns the first result.
+        Raises: CatalogBusy, StoreUnavailable (retry).
+        """
+        claim = batch_claim(request.batch_workflow_id)
+        adopted = self._upkeep.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
+        return report_detached(adopted, self._ledgers.epoch() if adopted.intents else 0)
+
+    @defined(name="deletion.forget")
+    @beating()
+    def forget(self, request: ForgetDeletionsInput) -> ForgetDeletionsResult:
+        """Remove a page of rows that ended long ago, and of batches without rows.
+
+        Idempotency: a repeated attempt continues with the next page.
+        Raises: CatalogBusy, StoreUnavailable (retry).
+        """
+        cause = own_cause(request.actor, request.reason)
+        forgotten = self._upkeep.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
+        return ForgetDeletionsResult(rows=forgotten.rows, runs=forgotten.runs)
+
+    @defined(name="deletion.hold_batch")
+    @beating()
+    def hold_batch(self, request: HoldBatchInput) -> None:
+        """Claim a paused batch, so that no sweep takes its rows.
+
+        Idempotency: the claim ends 15 minutes after the last call; a running chunk never shortens it.
+        Raises: ClaimHeld (terminal; the batch was released or is finished); CatalogBusy, StoreUnavailable (retry).
+        """
+        self._deletions.renew(request.batch_id, own_claim(_PAUSED_CLAIM_S))
+
+    @defined(name="deletion.pause_batch")
+    @beating()
+    def pause_batch(self, request: PauseBatchInput) -> None:
+        """Store whether the batch is paused. No sweep takes rows of a paused batch.
+
+        Idempotency: a repeated call changes nothing.
+        Raises: UnknownObject, PreconditionFailed (terminal); CatalogBusy, StoreUnavailable (retry).
+        """
+        if request.paused:
+            self._deletions.pause(request.batch_id)
+        else:
+            self._deletions.resume(request.batch_id)

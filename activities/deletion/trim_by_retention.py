@@ -1,0 +1,235 @@
+"""Activities that roll idle ledgers, and that trim all topics by retention into one batch."""
+
+import logging
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from activities.deletion import metrics
+from activities.deletion.claims_and_causes import detach_arguments, report_detached
+from activities.deletion.inputs_and_results import DetachResult
+from activities.heartbeats import beating, defined
+from activities.owner_routing import check_topic_name
+from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
+from logstore.ports.catalog import Deletions, DetachedBatch, Ledgers, PhaseOne, Topic, Topics, TopicState
+from logstore.positions import TopicId
+from logstore.stop_checks import raise_if_stopped
+
+_LOG = logging.getLogger(__name__)
+
+
+class IdleRoller(Protocol):
+    """Service that rolls the last ledger of a topic if it is past its age."""
+
+    def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """Return the topics whose last ledger would be rolled now."""
+
+    def roll_if_due(self, topic: Topic) -> bool:
+        """Roll the last ledger if it is past its age and not empty. Return whether it was rolled."""
+
+
+class Settler(Protocol):
+    """Service that advances cursors over contiguous acknowledgements of their complete state."""
+
+    def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
+        """Return the topics with cursors to settle."""
+
+    def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
+        """Settle every cursor of the topic. Return one error for each cursor that failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollIdleInput:
+    """Input of `retention.roll_idle`."""
+
+    topic_id: int
+    topic: str = ""  # encoded; must be the name of `topic_id`
+
+
+class Retention:
+    """Preparation of topics for retention."""
+
+    def __init__(self, *, topics: Topics, roller: IdleRoller, settler: Settler) -> None:
+        self._topics = topics
+        self._roller = roller
+        self._settler = settler
+
+    @defined(name="retention.roll_idle")
+    @beating()
+    def roll_idle(self, request: RollIdleInput) -> bool:
+        """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.
+
+        So consumed ledgers become deletable even without traffic (apache/pulsar#9136). A cursor that cannot be settled
+        is logged, and the trim goes on. A topic that is being deleted does not change.
+
+        Idempotency: a settled cursor does not move again; after a roll the last ledger is empty and is not rolled.
+        Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        check_topic_name(self._topics, request.topic_id, request.topic)
+        return self.prepare(self._topics.get_by_id(TopicId(request.topic_id)))
+
+    def due(self, topics: Sequence[Topic]) -> list[Topic]:
+        """Return the topics that `prepare` would change. A few reads serve all topics."""
+        ids = [topic.topic_id for topic in topics]
+        due_ids = self._roller.topics_to_roll(ids) | self._settler.outgrown(ids)
+        return [topic for topic in topics if topic.topic_id in due_ids]
+
+    def prepare(self, topic: Topic) -> bool:
+        """Roll the topic's idle ledger and settle its cursors. Return whether a ledger was rolled."""
+        if topic.state is not TopicState.ACTIVE:
+            return False
+        rolled = self._roller.roll_if_due(topic)  # first, because many cursors on slow storage would delay it
+        for error in self._settler.settle(topic.topic_id):
+            _LOG.warning("topic %s: a cursor was not settled: %s", topic.name, error)
+        return rolled
+
+
+_MAX_TROUBLES_PER_PAGE = 5
+_MAX_TROUBLE_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPagesInput:
+    """Input of `trimming.next_pages`."""
+
+    after: int  # topic id, exclusive
+    topics: int  # per page
+    limit: int  # pages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicIdRange:
+    """ACTIVE topics by id, both ends inclusive."""
+
+    first: int
+    last: int
+    topics: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPagesResult:
+    """Next pages of topics, empty at the end."""
+
+    pages: list[TopicIdRange]  # at most `NextPagesInput.limit`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimPageInput:
+    """Page of topics, and the batch for their ledgers."""
+
+    page: TopicIdRange
+    batch_id: str
+    batch_workflow_id: str  # workflow of phase two, which gets the claim
+    actor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimPageResult:
+    """Counts of one page."""
+
+    topics: int  # visited
+    failed: int = 0  # topics that were skipped
+    ledgers: int = 0  # detached
+    intents: int = 0  # new intents, and adopted stalled intents
+    troubles: list[str] = field(default_factory=list)  # a sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountBatchInput:
+    """Input of `trimming.count_batch`."""
+
+    batch_id: str
+
+
+class Trimming:
+    """Activities that trim all topics."""
+
+    def __init__(
+        self, *, topics: Topics, phase_one: PhaseOne, deletions: Deletions, ledgers: Ledgers, idle: Retention
+    ) -> None:
+        self._topics = topics
+        self._phase_one = phase_one
+        self._deletions = deletions
+        self._ledgers = ledgers
+        self._idle = idle
+
+    @defined(name="trimming.next_pages")
+    @beating()
+    def next_pages(self, request: NextPagesInput) -> NextPagesResult:
+        """Return the next pages of ACTIVE topics.
+
+        Idempotency: reads only; pages are ranges of topic ids, so that created and deleted topics shift no page.
+        Raises: StoreUnavailable (retry).
+        """
+        topics = self._topics.list_active(after=TopicId(request.after), limit=request.topics * request.limit)
+        pages = [topics[start : start + request.topics] for start in range(0, len(topics), request.topics)]
+        return NextPagesResult(
+            pages=[TopicIdRange(first=page[0].topic_id, last=page[-1].topic_id, topics=len(page)) for page in pages]
+        )
+
+    @defined(name="trimming.trim_page")
+    @beating()
+    def trim_page(self, request: TrimPageInput) -> TrimPageResult:
+        """Roll idle ledgers, and detach the ledgers that retention does not keep, topic by topic, into the batch.
+
+        A topic that fails is logged, counted and skipped. It does not stop the trim of other topics
+        (YahooArchive/bookkeeper#17). A roll that fails is skipped too (apache/pulsar#26431).
+
+        Idempotency: keyed by batch and topic; a topic whose intents are in the batch is only counted.
+        Raises: StoreUnavailable, OutcomeUnknown (retry; the catalog does not answer).
+        """
+        arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
+        with suppress(UnknownObject):  # no page has opened the batch
+            self._deletions.renew(request.batch_id, arguments["claim"])
+        page = request.page  # topics may have been deleted since; none was added, because ids only grow
+        active_topics = self._topics.list_active(after=TopicId(page.first - 1), limit=page.topics)
+        topics = [topic for topic in active_topics if topic.topic_id <= page.last]
+        troubles = self._prepare(topics)
+        promising_ids = self._phase_one.select_promising([topic.topic_id for topic in topics])
+        batches, failed = list[DetachedBatch](), 0
+        for topic in [topic for topic in topics if topic.topic_id in promising_ids]:
+            raise_if_stopped()
+            try:
+                batches.append(self._phase_one.detach_into(topic.topic_id, **arguments))
+                metrics.count_filed(batches[-1].filed_counts)
+            except (StoreUnavailable, OutcomeUnknown):
+                raise  # the catalog does not answer, for any topic
+            except SextonError as error:
+                failed += 1
+                troubles.append(_report_trouble(topic, "not trimmed", error))
+        return TrimPageResult(
+            topics=len(topics),
+            failed=failed,
+            ledgers=sum(batch.ledgers for batch in batches),
+            intents=sum(batch.intents for batch in batches),
+            troubles=troubles[:_MAX_TROUBLES_PER_PAGE],
+        )
+
+    @defined(name="trimming.count_batch")
+    @beating()
+    def count_batch(self, request: CountBatchInput) -> DetachResult:
+        """Count the batch from its rows.
+
+        Idempotency: reads only.
+        Raises: StoreUnavailable (retry).
+        """
+        return report_detached(self._phase_one.count_detached(request.batch_id), self._ledgers.epoch())
+
+    def _prepare(self, topics: list[Topic]) -> list[str]:
+        troubles: list[str] = []
+        for topic in self._idle.due(topics):
+            raise_if_stopped()
+            try:
+                self._idle.prepare(topic)
+            except StoreUnavailable as error:
+                return [*troubles, _report_trouble(topic, "not rolled, nor any behind it", error)]
+            except SextonError as error:
+                troubles.append(_report_trouble(topic, "not rolled", error))
+        return troubles
+
+
+def _report_trouble(topic: Topic, problem: str, error: SextonError) -> str:
+    _LOG.warning("topic %s: %s: %s", topic.name, problem, error)
+    return f"{topic.name}: {problem}: {type(error).__name__}: {error}"[:_MAX_TROUBLE_CHARACTERS]

@@ -1,0 +1,213 @@
+"""Apply of a finished plan, page by page. Each finding is checked again before anything is removed.
+
+Copies and rows get an intent for phase two, and a workflow runs the batch of these intents. Single objects are deleted
+here. Any step may run twice, even long after the first time. So each decision is stored before the first effect that
+would change it. Only deletions that storage confirms are counted. The fates of a page are one file, and an apply sums
+these files.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from activities.bulk_jobs import RUN_CLAIM_S
+from activities.deletion import metrics as deletion_metrics
+from activities.deletion.claims_and_causes import batch_claim, own_cause, own_claim
+from activities.heartbeats import beating, defined
+from activities.reconciliation import finding_fates
+from activities.reconciliation.delete_single_objects import ObjectDeletion
+from activities.reconciliation.inputs_and_results import (
+    ApplyBegun,
+    BeginApplyInput,
+    FiledPage,
+    PageInput,
+    PlanInput,
+)
+from activities.reconciliation.page_decision_files import read_look, store_look
+from activities.reconciliation.recheck_page import ask_copies, findings_to_file, has_rows_to_file, single_objects
+from logstore.errors import PreconditionFailed
+from logstore.failpoints import effect
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import (
+    Cause,
+    FiledCopy,
+    Identities,
+    PageOfFindings,
+    Reconciliation,
+    RunKind,
+)
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.bulk_jobs import VerifyFindings
+from logstore.reconciliation.finding_files import AppliedFinding, FindingFiles
+from logstore.reconciliation.findings import (
+    RESULT,
+    ApplyCounts,
+    FindingFate,
+    FindingKind,
+    add_counts,
+    apply_counts,
+    apply_run_id,
+)
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans, is_single_object
+from logstore.reconciliation.services.run_checks import appliable_plan, find_apply, require_all_findings, require_epoch
+from logstore.stop_checks import raise_if_stopped
+
+_ROWS_PER_READ: Final = 1_000  # of a batch
+
+
+class Applying:
+    """Activities of an apply."""
+
+    def __init__(
+        self,
+        *,
+        reconciliation: Reconciliation,
+        identities: Identities,
+        stored: StoredOrphans,
+        objects: ObjectDeletion,
+        bulk: BulkJobs,
+    ) -> None:
+        self._runs, self._identities, self._stored = reconciliation, identities, stored
+        self._objects, self._bulk = objects, bulk
+
+    @defined(name="reconciliation.begin_apply")
+    @beating()
+    def begin_apply(self, request: BeginApplyInput) -> ApplyBegun:
+        """Check that the plan may be applied, and open the run of the apply.
+
+        Idempotency: keyed by the plan's `run_id`. A finished apply returns its counts.
+        Raises: InvalidInput, UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch (terminal);
+            StoreUnavailable, CatalogBusy (retry).
+        """
+        plan, epoch = appliable_plan(self._runs, self._identities, request.run_id)
+        earlier = find_apply(self._runs, request.run_id)
+        if earlier is None or earlier.finished_us is None:  # a finished apply removes nothing more
+            plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, request.max_orphan_share)
+        self._stored.confirm()
+        pages = require_all_findings(self._files(request.run_id), plan, request.run_id).pages
+        summary = {
+            "actor": request.actor,
+            "reason": request.reason,
+            "plan": request.run_id,
+            "pages": pages,
+            "folder": str(self._bulk.folder(request.run_id)),
+        }
+        claim = own_claim(RUN_CLAIM_S)
+        run = self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
+        return ApplyBegun(
+            pages=pages,
+            findings=sum(plan.findings.get(kind.value, 0) for kind in FindingKind if kind.is_removable),
+            before_us=plan.before_us,
+            epoch=epoch,
+            done=apply_counts(run.summary) if run.finished_us is not None else None,
+        )
+
+    def _files(self, run_id: str) -> FindingFiles:
+        published = self._bulk.published_summary(run_id, VerifyFindings.name)
+        if published is None:
+            where = "every worker must see the folder of bulk output"
+            raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")
+        return FindingFiles(Path(published.folder))
+
+    @defined(name="reconciliation.file_page")
+    @beating()
+    def file_page(self, request: PageInput) -> FiledPage:
+        """Check the findings of a page again, first in storage, and file the remaining findings for phase two.
+
+        Idempotency: keyed by `batch_id`. Storage's answers are stored before they are filed. A retry files the stored
+            answers, even if storage has changed.
+        Raises: PreconditionFailed, StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        require_epoch(self._runs, request.epoch, request.run_id)
+        self._stored.confirm()
+        findings = self._files(request.run_id).page(request.page)
+        objects = sum(map(is_single_object, findings.values()))
+        if not has_rows_to_file(findings):
+            return FiledPage(intents=0, detached=0, objects=objects)
+        folder = self._bulk.folder(request.run_id)
+        answers = read_look(folder, request.page)
+        if answers is None:
+            new_answers = ask_copies(self._stored, findings, request.before_us)
+            with effect("reconciliation.keep_looked"):
+                answers = store_look(folder, request.page, new_answers)
+        to_file = findings_to_file(findings, answers, request.batch_id)
+        page = PageOfFindings(
+            batch_id=to_file.batch_id,
+            orphans=to_file.orphans,
+            unreferenced=to_file.unreferenced,
+            stalled=to_file.stalled,
+            claim=batch_claim(request.batch_workflow_id),
+            cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
+        )
+        filing = self._runs.file(page)
+        deletion_metrics.count_filed(filing.detached.filed_counts)
+        reasons = {number: answer for number, answer in answers.items() if isinstance(answer, str)} | dict(filing.kept)
+        kept = [
+            AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason)
+            for number, reason in sorted(reasons.items())
+        ]
+        with effect("reconciliation.keep_copies"):
+            finding_fates.kept_files(folder).put(request.page, kept)
+        return FiledPage(intents=filing.detached.intents, detached=filing.detached.ledgers, objects=objects)
+
+    @defined(name="reconciliation.delete_objects")
+    def delete_objects(self, request: PageInput) -> int:
+        """Delete the page's single objects and abandoned uploads that are still orphans. Return their number.
+
+        Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
+            decision stays right: no writer registers a number that was passed over, and no upload continues under a
+            uuid that no row has.
+        Heartbeat: (findings checked, objects confirmed), after each of them and while waiting for storage.
+        Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        require_epoch(self._runs, request.epoch, request.run_id)  # a restored catalog may give a number out again
+        return self._objects.delete(
+            single_objects(self._files(request.run_id).page(request.page)),
+            folder=self._bulk.folder(request.run_id),
+            page=request.page,
+            before_us=request.before_us,
+            cause=own_cause(request.actor, request.reason),
+            objects_per_s=request.objects_per_s,
+        )
+
+    @defined(name="reconciliation.record_page")
+    @beating()
+    def record_page(self, request: PageInput) -> ApplyCounts:
+        """Store the fate of each finding of the page, and count the fates.
+
+        Idempotency: a repeated call replaces the page's file. The new file follows the rows of that moment.
+        Raises: StoreUnavailable, CatalogBusy (retry).
+        """
+        folder, findings = self._bulk.folder(request.run_id), self._files(request.run_id).page(request.page)
+        rows: list[FiledCopy] = []
+        while more := self._runs.filed(request.batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS_PER_READ):
+            raise_if_stopped()
+            rows += more
+        fates = finding_fates.join_fates(findings, rows, intents=request.intents, folder=folder, page=request.page)
+        with effect("reconciliation.put_fates"):
+            finding_fates.fate_files(folder).put(request.page, list(fates.values()))
+        return finding_fates.count_fates(findings, fates)
+
+    @defined(name="reconciliation.conclude_apply")
+    @beating()
+    def conclude_apply(self, request: PlanInput) -> ApplyCounts:
+        """Finish the run with the sum of its pages.
+
+        Idempotency: the first summary stays. Its counts are taken from files, so work that ran twice is counted once.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        run = self._runs.run(apply_run_id(request.run_id))
+        if run.finished_us is None:
+            files = self._files(request.run_id)
+            fate_files = finding_fates.fate_files(self._bulk.folder(request.run_id))
+            total = ApplyCounts()
+            for page in range(files.pages):
+                raise_if_stopped()
+                fates = fate_files.page(page)
+                if fates is None:
+                    problem = f"expected page {page} to be applied, found none"
+                    raise PreconditionFailed(f"apply of {request.run_id}: {problem}")
+                total = add_counts(total, finding_fates.count_fates(files.page(page), fates))
+            self._runs.close_run(run.run_id, {**run.summary, RESULT: asdict(total)})
+            run = self._runs.run(run.run_id)
+        return apply_counts(run.summary)

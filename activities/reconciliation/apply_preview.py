@@ -1,0 +1,111 @@
+"""Preview of an apply: the same checks and decisions page by page, without any effect."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from activities.reconciliation.finding_fates import count_fates
+from activities.reconciliation.page_decision_files import read_kept_objects, read_look
+from activities.reconciliation.recheck_page import (
+    ask_copies,
+    ask_objects,
+    findings_to_file,
+    has_rows_to_file,
+    single_objects,
+)
+from logstore.ports.catalog import Identities, OrphanCopy, Reconciliation
+from logstore.positions import LedgerId
+from logstore.reconciliation.finding_files import AppliedFinding
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_counts, apply_batch_id
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.reconciliation.services.run_checks import appliable_plan, find_apply, open_report, require_all_findings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyPreviewResult:
+    """Counts of an apply that would begin now, if nothing failed."""
+
+    counts: ApplyCounts = field(default_factory=ApplyCounts)
+    size_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind, of findings that would be applied
+
+
+class ApplyPreview:
+    """Preview of the findings that an apply would remove now, and of the findings that it would keep.
+
+    A preview takes no lock and writes nothing. A bucket without a marker is refused, not marked.
+    """
+
+    def __init__(self, *, reconciliation: Reconciliation, identities: Identities, stored: StoredOrphans) -> None:
+        self._runs, self._identities, self._stored = reconciliation, identities, stored
+
+    def preview(
+        self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
+    ) -> ApplyPreviewResult:
+        """Check every page as `Applying` does. Stored decisions of an unfinished apply count.
+
+        Args:
+            run_id: Of the plan.
+            on_progress: Called before each page with the number of pages done and the number of all pages.
+
+        Raises:
+            UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch: The apply would refuse the plan.
+            StoreUnavailable: Storage did not answer.
+        """
+        plan, _ = appliable_plan(self._runs, self._identities, run_id)
+        files = require_all_findings(open_report(plan, run_id), plan, run_id)
+        apply = find_apply(self._runs, run_id)
+        folder = None if apply is None else Path(apply.summary["folder"])
+        self._stored.confirm(adopt=False)
+        counts, sizes, passed_over = ApplyCounts(), Counter[str](), dict[LedgerId, int]()
+        for page in range(files.pages):
+            on_progress(page, files.pages)
+            findings = {number: finding for number, finding in files.page(page).items() if finding.kind.is_removable}
+            copies = read_look(folder, page) if folder else None
+            if copies is None:
+                copies = ask_copies(self._stored, findings, plan.before_us)
+            kept = {
+                **self._keep_rows(findings, copies, apply_batch_id(run_id, page)),
+                **self._keep_objects(findings, folder, page, plan.before_us, passed_over),
+            }
+            fates = {
+                number: AppliedFinding(number=number, fate=FindingFate.KEPT, reason=kept[number])
+                if number in kept
+                else AppliedFinding(number=number, fate=FindingFate.STARTED)
+                for number in findings
+            }
+            counts = add_counts(counts, count_fates(findings, fates))
+            for number, finding in findings.items():
+                if number not in kept:
+                    copy = copies.get(number)
+                    size_bytes = copy.size_bytes if isinstance(copy, OrphanCopy) else finding.size_bytes
+                    sizes[finding.kind.value] += size_bytes
+        return ApplyPreviewResult(counts=counts, size_bytes=dict(sizes))
+
+    def _keep_rows(
+        self, findings: Mapping[int, Finding], copies: Mapping[int, OrphanCopy | str], batch_id: str
+    ) -> dict[int, str]:
+        if not has_rows_to_file(findings):
+            return {}
+        by_storage = {number: copy for number, copy in copies.items() if isinstance(copy, str)}
+        return {**by_storage, **self._runs.preview_filing(findings_to_file(findings, copies, batch_id))}
+
+    def _keep_objects(
+        self,
+        findings: Mapping[int, Finding],
+        folder: Path | None,
+        page: int,
+        before_us: int,
+        passed_over: dict[LedgerId, int],
+    ) -> Mapping[int, str]:
+        decision = read_kept_objects(folder, page) if folder else None
+        if decision is not None:
+            return decision
+        look = ask_objects(self._stored, single_objects(findings), before_us)
+        if not look.segments:
+            return look.kept
+        by_catalog = self._runs.preview_pass_over(look.segments, passed_over=passed_over)
+        for number, (ledger_id, segment) in look.segments.items():
+            if number not in by_catalog:
+                passed_over[ledger_id] = max(segment, passed_over.get(ledger_id, -1))
+        return {**look.kept, **by_catalog}

@@ -1,0 +1,233 @@
+"""Steps of a plan: list, read, compare, verify. A plan writes nothing but its own run.
+
+Any step may run twice, and two attempts may overlap. A bulk job publishes its output once. A run's row keeps the first
+initial values and the first result. A plan without a result is not finished, and cannot be applied.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from temporalio import activity
+
+from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
+from activities.deletion.claims_and_causes import own_claim
+from activities.heartbeats import beating, defined
+from activities.reconciliation.inputs_and_results import (
+    BeginPlanInput,
+    BulkInput,
+    BulkResult,
+    PlanBegun,
+    PlanInput,
+)
+from logstore.errors import InvalidInput, UnknownObject
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
+from logstore.reconciliation import plausibility_guards
+from logstore.reconciliation.bulk_jobs import (
+    LEFT_OUT,
+    ROWS_BEFORE,
+    BulkJob,
+    CompareSides,
+    ListStorage,
+    ReadReferences,
+    VerifyFindings,
+)
+from logstore.reconciliation.finding_files import FindingFiles
+from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.stop_checks import raise_if_stopped
+
+_RUNS_PER_FORGET: Final = 100
+_STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
+
+
+class Planning:
+    """Activities of a plan.
+
+    Args:
+        store_now_us: Clock of the object store, in microseconds since 1970. It measures the ages of objects.
+        finished_retention_s: Age at which finished runs and their output are removed.
+    """
+
+    def __init__(
+        self,
+        *,
+        reconciliation: Reconciliation,
+        identities: Identities,
+        stored: StoredOrphans,
+        bulk: BulkJobs,
+        store_now_us: Callable[[], int],
+        finished_retention_s: float,
+    ) -> None:
+        self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
+        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
+        self._store_now_us, self._retention_s = store_now_us, finished_retention_s
+
+    @defined(name="reconciliation.begin_plan")
+    @beating()
+    def begin_plan(self, request: BeginPlanInput) -> PlanBegun:
+        """Open the run with the cut-offs of all later steps, if the buckets are the catalog's.
+
+        Also remove old runs, and output of this catalog that has no run.
+
+        Idempotency: keyed by `run_id`. The values that the first call stores in the run's row stay.
+        Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        plausibility_guards.check_age(request.older_than_s, unsafe=request.unsafe_age)
+        self._stored.confirm()
+        self._output.require(request.run_id)
+        run = self._runs.open_run(
+            request.run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=self._make_summary(request)
+        )
+        self._output.mark(request.run_id)
+        self._forget_old_runs()
+        return PlanBegun(done=plan_result(run.summary) if run.finished_us is not None else None)
+
+    def _make_summary(self, request: BeginPlanInput) -> Mapping[str, Any]:
+        """Return the initial values of a run. Each side's ages are measured by its own clock."""
+        state, older_us = self._runs.catalog_state(), round(request.older_than_s * 1_000_000)
+        return {
+            "actor": request.actor,
+            "reason": request.reason,
+            "before_us": self._store_now_us() - older_us,
+            "rows_before_us": state.now_us - older_us,
+            "next_ledger_id": state.next_ledger_id,
+            "epoch": state.epoch,
+            "catalog_id": self._identities.catalog_id(),
+            "inventories": list(request.inventories),
+        }
+
+    def _forget_old_runs(self) -> None:
+        while self._runs.forget(older_than_s=self._retention_s, limit=_RUNS_PER_FORGET):
+            raise_if_stopped()
+        own = self._identities.catalog_id()
+        for run_id in self._bulk.list_runs():
+            raise_if_stopped()
+            try:
+                self._runs.run(run_id)
+            except UnknownObject:
+                if self._output.owner(run_id) == own:
+                    self._output.forget(run_id)
+
+    @defined(name="reconciliation.run_bulk")
+    def run_bulk(self, request: BulkInput) -> BulkResult:
+        """Run one bulk job until its output is published.
+
+        Idempotency: keyed by (run_id, job). Published output is returned. If attempts overlap, the first complete
+            attempt is published.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and all Spark jobs
+            that it submits later.
+        Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+        summary = run_bulk_job(
+            self._bulk,
+            request.job,
+            lambda: _make_job(request, self._renew_claim(request.run_id)),
+            master=request.master,
+        )
+        return BulkResult(counts=dict(summary.counts))
+
+    @defined(name="reconciliation.check_sides")
+    @beating()
+    def check_sides(self, request: PlanInput) -> None:
+        """Refuse a comparison of implausible sides, before its candidates are verified.
+
+        Idempotency: reads only.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        summary = self._runs.run(request.run_id).summary
+        listed, read, compared = (
+            self._output.published_summary(request.run_id, name).counts
+            for name in (ListStorage.name, ReadReferences.name, CompareSides.name)
+        )
+        plausibility_guards.check_sides(
+            plausibility_guards.SideCounts(
+                objects=listed["objects"],
+                ledgers=read["ledgers"],
+                ledgers_counted=self._runs.count_ledgers(below=int(summary["next_ledger_id"])),
+                primary=_to_overlap(compared, ""),
+                tiered=_to_overlap(compared, "tiered_"),
+                expected=compared["expected"],
+            )
+        )
+
+    @defined(name="reconciliation.conclude_plan")
+    @beating()
+    def conclude_plan(self, request: PlanInput) -> PlanResult:
+        """Finish the run with the counts of its findings.
+
+        The buckets must still be the catalog's, because findings may rely on absent objects.
+
+        Idempotency: the first result stays. Its counts are taken from published files, which do not change.
+        Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        self._stored.confirm()
+        run = self._runs.run(request.run_id)
+        if run.finished_us is None:
+            result = self._make_result(run)
+            self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
+            _record_findings(result.findings)
+            run = self._runs.run(request.run_id)
+        return plan_result(run.summary)
+
+    def _make_result(self, run: ReconciliationRun) -> PlanResult:
+        published = {name: self._output.published_summary(run.run_id, name) for name in _STEPS}
+        folder = published[VerifyFindings.name].folder
+        totals = FindingFiles(Path(folder)).totals()
+        facts = [fact for summary in published.values() for fact in summary.facts.items()]
+        compared = published[CompareSides.name]
+        return PlanResult(
+            findings={kind.value: rows for kind, (rows, _) in totals.items()},
+            size_bytes={kind.value: size for kind, (_, size) in totals.items()},
+            ledgers=published[ReadReferences.name].counts["ledgers"],
+            before_us=int(run.summary["before_us"]),
+            report=folder,
+            rows_before_us=int(compared.facts.get(ROWS_BEFORE, run.summary["rows_before_us"])),
+            young=compared.counts["young"],
+            left_out=[
+                f"{name.removeprefix(LEFT_OUT)}: {reason}"
+                for name, reason in sorted(set(facts))
+                if name.startswith(LEFT_OUT)
+            ],
+        )
+
+    def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
+        """Renew the claim on the run, and return the run's initial values."""
+        summary = self._runs.run(run_id).summary
+        return self._runs.open_run(run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=summary).summary
+
+
+def _make_job(request: BulkInput, summary: Mapping[str, Any]) -> BulkJob:
+    run_id, before_us = request.run_id, int(summary["before_us"])
+    match request.job:
+        case ListStorage.name:
+            return ListStorage(run_id=run_id, inventories=tuple(summary["inventories"]))
+        case ReadReferences.name:
+            return ReadReferences(run_id=run_id)
+        case CompareSides.name:
+            return CompareSides(
+                run_id=run_id,
+                before_us=before_us,
+                rows_before_us=int(summary["rows_before_us"]),
+                next_ledger_id=int(summary["next_ledger_id"]),
+            )
+        case VerifyFindings.name:
+            return VerifyFindings(run_id=run_id, before_us=before_us)
+    raise InvalidInput("job", expected=f"one of {', '.join(_STEPS)}", found=request.job)
+
+
+def _to_overlap(compared: Mapping[str, int], kind: str) -> plausibility_guards.Overlap:
+    return plausibility_guards.Overlap(
+        stored=compared[f"{kind}stored"], named=compared[f"{kind}named"], matched=compared[f"{kind}matched"]
+    )
+
+
+def _record_findings(findings: Mapping[str, int]) -> None:
+    counter = activity.metric_meter().create_counter(
+        "sexton_reconciliation_findings_total", "Findings of finished plans; the same one counts in every plan"
+    )
+    for kind, rows in findings.items():
+        if rows:
+            counter.add(rows, {"kind": kind})

@@ -1,0 +1,209 @@
+"""Steps of a scrub, which reads every stored object and writes nothing but its own run.
+
+Any step may run twice, and two attempts may overlap. Each page is a bulk job with its own output. So a scrub that
+failed or was cancelled can continue at the first page without output.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from temporalio import activity
+
+from activities.bulk_jobs import OwnedBulkOutput, run_bulk_job
+from activities.deletion.claims_and_causes import own_claim
+from activities.heartbeats import beating, defined
+from activities.reconciliation.inputs_and_results import (
+    BeginScrubInput,
+    ConcludeScrubInput,
+    ScrubBegun,
+    ScrubPageInput,
+    ScrubRead,
+    ScrubRunInput,
+)
+from logstore.atomic_files import replace_atomically
+from logstore.errors import CorruptData
+from logstore.failpoints import effect
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
+from logstore.reconciliation.finding_files import FindingFiles
+from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
+from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.stop_checks import raise_if_stopped
+
+_CLAIM_S: Final = 300.0  # renewed with heartbeats; after it, another scrub may continue the run of a lost worker
+_MAX_RUNS: Final = 100
+_FINDINGS_FOLDER: Final = "findings"
+
+
+class Scrubbing:
+    """Activities of a scrub."""
+
+    def __init__(
+        self, *, reconciliation: Reconciliation, identities: Identities, stored: StoredOrphans, bulk: BulkJobs
+    ) -> None:
+        self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
+        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
+
+    @defined(name="reconciliation.begin_scrub")
+    @beating()
+    def begin_scrub(self, request: BeginScrubInput) -> ScrubBegun:
+        """Continue the newest unfinished scrub of the same topics, or open a run.
+
+        Idempotency: keyed by the topics. A second call continues the run that the first call opened.
+        Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        self._stored.confirm()
+        state = self._runs.catalog_state()
+        summary = {
+            "actor": request.actor,
+            "reason": request.reason,
+            "topic_ids": sorted(request.topic_ids),
+            "next_ledger_id": state.next_ledger_id,
+            "epoch": state.epoch,
+            "catalog_id": self._identities.catalog_id(),
+            "begun_us": state.now_us,
+        }
+        runs = self._runs.runs(RunKind.SCRUB, limit=_MAX_RUNS)
+        run_id = next((run.run_id for run in runs if self._can_continue(run, summary)), request.run_id)
+        self._output.require(run_id)
+        self._runs.open_run(run_id, RunKind.SCRUB, claim=own_claim(_CLAIM_S), summary=summary)
+        self._output.mark(run_id)
+        return ScrubBegun(run_id=run_id)
+
+    def _can_continue(self, run: ReconciliationRun, summary: dict[str, Any]) -> bool:
+        """Return whether the run is unfinished, of the same topics and catalog, and has lost no output."""
+        keys = ("topic_ids", "epoch", "catalog_id")
+        if run.finished_us is not None or any(run.summary.get(key) != summary[key] for key in keys):
+            return False
+        try:
+            cut = self._bulk.published_summary(run.run_id, CutScrub.name)
+            for page in range(cut.counts["pages"] if cut else 0):
+                raise_if_stopped()
+                self._bulk.published_summary(run.run_id, _make_page(run.run_id, page).name)
+        except CorruptData:
+            return False
+        return True
+
+    @defined(name="reconciliation.cut_scrub")
+    def cut_scrub(self, request: ScrubRunInput) -> ScrubRead:
+        """Cut the ledgers of the scrub into pages.
+
+        Idempotency: keyed by `run_id`. Published output is returned.
+        Heartbeat: (stage, tasks done, tasks), every two seconds.
+        Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+
+        def job() -> CutScrub:
+            summary = self._renew_claim(request.run_id)
+            return CutScrub(
+                run_id=request.run_id,
+                topics=tuple(summary["topic_ids"]),
+                next_ledger_id=int(summary["next_ledger_id"]),
+                bytes_per_s=request.bytes_per_s,
+            )
+
+        renew = lambda: self._renew_claim(request.run_id)  # noqa: E731 - a name for it says no more
+        return _to_result(run_bulk_job(self._bulk, CutScrub.name, job, master=request.master, renew=renew))
+
+    @defined(name="reconciliation.scrub_page")
+    def scrub_page(self, request: ScrubPageInput) -> ScrubRead:
+        """Read all objects of a page, and compare them with their digests.
+
+        Idempotency: keyed by (`run_id`, `page`). Published output is returned, and nothing is read again.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
+        Raises: PreconditionFailed, CatalogMismatch, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+
+        def job() -> ScrubPage:
+            self._stored.confirm()  # absence in another store says nothing about this catalog's data
+            self._renew_claim(request.run_id)
+            return _make_page(request.run_id, request.page, request.bytes_per_s)
+
+        name = _make_page(request.run_id, request.page).name
+        renew = lambda: self._renew_claim(request.run_id)  # noqa: E731 - a name for it says no more
+        return _to_result(run_bulk_job(self._bulk, name, job, master=request.master, renew=renew))
+
+    @defined(name="reconciliation.conclude_scrub")
+    @beating()
+    def conclude_scrub(self, request: ConcludeScrubInput) -> PlanResult:
+        """Finish the run with the counts of its findings, after every page was read.
+
+        Idempotency: each file of findings is copied atomically. The first result stays.
+        Raises: PreconditionFailed, CatalogMismatch, CorruptData (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        self._stored.confirm()
+        run = self._runs.run(request.run_id)
+        if run.finished_us is None:
+            folder = self._bulk.folder(request.run_id) / _FINDINGS_FOLDER
+            folder.mkdir(exist_ok=True)
+            pages = self._output.published_summary(request.run_id, CutScrub.name).counts["pages"]
+            left_out = set[str]()
+            for page in range(pages):
+                raise_if_stopped()
+                summary = self._output.published_summary(request.run_id, _make_page(request.run_id, page).name)
+                left_out |= {
+                    f"{fact.removeprefix(LEFT_OUT)}: {reason}"
+                    for fact, reason in summary.facts.items()
+                    if fact.startswith(LEFT_OUT)
+                }
+                with effect("reconciliation.keep_findings"):
+                    _copy_findings(Path(summary.folder), folder, page)
+            result = self._make_result(run, folder, sorted(left_out))
+            self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
+            _record_findings(result.findings)
+            run = self._runs.run(request.run_id)
+        return plan_result(run.summary)
+
+    def _make_result(self, run: ReconciliationRun, folder: Path, left_out: list[str]) -> PlanResult:
+        totals = FindingFiles(folder).totals()
+        return PlanResult(
+            findings={kind.value: rows for kind, (rows, _) in totals.items()},
+            size_bytes={kind.value: size for kind, (_, size) in totals.items()},
+            ledgers=self._output.published_summary(run.run_id, CutScrub.name).counts["ledgers"],
+            before_us=int(run.summary["begun_us"]),
+            report=str(folder),
+            left_out=left_out,
+        )
+
+    def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
+        """Renew the claim on the run, and return the run's initial values.
+
+        Raises:
+            ClaimHeld: Another scrub has continued the run.
+        """
+        summary = self._runs.run(run_id).summary
+        self._runs.open_run(run_id, RunKind.SCRUB, claim=own_claim(_CLAIM_S), summary=summary)
+        return summary
+
+
+def _make_page(run_id: str, page: int, bytes_per_s: int = 1) -> ScrubPage:
+    return ScrubPage(run_id=run_id, page=page, bytes_per_s=bytes_per_s)
+
+
+def _copy_findings(source: Path, folder: Path, page: int) -> None:
+    for path in sorted(source.glob("*.parquet")):
+        with replace_atomically(folder / f"page-{page:06d}-{path.name}") as new:
+            shutil.copyfile(path, new)
+
+
+def _to_result(summary: BulkSummary) -> ScrubRead:
+    counts = summary.counts
+    return ScrubRead(
+        pages=counts.get("pages", 0),
+        objects=counts["objects"],
+        size_bytes=counts["size_bytes"],
+        findings=counts.get("findings", 0),
+    )
+
+
+def _record_findings(findings: dict[str, int]) -> None:
+    counter = activity.metric_meter().create_counter(
+        "sexton_scrub_findings_total", "Findings of finished scrubs; the same one counts in every scrub"
+    )
+    for kind, rows in findings.items():
+        if rows:
+            counter.add(rows, {"kind": kind})

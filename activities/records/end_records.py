@@ -1,0 +1,181 @@
+"""Deletion of records by a record function. The selected ledgers are detached page by page (phase one)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from activities.deletion import metrics
+from activities.deletion.claims_and_causes import detach_arguments
+from activities.heartbeats import beating, defined, renewing_many
+from activities.owner_routing import check_topic_name
+from activities.records.inputs_and_results import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
+from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
+from logstore.log.ledgers import LedgerState
+from logstore.ports.catalog import Deletions, Ledger, Ledgers, PhaseOne, Records, Topic, Topics, TopicState
+from logstore.positions import LedgerId, TopicId
+from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctions, should_end_record
+from logstore.records.jobs import SelectionPosition
+from logstore.records.tombstones import parse_delete_policy
+from logstore.retrying_clock import Clock
+from logstore.stop_checks import raise_if_stopped
+
+_MAX_TOPICS_PER_PAGE: Final = 100  # each topic costs two reads
+_MAX_NAMED_LEDGERS: Final = 10  # bound of ids and of reasons in the result of a page
+_MAX_ASKING_S: Final = 600.0
+"""Seconds of function calls in one page. A slow function gets shorter pages, so that no page exceeds its timeout."""
+
+
+@dataclass(slots=True)
+class _PageProgress:
+    ledgers_by_topic: dict[TopicId, list[Ledger]] = field(default_factory=dict)  # ledgers that the function selects
+    ledgers: int = 0  # ledgers read so far
+    records: int = 0  # ledgers for which the function was called
+    after: SelectionPosition | None = None  # start of the next page; `None`: no next page
+
+
+class RecordEnding:
+    """Activities of `end-records`."""
+
+    def __init__(
+        self,
+        *,
+        topics: Topics,
+        ledgers: Ledgers,
+        phase_one: PhaseOne,
+        deletions: Deletions,
+        records: Records,
+        functions: RecordFunctions,
+        clock: Clock | None = None,
+    ) -> None:
+        self._topics, self._ledgers = topics, ledgers
+        self._phase_one, self._deletions = phase_one, deletions
+        self._records, self._functions, self._clock = records, functions, clock or Clock()
+
+    @defined(name="records.begin_ending")
+    @beating()
+    def begin_ending(self, request: BeginEndingInput) -> EndingBegun:
+        """Check the function, the topic and the catalog's epoch before anything changes.
+
+        Idempotency: reads only. A later attempt returns a later time.
+        Raises: InvalidInput, UnknownObject, Unsupported, CatalogAdopting, StaleCatalog (terminal); StoreUnavailable,
+            CatalogBusy (retry).
+        """
+        self._functions.find_function(request.function)
+        parse_delete_policy(request.durable_delete)
+        if request.topic_id:
+            check_topic_name(self._topics, request.topic_id, request.topic)
+            self._topics.get_by_id(TopicId(request.topic_id))
+        state = self._records.state()
+        if state.is_adopting:
+            raise CatalogAdopting("catalog: expected one that is complete, found one that is rebuilt and adopts")
+        if request.catalog_epoch not in {None, state.epoch}:
+            raise StaleCatalog(f"end records: expected catalog epoch {state.epoch}, found {request.catalog_epoch}")
+        return EndingBegun(now_us=state.now_us, catalog_epoch=state.epoch)
+
+    @defined(name="records.end_page")
+    def end_page(self, request: EndPageInput) -> EndedPage:
+        """Call the function for each closed ledger of a page, then detach the selected ledgers, topic by topic.
+
+        All calls of a page come before the first detach. If the function fails, no ledger of the page is detached.
+        Ledgers that are needed or that changed meanwhile stay. If a cursor of a topic is unreadable, all ledgers of the
+        topic stay.
+
+        Idempotency: ledgers that an earlier attempt detached are in the batch and not listed any more. For the other
+            ledgers of the page the function is called again.
+        Heartbeat: while it runs. It also renews the batch, so that no sweep takes up the batch.
+        Raises: InvalidInput, UnknownObject, Unsupported, FunctionFailed, StaleCatalog, CatalogAdopting, ClaimHeld
+            (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
+        """
+        if self._ledgers.epoch() != request.catalog_epoch:
+            raise StaleCatalog(f"end records: expected catalog epoch {request.catalog_epoch}, found another one")
+        if request.dry_run:
+            with beating():
+                return self._end_page(request)
+        claim = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
+        with suppress(UnknownObject):  # nothing is detached into the batch yet
+            self._deletions.renew(request.batch_id, claim)
+        with renewing_many(lambda: self._deletions.renew(request.batch_id, claim)):
+            return self._end_page(request)
+
+    def _end_page(self, request: EndPageInput) -> EndedPage:
+        progress = self._ask_function(request)
+        ended_ids, reasons, kept_count = list[LedgerId](), list[str](), 0
+        for topic_id, ledgers in progress.ledgers_by_topic.items():
+            raise_if_stopped()
+            try:
+                reason_by_kept_ledger = self._detach(request, topic_id, ledgers)
+            except UnknownObject:  # the topic is deleted
+                continue
+            except CorruptData as error:  # an unreadable cursor may need every ledger
+                reason_by_kept_ledger = dict.fromkeys((ledger.ledger_id for ledger in ledgers), str(error))
+            ended_ids += [ledger.ledger_id for ledger in ledgers if ledger.ledger_id not in reason_by_kept_ledger]
+            reasons += [f"ledger {ledger_id}: {reason}" for ledger_id, reason in sorted(reason_by_kept_ledger.items())]
+            kept_count += len(reason_by_kept_ledger)
+        return EndedPage(
+            records=progress.records,
+            ended=len(ended_ids),
+            kept=kept_count,
+            ledger_ids=[int(ledger_id) for ledger_id in ended_ids[:_MAX_NAMED_LEDGERS]],
+            because=reasons[:_MAX_NAMED_LEDGERS],
+            after=progress.after,
+        )
+
+    def _ask_function(self, request: EndPageInput) -> _PageProgress:
+        """Call the function for at least one ledger, until the page is full or its time is over."""
+        function = self._functions.find_function(request.function)
+        progress, deadline_s = _PageProgress(), self._clock.monotonic_s() + _MAX_ASKING_S
+        for topic in self._read_topics(request):
+            first = request.after.ledger_id if topic.topic_id == request.after.topic_id else 0
+            remaining = request.page - progress.ledgers
+            for ledger in self._ledgers.list_ledgers(topic.topic_id, from_ledger=LedgerId(first), limit=remaining):
+                if progress.ledgers and self._clock.monotonic_s() > deadline_s:
+                    return progress
+                progress.ledgers += 1
+                progress.after = SelectionPosition(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
+                if ledger.state is LedgerState.CLOSED:
+                    progress.records += 1
+                    if _is_ended(request, function, topic, ledger):
+                        progress.ledgers_by_topic.setdefault(topic.topic_id, []).append(ledger)
+            if progress.ledgers >= request.page:
+                return progress
+            progress.after = None if request.topic_id else SelectionPosition(topic_id=topic.topic_id + 1)
+        return progress
+
+    def _read_topics(self, request: EndPageInput) -> Iterator[Topic]:
+        """Yield ACTIVE topics from the start of the page, or the requested topic if it is ACTIVE."""
+        if not request.topic_id:
+            yield from self._topics.list_active(after=TopicId(request.after.topic_id - 1), limit=_MAX_TOPICS_PER_PAGE)
+            return
+        topic = self._topics.get_by_id(TopicId(request.topic_id))
+        if topic.state is TopicState.ACTIVE:
+            yield topic
+
+    def _detach(self, request: EndPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+        """Detach ledgers of a topic. In a dry run only check them. Return why ledgers stay."""
+        if request.dry_run:
+            return self._phase_one.reasons_to_keep(topic_id, ledgers)
+        chosen = self._phase_one.detach_chosen(
+            topic_id,
+            ledgers,
+            durable=parse_delete_policy(request.durable_delete),
+            **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
+        )
+        metrics.count_filed(chosen.detached.filed_counts)
+        return chosen.reason_by_kept_ledger
+
+
+def _is_ended(request: EndPageInput, function: RecordFunction, topic: Topic, ledger: Ledger) -> bool:
+    raise_if_stopped()
+    record = LedgerRecord(
+        topic=topic.name,
+        ledger_id=ledger.ledger_id,
+        entries=ledger.entries,
+        size_bytes=ledger.size_bytes,
+        created_us=ledger.created_us,
+        closed_us=ledger.created_us if ledger.closed_us is None else ledger.closed_us,
+        copies=frozenset(ledger.copies),
+        generation=ledger.generation,
+        now_us=request.now_us,
+    )
+    return should_end_record(request.function, function, record)

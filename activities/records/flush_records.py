@@ -1,0 +1,105 @@
+"""Flushes of the record log: changes of the catalog are written into blocks.
+
+Several flushes may run at once. For each manifest number the store accepts one flush. If two flushes write a change,
+both record versions are equal. Claims only save work.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from temporalio import activity
+
+from activities.deletion.claims_and_causes import own_claim
+from activities.heartbeats import beating, defined, renewing
+from activities.records import metrics
+from activities.records.inputs_and_results import FlushInput
+from logstore.errors import SextonError
+from logstore.ports.catalog import Records
+from logstore.records.jobs import FlushedRecords
+from logstore.records.services.flushing import Flusher, raise_ceilings
+from logstore.stop_checks import raise_if_stopped
+
+_MIN_INTERVAL_S: Final = 0.05
+
+
+class RecordFlushing:
+    """Activity of `flush-records`."""
+
+    def __init__(self, *, records: Records, flusher: Flusher, interval_s: float) -> None:
+        self._records, self._flusher = records, flusher
+        self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
+
+    @defined(name="records.flush")
+    def flush(self, request: FlushInput) -> FlushedRecords:
+        """Flush changes once, or repeatedly for `watch_s` until the worker shuts down.
+
+        In the result, `held` means that another job has claimed the record log.
+
+        Idempotency: flushed changes are not flushed again. A sweep removes the blocks of an attempt that died.
+        Heartbeat: records written so far, every two seconds. It also renews the claim of the record log.
+        Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, CorruptData (terminal);
+            StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
+        """
+        total = FlushedRecords()
+        deadline_s = time.monotonic() + request.watch_s
+
+        def progress() -> tuple[int]:
+            return (total.records,)
+
+        with beating(progress):
+            while True:
+                raise_if_stopped()
+                total = total.plus(self._flush_changes(now=not request.watch_s, progress=progress))
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0 or activity.is_worker_shutdown():
+                    return total
+                activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
+
+    def _flush_changes(self, *, now: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
+        """Flush if there are changes. With `now`, also flush changes of cursors that are not due."""
+        state = self._records.state()
+        has_changes = (
+            bool(state.outbox_changes or state.staged_blocks)
+            or raise_ceilings(state.ceilings, state.next_ids) != state.ceilings
+        )
+        if state.manifest and not has_changes and not now:
+            return FlushedRecords(manifest=state.manifest)
+        with _claiming(self._records, progress) as is_claimed:
+            if not is_claimed:
+                return FlushedRecords(manifest=state.manifest, left=state.outbox_changes, held=True)
+            flushed = _flush_once(self._flusher, now=now)
+        metrics.count_flush(flushed)
+        return flushed
+
+
+def _flush_once(flusher: Flusher, *, now: bool) -> FlushedRecords:
+    flushed = flusher.flush(cursors=now)
+    return FlushedRecords(
+        manifest=flushed.manifest,
+        flushes=int(bool(flushed.blocks or flushed.changes)),
+        records=flushed.records,
+        tombstones=flushed.tombstones,
+        blocks=flushed.blocks,
+        bytes=flushed.bytes,
+        left=flushed.left,
+        named=flushed.named,
+        refused=len(flushed.refused),
+        refusal=str(flushed.refused[0]) if flushed.refused else "",
+    )
+
+
+@contextmanager
+def _claiming(records: Records, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
+    """Hold the claim of the record log during the block. Yield false if another workflow has it."""
+    claim = own_claim()
+    if not records.claim(claim):
+        yield False
+        return
+    try:
+        with renewing(lambda: records.claim(claim), progress):
+            yield True
+    finally:
+        with suppress(SextonError):  # the claim expires by itself
+            records.release(claim.workflow_id)

@@ -1,0 +1,300 @@
+"""Rebuild of a catalog: one activity for each step. They run only in the process of the command, without a catalog.
+
+Any step may run twice, and the process may die in any step. The bulk job publishes its output once. The load is
+complete or absent. Only one manifest of a number can be stored. A later comparison with storage replaces the staged
+differences of an earlier one.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from activities.bulk_jobs import run_bulk_job
+from activities.heartbeats import beating, defined, raise_if_cancelled
+from activities.records.inputs_and_results import (
+    AdoptedShards,
+    AdoptShardsInput,
+    PublishedManifest,
+    RebuildBegun,
+    RebuildStep,
+    RebuiltRows,
+)
+from logstore.errors import PreconditionFailed
+from logstore.identity.bucket_markers import Role
+from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildDatabase
+from logstore.ports.catalog.records import Records
+from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.records.jobs import RebuildAdopted
+from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecords, RowFilesFolder
+from logstore.records.services.adopting import Adopter
+from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.flushing import Flusher
+from logstore.retrying_clock import Clock
+from logstore.stop_checks import raise_if_stopped
+
+_MAX_NAMED_BLOCKS: Final = 20  # skipped blocks in a result
+_MAX_UPLOAD_S: Final = 5.0  # from the last check of an old catalog's process to the end of its upload
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCatalog:
+    """Ports and services of the catalog after its load."""
+
+    records: Records
+    adopter: Adopter
+    flusher: Flusher
+
+
+class Rebuilding:
+    """Activities of the rebuild of one catalog into one database."""
+
+    def __init__(
+        self,
+        *,
+        bulk: BulkJobs,
+        database: RebuildDatabase,
+        start: ColdStart,
+        markers: Callable[[], Sequence[tuple[Role, str]]],
+        open_loaded: Callable[[], LoadedCatalog],
+        require_no_workers: Callable[[], None] | None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Keep the ports.
+
+        Args:
+            bulk: Bulk jobs.
+            database: Target of the rebuild.
+            start: The record log.
+            markers: Function that returns the configured buckets with the catalog's marker. It refuses buckets of other
+                catalogs.
+            open_loaded: Function that opens the catalog in the target after the load.
+            require_no_workers: Function that refuses while a worker of the old catalog lives. `None`: the command takes
+                over.
+            clock: Clock of waits.
+        """
+        self._clock = clock or Clock()
+        self._bulk, self._database, self._start = bulk, database, start
+        self._markers, self._open_loaded = markers, open_loaded
+        self._require_no_workers = require_no_workers
+
+    @defined(name="rebuild.begin")
+    @beating()
+    def begin(self, request: RebuildStep) -> RebuildBegun:
+        """Pin the manifest with its blocks. Check that buckets and database fit the rebuild.
+
+        A loaded database is refused if the next manifest exists and is not its own.
+
+        Idempotency: the pin is renewed, and nothing else is written.
+        Raises: PreconditionFailed, CatalogMismatch, Unsupported, CorruptData (terminal); StoreUnavailable (retry).
+        """
+        number, is_loaded = RebuildId.parse(request.rebuild).manifest, self._is_loaded(request)
+        if is_loaded:
+            self._start.require_own_successor(self._open_loaded().records, number)
+        manifest = self._start.pin(request.rebuild, number, now_us=_now_us())
+        self._markers()
+        return RebuildBegun(
+            loaded=is_loaded,
+            flushed_us=manifest.flushed_us,
+            blocks=len(manifest.blocks),
+            versions=sum(block.records for block in manifest.blocks),
+        )
+
+    @defined(name="rebuild.find_rows")
+    def find_rows(self, request: RebuildStep) -> RebuiltRows:
+        """Run the bulk job until its output is published.
+
+        Idempotency: keyed by the rebuild. Published output is returned.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job and its later Spark
+        jobs.
+        Raises: CorruptData, MissingData, Unsupported (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+        rebuild = RebuildId.parse(request.rebuild)
+        job = RebuildRecords(
+            run_id=_run_id(request),
+            catalog_id=rebuild.catalog_id,
+            manifest=rebuild.manifest,
+            skip_unreadable=request.skip_unreadable,
+        )
+        summary = run_bulk_job(self._bulk, job.name, lambda: job, master=request.master)
+        error_by_block = _skipped_blocks(summary)
+        return RebuiltRows(
+            records=summary.counts.get("records", 0),
+            tombstones=summary.counts.get("tombstone", 0),
+            skipped=[f"{key}: {error}" for key, error in sorted(error_by_block.items())[:_MAX_NAMED_BLOCKS]],
+            skipped_blocks=len(error_by_block),
+        )
+
+    @defined(name="rebuild.load_rows")
+    @beating()
+    def load_rows(self, request: RebuildStep) -> None:
+        """Load the rows into the empty database, in one transaction or one file.
+
+        Idempotency: a database that this rebuild has loaded is not changed. A load that dies leaves nothing.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        if self._is_loaded(request):
+            return
+        summary = self._read_summary(request)
+        manifest = self._start.manifest(RebuildId.parse(request.rebuild).manifest)
+        load = CatalogLoad(
+            rebuild=request.rebuild,
+            manifest=manifest,
+            epoch=manifest.epoch + 1,
+            highest_version=summary.counts["version"],
+            stamp=uuid4().hex,
+            markers=tuple(self._markers()),
+            now_us=_now_us(),
+        )
+        self._database.load(load, RowFilesFolder(Path(summary.folder)), raise_if_cancelled)
+
+    @defined(name="rebuild.publish")
+    @beating()
+    def publish(self, request: RebuildStep) -> PublishedManifest:
+        """Store the manifest of the new epoch, which makes this database the catalog.
+
+        1. Refuse if too many ledgers are without objects. Then the old epoch does not end.
+        2. Refuse if a worker of the old catalog lives. Hours may have passed since the command checked this.
+        3. Store the manifest.
+        4. A rebuild that takes over then waits until each process of the old catalog has asked for the newest manifest.
+           Appends that the process answered until then are in storage, and are adopted.
+        5. An attempt that finds its manifest waits for the rest of that time, with or without the option, because an
+           earlier attempt with the option may have died during the wait.
+
+        Idempotency: keyed by the stamp of the load. A manifest with this stamp belongs to this rebuild.
+        Raises: PreconditionFailed (terminal): too many ledgers are without objects, another rebuild won, or a worker
+            lives; StoreUnavailable, CatalogBusy, ServiceFailed (retry).
+        """
+        base = self._start.manifest(RebuildId.parse(request.rebuild).manifest)
+        skipped = _skipped_blocks(self._read_summary(request))
+        loaded = self._open_loaded()
+        is_followed = self._start.is_followed(base.number)
+        if not is_followed:
+            loaded.adopter.require_plausible(request.max_absent_share)
+            if self._require_no_workers:
+                self._require_no_workers()
+        number = self._start.publish(loaded.records, base, unreadable=skipped)
+        if is_followed:
+            self._await_old_processes(self._start.find_epoch_age_s(request.rebuild, base, now_us=_now_us()))
+        elif request.take_over or self._require_no_workers is None:
+            self._await_old_processes(0.0)
+        return PublishedManifest(manifest=number)
+
+    def _await_old_processes(self, epoch_age_s: float) -> None:
+        deadline_s = self._clock.monotonic_s() + MAX_UNANSWERED_S + _MAX_UPLOAD_S - max(epoch_age_s, 0.0)
+        while self._clock.monotonic_s() < deadline_s:
+            raise_if_stopped()
+            self._clock.sleep(1.0)
+
+    @defined(name="rebuild.adopt_shards")
+    def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShards:
+        """Compare some shards of the primary bucket with the loaded rows, and stage the differences.
+
+        The first comparison, before the manifest of the new epoch, shows whether the rebuild can succeed. The old
+        catalog may still append, so the first comparison checks only objects that the loaded rows name. The second
+        comparison, after the manifest, checks all objects and replaces the staged differences.
+
+        Idempotency: staged differences of a shard are replaced.
+        Heartbeat: shards done, every two seconds.
+        Raises: CorruptData, CatalogMismatch (terminal); PreconditionFailed (terminal): a listing lacks an object that
+            HEAD finds; StoreUnavailable, CatalogBusy (retry).
+        """
+        adopter = self._open_loaded().adopter
+        unflushed_from = self._start.unflushed_from(
+            self._start.manifest(RebuildId.parse(self._database.read_target().rebuild).manifest)
+        )
+        objects = staged = shards = 0
+        with beating(lambda: (shards,)):
+            for shard in range(request.first, request.end):
+                raise_if_stopped()
+                adopted = adopter.adopt(shard, unflushed_from=unflushed_from, is_growing=request.is_growing)
+                objects, staged, shards = objects + adopted.objects, staged + adopted.staged, shards + 1
+        return AdoptedShards(objects=objects, staged=staged)
+
+    @defined(name="rebuild.finish_adoption")
+    def finish_adoption(self, request: RebuildStep) -> RebuildAdopted:
+        """Settle every topic with its staged ledgers, flush the result, and make the catalog READY.
+
+        Idempotency: a settled topic is not settled again. Record versions that are flushed twice are equal. A READY
+            catalog only reports.
+        Heartbeat: topics settled and record versions flushed, every two seconds.
+        Raises: PreconditionFailed, CatalogOutdated (terminal): too many ledgers are without objects, so nothing was
+            settled, or the clocks differ, or another rebuild won; StoreUnavailable, CatalogBusy, OutcomeUnknown
+            (retry).
+        """
+        loaded, base = self._open_loaded(), self._start.manifest(RebuildId.parse(request.rebuild).manifest)
+        settled_topics = flushed_versions = 0
+
+        def add_settled(topics: int) -> None:
+            nonlocal settled_topics
+            settled_topics += topics
+
+        def set_flushed(versions: int) -> None:
+            nonlocal flushed_versions
+            flushed_versions = versions
+
+        with beating(lambda: (settled_topics, flushed_versions)):
+            report = loaded.adopter.finish(
+                rows_epoch=self._start.rows_epoch(base),
+                flush=partial(loaded.flusher.flush, cursors=True, progress=set_flushed, ends_adoption=True),
+                max_absent_share=request.max_absent_share,
+                on_progress=add_settled,
+            )
+        return RebuildAdopted(
+            adopted_ledgers=report.adopted_ledgers,
+            adopted_segments=report.adopted_segments,
+            detached=report.detached,
+            revived=report.revived,
+            revived_ledgers=[int(ledger_id) for ledger_id in report.revived_ledgers],
+            missing_data=report.missing_data,
+            missing_ledgers=[int(ledger_id) for ledger_id in report.missing_ledgers],
+            schemas_left_out=report.schemas_left_out,
+            schemas_left_out_of=list(report.schemas_left_out_of),
+        )
+
+    @defined(name="rebuild.let_go")
+    @beating()
+    def let_go(self, request: RebuildStep) -> None:
+        """Release the pin, and delete the output of the bulk job.
+
+        Idempotency: a missing pin or output is no error.
+        Raises: StoreUnavailable (retry).
+        """
+        self._start.unpin(request.rebuild)
+        self._bulk.forget(_run_id(request))
+
+    def _is_loaded(self, request: RebuildStep) -> bool:
+        rebuild = self._database.read_target().rebuild
+        if rebuild not in {"", request.rebuild}:
+            raise PreconditionFailed(
+                f"database: expected an empty one, found that of rebuild {rebuild}: finish that one"
+            )
+        return rebuild == request.rebuild
+
+    def _read_summary(self, request: RebuildStep) -> BulkSummary:
+        job = RebuildRecords.name
+        summary = self._bulk.published_summary(_run_id(request), job)
+        if summary is None:
+            raise PreconditionFailed(f"rebuild {request.rebuild}: expected {job} to be published, found nothing")
+        return summary
+
+
+def _run_id(request: RebuildStep) -> str:
+    return f"rebuild-{request.rebuild}"
+
+
+def _skipped_blocks(summary: BulkSummary) -> dict[str, str]:
+    return {
+        name.removeprefix(SKIPPED_BLOCK_PREFIX): error
+        for name, error in summary.facts.items()
+        if name.startswith(SKIPPED_BLOCK_PREFIX)
+    }
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1_000

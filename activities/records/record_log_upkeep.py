@@ -1,0 +1,159 @@
+"""Upkeep of the record log: defragmentation of blocks, raids, and replication."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from temporalio import activity
+
+from activities.heartbeats import beating, defined
+from activities.records import metrics
+from activities.records.inputs_and_results import DefragmentInput, RaidInput, ReplicateInput
+from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
+from logstore.ports.catalog import Records
+from logstore.records.jobs import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
+from logstore.records.services.defragmenting import Defragmenter, DefragmentResult
+from logstore.records.services.raiding import Raider, RaidResult
+from logstore.records.services.replicating import Replication
+from logstore.records.services.sweeping import Sweeper
+from logstore.stop_checks import raise_if_stopped
+
+_LOG: Final = logging.getLogger(__name__)
+_MAX_ERROR_CHARACTERS: Final = 300  # of a replica's error
+
+
+class RecordDefragmentation:
+    """Activity of `defragment-records`."""
+
+    def __init__(self, *, records: Records, defragmenter: Defragmenter, sweeper: Sweeper) -> None:
+        self._records, self._defragmenter, self._sweeper = records, defragmenter, sweeper
+
+    @defined(name="records.defragment")
+    def defragment(self, request: DefragmentInput) -> DefragmentedBlocks:
+        """Rewrite blocks of each kind once, then delete old manifests and unnamed blocks.
+
+        Flushes may run at the same time.
+
+        Idempotency: a rewritten block is not rewritten again. No manifest names the blocks of an attempt that died, and
+        a
+            sweep removes them a day later.
+        Heartbeat: blocks rewritten and record versions dropped so far, every two seconds.
+        Raises: CatalogAdopting, CatalogOutdated, CatalogMismatch, MissingData, CorruptData, Unsupported (terminal);
+            StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
+        """
+        del request  # actor and reason are in the workflow's input
+        progress = DefragmentResult()
+
+        def set_progress(so_far: DefragmentResult) -> None:
+            nonlocal progress
+            progress = so_far
+
+        with beating(lambda: (progress.rewritten, progress.dropped)):
+            defragmented = self._defragmenter.defragment(progress=set_progress)
+            state = self._records.state()
+            swept = self._sweeper.sweep(state.now_us, staged_blocks=state.staged_blocks)
+        total = DefragmentedBlocks(
+            manifest=defragmented.manifest,
+            rewritten=defragmented.rewritten,
+            written=defragmented.written,
+            dropped=defragmented.dropped,
+            bytes_before=defragmented.bytes_before,
+            bytes_after=defragmented.bytes_after,
+            manifests=swept.manifests,
+            unlinked=swept.blocks,
+            unlinked_bytes=swept.bytes,
+        )
+        metrics.count_defragmentation(total)
+        _LOG.info(
+            "record log defragmented: %d blocks became %d, %d bytes became %d, %d versions dropped;"
+            " %d manifests and %d blocks of %d bytes deleted; the newest manifest is %d",
+            *(total.rewritten, total.written, total.bytes_before, total.bytes_after, total.dropped),
+            *(total.manifests, total.unlinked, total.unlinked_bytes, total.manifest),
+        )
+        return total
+
+
+class TombRaider:
+    """Activity of `raid-tombstones`."""
+
+    def __init__(self, make_raider: Callable[[float | None], Raider]) -> None:
+        """Keep a function that creates a raider for an eligible age in seconds. `None`: age of the settings."""
+        self._make_raider = make_raider
+
+    @defined(name="records.raid")
+    def raid(self, request: RaidInput) -> RaidedTombstones:
+        """Mark tombstones that are old enough. Remove those that cover no record version in any block.
+
+        Idempotency: keyed by run_id and attempt. A second attempt removes the marks of the first, scans again, and
+            finds fewer candidates.
+        Heartbeat: candidates, blocks read and tombstones removed, every two seconds.
+        Raises: InvalidInput, CatalogAdopting, CatalogOutdated, CatalogMismatch, PreconditionFailed, MissingData,
+            CorruptData, Unsupported (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        start_s, progress = time.monotonic(), RaidResult()
+
+        def set_progress(so_far: RaidResult) -> None:
+            nonlocal progress
+            progress = so_far
+
+        with beating(lambda: (progress.candidates, progress.blocks, progress.removed)):
+            raided = self._make_raider(request.eligible_age_s).raid(
+                request.run_id, attempt=activity.info().attempt, progress=set_progress
+            )
+        total = RaidedTombstones(
+            candidates=raided.candidates,
+            kept=raided.kept,
+            removed=raided.removed,
+            blocks=raided.blocks,
+            versions=raided.versions,
+            seconds=time.monotonic() - start_s,
+            held_by=list(raided.held_by),
+        )
+        metrics.count_raid(total)
+        _LOG.info(
+            "raid %s: %d tombstones were old enough, %d removed, %d kept; %d blocks with %d versions read in %.1f s",
+            *(request.run_id, total.candidates, total.removed, total.kept, total.blocks, total.versions, total.seconds),
+        )
+        return total
+
+
+class RecordReplication:
+    """Activity of `replicate-records`."""
+
+    def __init__(self, replication: Replication) -> None:
+        self._replication = replication
+
+    @defined(name="records.ship")
+    def ship(self, request: ReplicateInput) -> list[ShippedBlocks]:
+        """Ship the newest manifest and its blocks to every replica bucket. A failed shipment does not stop the others.
+
+        Idempotency: blocks that a replica bucket has are not copied again. A manifest is stored once.
+        Heartbeat: replicas done, every two seconds.
+        Raises: no errors of its own. A cancellation ends it between two blocks.
+        """
+        del request  # actor and reason are in the workflow's input
+        shipments: list[ShippedBlocks] = []
+        with beating(lambda: (len(shipments),)):
+            for name in self._replication.names:
+                raise_if_stopped()
+                shipments.append(self._ship(name))
+        return shipments
+
+    def _ship(self, name: str) -> ShippedBlocks:
+        try:
+            shipped = self._replication.ship(name)
+        except SextonError as error:
+            needs_person = isinstance(error, PreconditionFailed | CatalogMismatch)
+            (_LOG.error if needs_person else _LOG.warning)("replica %s is not brought up to date: %s", name, error)
+            shipped = ShippedBlocks(replica=name, error=f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS])
+        metrics.count_shipment(shipped)
+        if shipped.blocks:
+            _LOG.info(
+                "replica %s: %d blocks, %d bytes shipped, manifest %d",
+                name,
+                shipped.blocks,
+                shipped.bytes,
+                shipped.manifest,
+            )
+        return shipped

@@ -1,0 +1,144 @@
+"""Steps of jobs that build something for many topics by a bulk job.
+
+A step may run twice, and two attempts may overlap. The bulk job publishes its output once, and a compare-and-set
+switches each topic to the output.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
+from activities.deletion.claims_and_causes import own_claim
+from activities.heartbeats import renewing_many
+from logstore.errors import PreconditionFailed, UnknownObject
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import Identities, Reconciliation, RunKind
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkJob, BulkSummary
+from logstore.stop_checks import raise_if_stopped
+
+_TOPICS: Final = "topic_ids"
+_COUNTS: Final = "counts"
+_LEFT_OUT: Final = "left_out"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginBuildInput:
+    """Input of the first step of a build."""
+
+    run_id: str
+    actor: str = ""
+    reason: str = ""
+    topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildInput:
+    """Build that has begun. The row of its run has the topics."""
+
+    run_id: str
+    master: str = ""  # Spark cluster; empty: the cluster of the settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchTopicsPageInput:
+    """Page of a build's published output."""
+
+    run_id: str
+    page: int  # number of the part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchCounts:
+    """Counts of the topics of one page."""
+
+    switched: int = 0  # topics that use the new build
+    superseded: int = 0  # topics that keep something newer
+    gone: int = 0  # topics that no longer exist
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConcludeBuildInput:
+    """Build whose pages are all switched."""
+
+    run_id: str
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildSummary:
+    """Counts of a build, final or so far."""
+
+    counts: dict[str, int] = field(default_factory=dict)  # topics by result, and `parts` of the output
+    left_out: list[str] = field(default_factory=list)  # the first 20 topics that could not be read, with the reason
+    done: bool = False
+
+
+class TopicBuilding:
+    """Steps of a build. `job` is the name of the bulk job."""
+
+    def __init__(
+        self, *, kind: RunKind, job: str, runs: Reconciliation, identities: Identities, bulk: BulkJobs
+    ) -> None:
+        self._kind, self._job, self._runs, self._bulk = kind, job, runs, bulk
+        self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
+
+    def _begin(self, request: BeginBuildInput) -> BuildSummary:
+        self._output.require(request.run_id)
+        summary = {"actor": request.actor, "reason": request.reason, _TOPICS: list(request.topic_ids)}
+        run = self._runs.open_run(request.run_id, self._kind, claim=own_claim(RUN_CLAIM_S), summary=summary)
+        if run.finished_us is None:
+            self._output.mark(request.run_id)
+            return BuildSummary()
+        return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
+
+    def _build(self, request: BuildInput, job: Callable[[tuple[int, ...]], BulkJob]) -> BuildSummary:
+
+        def make() -> BulkJob:
+            return job(tuple(self._runs.run(request.run_id).summary[_TOPICS]))
+
+        return _summarize_build(run_bulk_job(self._bulk, self._job, make, master=request.master, renew=self._renew))
+
+    def _folder(self, run_id: str) -> Path:
+        """Return the folder of the published output of a run.
+
+        Raises:
+            UnknownObject: The catalog was rebuilt since. The output belongs to an earlier epoch.
+        """
+        self._runs.run(run_id)
+        return Path(self._output.published_summary(run_id, self._job).folder)
+
+    def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> SwitchCounts:
+        """Switch topics one by one. `switch` returns whether the topic uses the new build."""
+        counts = Counter[str]()
+        with renewing_many(self._renew, lambda: (counts.total(),)):
+            for topic in topics:
+                raise_if_stopped()
+                try:
+                    counts["switched" if switch(topic) else "superseded"] += 1
+                except (UnknownObject, PreconditionFailed):
+                    counts["gone"] += 1
+        return SwitchCounts(**counts)
+
+    def _conclude(self, request: ConcludeBuildInput) -> BuildSummary:
+        run = self._runs.run(request.run_id)
+        if run.finished_us is None:
+            left_out = _summarize_build(self._output.published_summary(request.run_id, self._job)).left_out
+            self._runs.close_run(request.run_id, {**run.summary, _COUNTS: request.counts, _LEFT_OUT: left_out})
+            run = self._runs.run(request.run_id)
+        self._output.forget(request.run_id)
+        return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
+
+    def _renew(self) -> None:
+        """Renew claims of the build on its topics. A job with such claims overrides this."""
+
+
+def _summarize_build(summary: BulkSummary) -> BuildSummary:
+    left_out = sorted((name, reason) for name, reason in summary.facts.items() if name.startswith(LEFT_OUT))
+    return BuildSummary(
+        counts=dict(summary.counts),
+        left_out=[f"{name.removeprefix(LEFT_OUT)}: {reason}" for name, reason in left_out],
+    )

@@ -1,0 +1,68 @@
+"""Activities that build snapshots of the transaction buffers of many topics. A snapshot never replaces a newer one."""
+
+from activities.heartbeats import beating, defined
+from activities.topic_build_steps import (
+    BeginBuildInput,
+    BuildInput,
+    BuildSummary,
+    ConcludeBuildInput,
+    SwitchCounts,
+    SwitchTopicsPageInput,
+    TopicBuilding,
+)
+from logstore.ports.bulk import BulkJobs
+from logstore.ports.catalog import Identities, Reconciliation, RunKind
+from logstore.transactions.buffer_serialization import BufferFiles, BuildBuffers
+from logstore.transactions.services.buffer_snapshots import BufferSnapshots
+
+
+class BufferBuilding(TopicBuilding):
+    """Steps of a build of transaction snapshots."""
+
+    def __init__(
+        self, *, runs: Reconciliation, identities: Identities, bulk: BulkJobs, snapshots: BufferSnapshots
+    ) -> None:
+        super().__init__(kind=RunKind.SNAPSHOTS, job=BuildBuffers.name, runs=runs, identities=identities, bulk=bulk)
+        self._snapshots = snapshots
+
+    @defined(name="transactions.begin_build")
+    @beating()
+    def begin_build(self, request: BeginBuildInput) -> BuildSummary:
+        """Open the run, and store the topics for all later steps.
+
+        Idempotency: keyed by `run_id`. A second call returns what the first call stored.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        return self._begin(request)
+
+    @defined(name="transactions.build_buffers")
+    def build_buffers(self, request: BuildInput) -> BuildSummary:
+        """Run the bulk job until its output is published.
+
+        Idempotency: keyed by `run_id`. If the output is published, the call returns its summary again.
+        Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
+        """
+        return self._build(request, lambda topics: BuildBuffers(run_id=request.run_id, topics=topics))
+
+    @defined(name="transactions.switch_snapshots")
+    def switch_snapshots(self, request: SwitchTopicsPageInput) -> SwitchCounts:
+        """Write the buffers of one page as snapshots of their topics.
+
+        Idempotency: keyed by (run_id, page). A repeated call replaces a snapshot with an equal one.
+        Heartbeat: topics done, every two seconds.
+        Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
+            OutcomeUnknown (retry).
+        """
+        files = BufferFiles(self._folder(request.run_id))
+        return self._switch(files.read_part(request.page), lambda topic_buffer: self._snapshots.replace(*topic_buffer))
+
+    @defined(name="transactions.conclude_build")
+    @beating()
+    def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
+        """Finish the run with its summary, and delete its output.
+
+        Idempotency: the first summary stays. Missing output is no error.
+        Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        return self._conclude(request)

@@ -1,0 +1,229 @@
+"""Activities of coordinators and broadcasts. They claim transactions in SQL and broadcast the decisions.
+
+All of them may run twice: decisions never change, claims lapse, and a second transaction marker is harmless.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from temporalio import activity
+
+from activities.deletion.claims_and_causes import CLAIM_S, own_claim
+from activities.heartbeats import beating, defined
+from activities.transactions.inputs_and_results import (
+    BroadcastInput,
+    BroadcastState,
+    BusyCoordinatorsInput,
+    DrainInput,
+    DrainResult,
+    ForgetTransactionsInput,
+)
+from logstore.errors import StoreUnavailable
+from logstore.ports.catalog import Claim, CoordinatorWork, FinishedTransaction, StoredTransaction, Transactions
+from logstore.stop_checks import raise_if_stopped
+from logstore.transactions.services.broadcast import Broadcaster, BroadcastResult
+from logstore.transactions.transaction_ids_and_states import (
+    MAX_ERROR_CHARACTERS,
+    MAX_REPORTED_PARTICIPANTS,
+    Owed,
+    TransactionId,
+    summarize_failures,
+)
+
+_MAX_TRANSACTIONS_PER_BATCH: Final = 500
+_MAX_EXPIRED_PER_STATEMENT: Final = 1_000
+_MAX_IDS_PER_RESULT: Final = 100  # of transactions that were handed over; the next result has further ids
+_MIN_POLL_S, _MAX_POLL_S = 0.003, 0.012  # between two polls for work
+# Share of a batch's duration to wait before the next batch, because the clients of a batch decide again together.
+_GATHER_RATIO: Final = 0.1
+
+BROADCAST: Final = "sexton_transactions_broadcast_seconds"
+
+BUCKETS: Final[Mapping[str, Sequence[float]]] = {
+    BROADCAST: (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
+}
+"""Upper bounds of each metric's histogram buckets in seconds, inclusive. The SDK's own bounds are for milliseconds."""
+
+
+@dataclass(slots=True)
+class _DrainProgress:
+    finished: int = 0
+    expired: int = 0
+    handed_over: int = 0
+    is_cut_short: bool = False  # the drain ended although there may be more work
+
+
+class Coordination:
+    """Activities of the transaction coordinators of one process."""
+
+    def __init__(self, *, transactions: Transactions, broadcasts: Broadcaster, finished_retention_s: float) -> None:
+        self._transactions, self._broadcasts = transactions, broadcasts
+        self._retention_s = finished_retention_s
+        self._drain_lock = threading.Lock()  # one drain per process: large batches cost less per transaction
+
+    @defined(name="transactions.drain")
+    @beating()
+    def drain(self, request: DrainInput) -> DrainResult:
+        """Abort expired transactions of one coordinator, and broadcast decided transactions of all coordinators.
+
+        The call returns when there has been no work for `linger_s`. By then the next transaction often needs no
+        workflow task. Transactions with a failed participant are handed over to workflows of their own. If every topic
+        failed, none is.
+
+        Idempotency: settled participants stay settled. The next attempt claims what this attempt had claimed.
+        Heartbeat: every two seconds.
+        Raises: StoreUnavailable, CatalogBusy (retry).
+        """
+        expired, _ = self._expire(request.tc_id)
+        progress = _DrainProgress(expired=expired)
+        if self._drain_lock.acquire(timeout=request.linger_s):  # otherwise another drain works for all coordinators
+            try:
+                self._broadcast_until_idle(request, progress)
+            finally:
+                self._drain_lock.release()
+        return self._to_result(request.tc_id, progress)
+
+    def _broadcast_until_idle(self, request: DrainInput, progress: _DrainProgress) -> None:
+        begun_s = last_work_s = time.monotonic()
+        poll_s, gather_s, is_first = _MIN_POLL_S, 0.0, True
+        while True:
+            expired, work = self._expire(request.tc_id)
+            progress.expired += expired
+            claimed = 0
+            if is_first or work.has_unclaimed:
+                is_first = False  # an earlier attempt of this activity may have claimed transactions
+                if gather_s:
+                    time.sleep(gather_s)
+                batch_begun_s = time.monotonic()
+                claimed = self._broadcast_batch(progress)
+            now_s = time.monotonic()
+            if claimed:
+                last_work_s, poll_s = now_s, _MIN_POLL_S
+                gather_s = _GATHER_RATIO * (now_s - batch_begun_s) if claimed > 1 else 0.0
+            progress.is_cut_short = now_s - begun_s > request.most_s or progress.handed_over >= _MAX_IDS_PER_RESULT
+            if progress.is_cut_short or now_s - last_work_s > request.linger_s:
+                return
+            if not claimed:
+                time.sleep(poll_s)
+                poll_s = min(1.5 * poll_s, _MAX_POLL_S)
+
+    def _broadcast_batch(self, progress: _DrainProgress) -> int:
+        batch = self._transactions.claim(own_claim(), limit=_MAX_TRANSACTIONS_PER_BATCH)
+        if batch:
+            result = self._broadcasts.settle(batch)
+            _record_durations(result.finished)
+            progress.finished += len(result.finished)
+            progress.handed_over += self._hand_over(result)
+        return len(batch)
+
+    def _expire(self, tc_id: int) -> tuple[int, CoordinatorWork]:
+        """Abort expired transactions that no client has locked. Return their number and the remaining work."""
+        total, expired = 0, 1
+        while True:
+            raise_if_stopped()
+            work = self._transactions.pending_work(tc_id)  # only reads: `expire` would lock rows
+            if not expired or work.next_deadline_us is None or work.next_deadline_us > work.now_us:
+                return total, work
+            expired = self._transactions.expire(tc_id, limit=_MAX_EXPIRED_PER_STATEMENT)
+            total += expired
+
+    def _hand_over(self, result: BroadcastResult) -> int:
+        """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if no topic answered."""
+        if result.failures and result.topics_away == result.topics > 1:
+            summary = summarize_failures(next(iter(result.failures.values())))
+            raise StoreUnavailable(f"transactions: no topic could be told: {summary}")
+        claims = {txn: Claim(workflow_id=broadcast_id(txn), run_id="", ttl_s=CLAIM_S) for txn in result.failures}
+        if claims:
+            self._transactions.hand_over(result.failures, to=claims)
+        return len(claims)
+
+    def _to_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
+        """Read the result from the catalog. It then includes what a worker handed over before it died."""
+        handed_over = self._transactions.list_handed_over(limit=_MAX_IDS_PER_RESULT)
+        work = self._transactions.pending_work(tc_id)
+        deadline_s = None if work.next_deadline_us is None else (work.next_deadline_us - work.now_us) / 1_000_000
+        return DrainResult(
+            finished=progress.finished,
+            expired=progress.expired,
+            handed_over=[str(txn) for txn in handed_over],
+            more=work.has_unclaimed or progress.is_cut_short or len(handed_over) >= _MAX_IDS_PER_RESULT,
+            next_deadline_s=None if deadline_s is None else max(0.0, deadline_s),
+        )
+
+    @defined(name="transactions.tell")
+    @beating()
+    def tell(self, request: BroadcastInput) -> BroadcastState:
+        """Tell the participants of one transaction that are owed. The result names the participants that failed.
+
+        Idempotency: keyed by `txn`. The state of a finished transaction is returned again.
+        Raises: UnknownObject, TransactionNotDecided, ClaimHeld (terminal); StoreUnavailable, CatalogBusy (retry).
+        """
+        txn = TransactionId.parse(request.txn)
+        transaction = self._transactions.claim_one(txn, own_claim(CLAIM_S + request.wait_s))
+        if transaction.finished_us is None:
+            result = self._broadcasts.settle([transaction])
+            _record_durations(result.finished)
+            if failures := result.failures.get(txn):
+                self._transactions.record_failures(txn, failures)
+            transaction = self._transactions.get(txn)
+        return _to_broadcast_state(transaction)
+
+    @defined(name="transactions.busy_coordinators")
+    @beating()
+    def busy_coordinators(self, request: BusyCoordinatorsInput) -> list[int]:
+        """Return the first coordinators with work that no workflow has claimed, ascending.
+
+        Idempotency: reads only.
+        Raises: StoreUnavailable, CatalogBusy (retry).
+        """
+        return self._transactions.busy_coordinators()[: request.limit]
+
+    @defined(name="transactions.forget")
+    @beating()
+    def forget(self, request: ForgetTransactionsInput) -> int:
+        """Forget a page of transactions that finished longer ago than the retention. Return their number.
+
+        Idempotency: each call takes the next page.
+        Raises: StoreUnavailable, CatalogBusy (retry).
+        """
+        return self._transactions.forget(older_than_s=self._retention_s, limit=request.limit)
+
+
+def broadcast_id(txn: TransactionId) -> str:
+    """Return the id of the `broadcast-transaction` workflow of a transaction."""
+    return f"broadcast-transaction/{txn.tc_id}-{txn.sequence}"
+
+
+def _to_broadcast_state(transaction: StoredTransaction) -> BroadcastState:
+    owed = transaction.owed
+    return BroadcastState(
+        state=transaction.state.value,
+        settled=len(transaction.participants) - len(owed),
+        owed=[
+            Owed(
+                participant=str(stored.participant),
+                topic=stored.topic,
+                error=(stored.last_error or "")[:MAX_ERROR_CHARACTERS],
+            )
+            for stored in owed[:MAX_REPORTED_PARTICIPANTS]
+        ],
+        owed_count=len(owed),
+    )
+
+
+def _record_durations(finished: Iterable[FinishedTransaction]) -> None:
+    """Record the time from the decision of each transaction until its last participant was settled.
+
+    Only the call that finished a transaction records it, after the commit. A worker that dies in between records
+    nothing. Transactions without participants are not recorded, nor those whose last participant an operator resolved.
+    """
+    durations_s = [txn.duration_us / 1_000_000 for txn in finished if txn.duration_us is not None]
+    if not durations_s:
+        return
+    about = "From the decision of a transaction until its last participant was told"
+    histogram = activity.metric_meter().create_histogram_float(BROADCAST, about, "s")
+    for duration_s in durations_s:
+        histogram.record(max(0.0, duration_s))

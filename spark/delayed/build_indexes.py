@@ -1,0 +1,178 @@
+"""`build-delayed-index`: build the index buckets of many topics from the delivery times in their logs.
+
+Each topic's log is cut into ranges, one per bucket, and one task reads each range. The task fetches one column of the
+segments that have delayed entries, and writes a snapshot file as a seal does. All ranges of a topic use the same
+frontier and the same time, so the buckets show one moment.
+
+Source: PIP-195, where one reader of the whole log rebuilds an index.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from infra.catalog import SqlCatalog, open_catalog
+from infra.catalog.delayed.index_work_queries import delayed_sizes
+from logstore.atomic_files import replace_atomically
+from logstore.delayed.jobs import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
+from logstore.delayed.sealing import merge_ranges
+from logstore.delayed.services.delayed_log import DelayedFilter, DelayedLog, last_position
+from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.errors import CorruptData, MissingData
+from logstore.ports.catalog import Claim
+from logstore.positions import EARLIEST, Position, TopicId
+from logstore.reconciliation.bulk_jobs import BulkSummary
+from spark.job_runner import JobRun
+from spark.sources.store_addresses import NativeAddresses
+from spark.sources.topic_logs import (
+    TASKS_PER_CORE,
+    deal_in_turn,
+    is_active,
+    open_log_stores,
+    order_topics_by_size,
+    unreadable_topic_facts,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TopicPlan:
+    built: BuiltIndex  # its files are not written yet
+    now_ms: int
+    ranges: tuple[LogRange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RangeTask:
+    """Range of a log that becomes one bucket."""
+
+    topic_id: TopicId
+    number: int  # index of the range among the topic's ranges
+    log_range: LogRange
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RangeResult:
+    topic_id: TopicId
+    number: int
+    messages: int = 0  # 0 means that all messages were due and there is no file
+    error: str = ""  # why the range could not be read
+
+
+def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) -> BulkSummary:
+    """Run the job on the driver."""
+    cores = run.spark.sparkContext.defaultParallelism
+    (topics,) = run.spread(
+        "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, delayed_sizes)
+    )
+    planned = run.spread(
+        "cut logs into buckets", deal_in_turn(topics, TASKS_PER_CORE * cores), partial(_plan, addresses, job)
+    )
+    plans = [plan for task_plans in planned for plan in task_plans if plan is not None]
+    ranges = sorted(
+        (range_task for plan in plans for range_task in _range_tasks(plan)), key=lambda task: -task.log_range.entries
+    )
+    tasks = deal_in_turn(ranges, TASKS_PER_CORE * cores)
+    written = run.spread("read delivery times", tasks, partial(_write, addresses, run.folder))
+    results = [result for task_results in written for result in task_results]
+    return _write_lists(run.folder, len(topics), plans, results)
+
+
+def _plan(addresses: NativeAddresses, job: BuildIndexes, topics: list[int]) -> list[_TopicPlan | None]:
+    """Plan topics, in an executor. The result has `None` for a topic that is deleted or being deleted."""
+    with open_catalog(addresses.database_url) as catalog:
+        log = _open_log(addresses, catalog)
+        return [_plan_topic(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
+
+
+def _open_log(addresses: NativeAddresses, catalog: SqlCatalog) -> DelayedLog:
+    primary, tiered = open_log_stores(addresses, catalog)
+    return DelayedLog(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
+
+
+def _plan_topic(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: TopicId) -> _TopicPlan | None:
+    if not is_active(catalog, topic_id):
+        return None
+    if job.workflow_id:
+        catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=job.claim_s))
+    listed, frontier = catalog.delayed.listed(topic_id), catalog.transactions.frontier(topic_id, from_ledger=0)
+    now_ms = catalog.delayed.now_ms()
+    segments = [segment for _, segment in log.segments(topic_id, behind=EARLIEST, last=frontier.last or EARLIEST)]
+    delayed = [segment.delayed for segment in segments]
+    bounds = [(Position(segment.ledger_id, segment.first_entry), last_position(segment)) for segment in segments]
+    sized = ((first, last, entries) for (first, last), entries in zip(bounds, delayed, strict=True))
+    ranges = cut_log(sized, total=sum(delayed), messages=job.messages, buckets=job.buckets)
+    built = BuiltIndex(
+        topic_id=topic_id,
+        expected_version=listed.version,
+        removed=tuple(bucket.bucket_id for bucket in listed.buckets),
+        sealed_to=max([listed.sealed_to, *(last for _, last in bounds[-1:])]),
+        files=(),
+    )
+    return _TopicPlan(built=built, now_ms=now_ms, ranges=tuple(ranges))
+
+
+def _range_tasks(plan: _TopicPlan) -> Iterator[_RangeTask]:
+    for number, log_range in enumerate(plan.ranges):
+        yield _RangeTask(topic_id=plan.built.topic_id, number=number, log_range=log_range, now_ms=plan.now_ms)
+
+
+def _write(addresses: NativeAddresses, folder: Path, tasks: list[_RangeTask]) -> list[_RangeResult]:
+    """Write one file per range, in an executor. A task may run twice."""
+    with open_catalog(addresses.database_url) as catalog:
+        log = _open_log(addresses, catalog)
+        return [_write_range(catalog, log, folder, task) for task in tasks]
+
+
+def _write_range(catalog: SqlCatalog, log: DelayedLog, folder: Path, task: _RangeTask) -> _RangeResult:
+    topic_id, log_range = task.topic_id, task.log_range
+    frontier = catalog.transactions.frontier(topic_id, from_ledger=log_range.first.ledger_id)
+    wanted = DelayedFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
+    behind = Position(log_range.first.ledger_id, log_range.first.entry_id - 1)
+    try:
+        segments = log.segments(topic_id, behind=behind, last=log_range.last)
+        rows = merge_ranges([rows for _, rows in log.rows(segments, wanted) if len(rows)])
+    except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others
+        return _RangeResult(topic_id=topic_id, number=task.number, error=str(damage))
+    if len(rows):
+        with replace_atomically(IndexFiles(folder).snapshot_path(_file_name(topic_id, task.number))) as new:
+            writer = SnapshotWriter(new, topic_id, log_range.first, log_range.last)
+            writer.add(rows)
+            writer.close()
+    return _RangeResult(topic_id=topic_id, number=task.number, messages=len(rows))
+
+
+def _file_name(topic_id: TopicId, number: int) -> str:
+    return f"bucket-{topic_id}-{number:05d}.parquet"
+
+
+def _write_lists(folder: Path, topics: int, plans: list[_TopicPlan], results: list[_RangeResult]) -> BulkSummary:
+    error_by_topic = {result.topic_id: result.error for result in results if result.error}
+    buckets = [result for result in results if result.messages and result.topic_id not in error_by_topic]
+    numbers_by_topic: dict[TopicId, list[int]] = defaultdict(list)
+    for bucket in buckets:
+        numbers_by_topic[bucket.topic_id].append(bucket.number)
+    readable = [plan.built for plan in plans if plan.built.topic_id not in error_by_topic]
+    built_indexes = [
+        replace(
+            built,
+            files=tuple(_file_name(built.topic_id, number) for number in sorted(numbers_by_topic[built.topic_id])),
+        )
+        for built in readable
+        if built.removed or numbers_by_topic[built.topic_id]
+    ]
+    parts = deal_in_turn(built_indexes, MAX_PARTS_PER_JOB)
+    for number, part in enumerate(parts):
+        IndexFiles(folder).write_part(number, part)
+    counts = {
+        "topics": topics,
+        "buckets": len(buckets),
+        "messages": sum(bucket.messages for bucket in buckets),
+        "empty": len(readable) - len(built_indexes),
+        "gone": topics - len(plans),
+        "unreadable": len(error_by_topic),
+        "parts": len(parts),
+    }
+    return BulkSummary(counts=counts, facts=unreadable_topic_facts(error_by_topic))

@@ -1,0 +1,48 @@
+"""Main functions of all bulk jobs, by job name."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from logstore.delayed.jobs import BuildIndexes
+from logstore.reconciliation.bulk_jobs import (
+    BulkSummary,
+    CompareSides,
+    CutScrub,
+    ListStorage,
+    ReadReferences,
+    ScrubPage,
+    VerifyFindings,
+)
+from logstore.records.rebuilding import RebuildRecords
+from logstore.transactions.buffer_serialization import BuildBuffers
+from spark.delayed.build_indexes import build_indexes
+from spark.job_runner import JobRun, Main
+from spark.reconciliation.compare_sides import compare_sides
+from spark.reconciliation.list_storage import list_storage
+from spark.reconciliation.read_catalog_rows import read_references
+from spark.reconciliation.scrub_ledgers import cut_scrub, scrub_page
+from spark.reconciliation.verify_findings import verify_findings
+from spark.records.rebuild_records import rebuild_records
+from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.transactions.build_buffers import build_buffers
+
+
+def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
+    """Return the main functions of jobs that read the SQL catalog and S3 buckets."""
+    mains: dict[str, Callable[[NativeAddresses, JobRun, Any], BulkSummary]] = {
+        ListStorage.name: list_storage,
+        ReadReferences.name: read_references,
+        CompareSides.name: compare_sides,
+        VerifyFindings.name: verify_findings,
+        CutScrub.name: cut_scrub,
+        ScrubPage.main: scrub_page,
+        BuildBuffers.name: build_buffers,
+        BuildIndexes.name: build_indexes,
+    }
+    return {name: partial(main, addresses) for name, main in mains.items()}
+
+
+def record_mains(records: StoreAddress) -> Mapping[str, Main]:
+    """Return the main functions of jobs that read the bucket of the record log."""
+    return {RebuildRecords.name: partial(rebuild_records, records)}

@@ -1,0 +1,248 @@
+"""`read-references`: read lists, ledgers, tiered copies, then intents from the catalog, by ranges of ids."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from sqlalchemy import Select
+
+from infra.catalog.engine.arrow_bulk import arrow_schema, open_arrow_reader
+from infra.catalog.engine.dialect_sql import parse_context_or_empty
+from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
+from infra.catalog.reconciliation import bulk_queries
+from logstore.log.ledgers import Component, LedgerOwner
+from logstore.offload.tiered_copy import parse_lengths
+from logstore.positions import TopicId
+from logstore.reconciliation.bulk_jobs import BulkSummary, ReadReferences
+from spark.job_runner import JobRun
+from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, GroupFiles, read_facts, write_facts
+from spark.reconciliation.shard_group import find_positions
+from spark.sources.store_addresses import NativeAddresses
+
+_MIN_IDS_PER_TASK: Final = 500_000
+_MAX_TASKS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class _IdRange:
+    """Range of ids from `first` (inclusive) to `end` (exclusive)."""
+
+    number: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Values that the tasks of one job share."""
+
+    url: str
+    folder: Path
+    groups: int
+    application: str
+
+    def write_range(
+        self,
+        stem: str,
+        schema: pa.Schema,
+        ids: _IdRange,
+        query: Select[Any],
+        to_facts: Callable[[pa.RecordBatch], pa.Table],
+    ) -> int:
+        files = GroupFiles(self.folder, stem, ids.number, schema, self.groups)
+        with open_arrow_reader(self.url) as connection:
+            for rows in connection.batches(query):
+                for batch in to_facts(rows).to_batches():
+                    files.write(batch)
+        return files.close()
+
+
+def read_references(addresses: NativeAddresses, run: JobRun, job: ReadReferences) -> BulkSummary:  # noqa: ARG001 - of every main
+    """Run the job on the driver, after storage was listed. Ledgers are read before intents.
+
+    Raises:
+        StoreUnavailable: The database did not answer.
+    """
+    groups = run.inputs("list-storage").counts["groups"]
+    reader = _Reader(addresses.database_url, run.folder, groups, addresses.application)
+    (before,) = run.spread("look at the catalog and its lists", [reader], _write_lists)
+    ledger_ranges = _split_ids(before["first_ledger"], before["last_ledger"])
+    counts = run.spread("read ledgers and their copies", ledger_ranges, partial(_write_ledgers, reader))
+    after = read_bounds(run, reader.url)
+    intent_ranges = _split_ids(after["first_row"], after["last_row"])
+    intents = run.spread("read intents", intent_ranges, partial(_write_intents, reader))
+    return BulkSummary(
+        counts={
+            "ledgers": sum(ledgers for ledgers, _ in counts),
+            "copies": sum(copies for _, copies in counts),
+            "intents": sum(intents),
+        }
+    )
+
+
+def read_bounds(run: JobRun, database_url: str) -> dict[str, int]:
+    """Run `bulk_queries.bounds` in an executor. In the driver, another library may have opened the database file."""
+    (bounds,) = run.spread("look at the catalog", [database_url], _query_bounds)
+    return bounds
+
+
+def _query_bounds(database_url: str) -> dict[str, int]:
+    with open_arrow_reader(database_url) as connection:
+        (row,) = connection.table(bulk_queries.bounds()).to_pylist()
+    return {name: int(value) for name, value in row.items()}
+
+
+def _split_ids(first: int, last: int) -> list[_IdRange]:
+    """Split ids into at most about `_MAX_TASKS` ranges, even if most ids have no row."""
+    size = max(_MIN_IDS_PER_TASK, math.ceil((last + 1 - first) / _MAX_TASKS))
+    return [_IdRange(number, start, start + size) for number, start in enumerate(range(first, last + 1, size))]
+
+
+def _write_lists(reader: _Reader) -> dict[str, int]:
+    """Write the lists into a file and return the bounds of ids. Runs in an executor.
+
+    Digests of owners are computed from lists, because there are fewer lists than ledgers.
+    """
+    with open_arrow_reader(reader.url) as connection:
+        rows = connection.table(bulk_queries.lists())
+    write_facts(reader.folder, "lists", 0, rows.to_batches(), rows.schema)
+    return _query_bounds(reader.url)
+
+
+@lru_cache(maxsize=2)
+def _list_by_id(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the lists by id. Each executor process reads the lists once per run."""
+    table = read_facts(folder, "lists", None, arrow_schema(bulk_queries.lists()))
+    return {row["list_id"]: row for row in table.to_pylist()}
+
+
+@lru_cache(maxsize=1_000_000)
+def _owner_digest(folder: Path, list_id: int, application: str) -> int:
+    """Return the owner's digest as a number, or 0 if the list or its topic does not exist or is damaged."""
+    row = _list_by_id(folder).get(list_id)
+    if row is None or not row["topic"]:
+        return 0
+    try:
+        owner = LedgerOwner(
+            application=application,
+            component=Component(row["component"]),
+            topic_id=TopicId(row["topic_id"]),
+            topic=row["topic"],
+            keys=json.loads(row["owner"]),
+        )
+        return int(owner.digest, 16)
+    except (ValueError, AttributeError, TypeError):
+        return 0
+
+
+def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
+    """Write ledgers with their references and primary copies, and write tiered copies. Runs in an executor.
+
+    Returns:
+        Number of ledgers, and number of their tiered copies.
+    """
+    first, end = ids.first, ids.end
+    with open_arrow_reader(reader.url) as connection:
+        copies = connection.table(bulk_queries.copies(first, end))
+        named = connection.table(bulk_queries.named_ledgers(first, end)).to_pylist()
+        (max_segments,) = connection.table(bulk_queries.max_segments(first, end))["segments"].to_pylist()
+        # A ledger with a single segment needs no moment, because the sums of its row describe the segment.
+        moments_end = end if max_segments > 1 else first
+        moments = connection.table(bulk_queries.segment_moments(first, moments_end))
+        wrong_sums = connection.table(bulk_queries.ledgers_with_wrong_segment_sums(first, end))
+    flags, copy_ids = copies["flags"].to_numpy(), copies["ledger_id"].to_numpy()
+    is_primary = flags & bulk_queries.TIERED == 0
+    joined = _JoinedFacts(
+        primary_ids=copy_ids[is_primary],
+        is_live=flags[is_primary] & bulk_queries.LIVE,
+        named={(row["ledger_id"], row["component"]) for row in named},
+        moment_ids=moments["ledger_id"].to_numpy(),
+        moments=moments["moment"].to_numpy(),
+        differs_from_segments=wrong_sums["ledger_id"].to_numpy(),
+    )
+    query = bulk_queries.ledgers(first, end, reader.application)
+    ledgers = reader.write_range("ledgers", LEDGERS, ids, query, partial(_to_ledger_facts, reader, joined, ids))
+    if is_primary.all():
+        return ledgers, 0
+    query = bulk_queries.tiered_copies(first, end)
+    return ledgers, reader.write_range("copies", COPIES, ids, query, partial(_add_locations, COPIES))
+
+
+@dataclass(frozen=True, slots=True)
+class _JoinedFacts:
+    """Facts about the ledgers of a range, read by other queries."""
+
+    primary_ids: npt.NDArray[np.int64]  # ledgers with a primary copy, ascending
+    is_live: npt.NDArray[np.int64]  # 1 or 0, for each of `primary_ids`
+    named: set[tuple[int, str]]  # ledger and component of ledgers that a row of their component names
+    moment_ids: npt.NDArray[np.int64]  # ledgers with two or more segments, ascending
+    moments: npt.NDArray[np.int64]  # for each of `moment_ids`
+    differs_from_segments: npt.NDArray[np.int64]  # ledgers whose sums differ from those of their rows of segments
+
+
+def _to_ledger_facts(reader: _Reader, joined: _JoinedFacts, ids: _IdRange, rows: pa.RecordBatch) -> pa.Table:
+    ledgers, lists, flags = (rows.column(name).to_numpy() for name in ("ledger_id", "list_id", "flags"))
+    list_ids, list_index = np.unique(lists, return_inverse=True)
+    digests = [_owner_digest(reader.folder, int(list_id), reader.application) for list_id in list_ids]
+    digest = np.array(digests, np.uint64)[list_index]
+    for row in np.flatnonzero(flags & bulk_queries.OTHER_APPLICATION):
+        application = _application_by_ledger(reader, ids)[int(ledgers[row])]
+        digest[row] = _owner_digest(reader.folder, int(lists[row]), application)
+    components = [_list_by_id(reader.folder).get(int(list_id), {}).get("component", "") for list_id in list_ids]
+    referenced = flags & bulk_queries.LISTED != 0
+    is_named_by_row = np.array([component in REFERRING_COLUMN_BY_COMPONENT for component in components], np.bool_)[
+        list_index
+    ]
+    for row in np.flatnonzero(is_named_by_row):
+        referenced[row] = (int(ledgers[row]), components[list_index[row]]) in joined.named
+    primary = np.zeros(len(ledgers), np.int8)
+    if len(joined.primary_ids):
+        position, has_primary = find_positions(joined.primary_ids, ledgers)
+        primary = np.where(has_primary, 1 + joined.is_live[position], 0).astype(np.int8)
+    moment = np.full(len(ledgers), -1, np.int64)
+    if len(joined.moment_ids):
+        position, has_moment = find_positions(joined.moment_ids, ledgers)
+        moment = np.where(has_moment, joined.moments[position], -1)
+    columns = {
+        "moment": moment,
+        "digest": digest,
+        "creating": flags & bulk_queries.CREATING != 0,
+        "differs_from_segments": np.isin(ledgers, joined.differs_from_segments),
+        "primary": primary,
+        "referenced": referenced,
+    }
+    arrays = [pa.array(columns[name]) if name in columns else rows.column(name) for name in LEDGERS.names]
+    return pa.table(arrays, schema=LEDGERS)
+
+
+@lru_cache(maxsize=2)
+def _application_by_ledger(reader: _Reader, ids: _IdRange) -> dict[int, str]:
+    """Return ledgers of another application, with its name. Usually there are none."""
+    with open_arrow_reader(reader.url) as connection:
+        rows = connection.table(bulk_queries.applications(ids.first, ids.end, reader.application)).to_pylist()
+    return {row["ledger_id"]: row["application"] for row in rows}
+
+
+def _write_intents(reader: _Reader, ids: _IdRange) -> int:
+    query = bulk_queries.intents(ids.first, ids.end)
+    return reader.write_range("intents", INTENTS, ids, query, partial(_add_locations, INTENTS))
+
+
+def _add_locations(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
+    """Add the columns that the offload context states. An unreadable context states no uuid."""
+    return pa.Table.from_pylist([_add_location(row) for row in rows.to_pylist()], schema=schema)
+
+
+def _add_location(row: dict[str, Any]) -> dict[str, Any]:
+    context = parse_context_or_empty(row["context"])
+    location = {name: context.get(name, "") for name in ("uuid", "bucket", "endpoint")}
+    lengths = parse_lengths(context)
+    sizes = {"data_bytes": lengths and lengths.data_bytes, "index_bytes": lengths and lengths.index_bytes}
+    return {**row, **location, **sizes, "stalled": bool(row.get("stalled"))}

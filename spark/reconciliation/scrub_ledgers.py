@@ -1,0 +1,241 @@
+"""`cut-scrub` and `scrub-page`: read every stored segment and tiered copy at a bounded rate, and compare digests.
+
+A page is split into lanes, one for each task that can run at once. The lanes share the rate evenly, so the whole job
+keeps the rate. A task has one segment or one part of a tiered copy in memory.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from zlib import crc32
+
+import pyarrow.parquet as pq
+
+from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
+from infra.catalog.engine.dialect_sql import parse_context_or_empty
+from infra.catalog.reconciliation import bulk_queries
+from logstore.atomic_files import replace_atomically
+from logstore.errors import CorruptData
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import CopyKind
+from logstore.offload.tiered_copy import data_key, parse_copy_location
+from logstore.ports.catalog import Segment
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
+from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, to_table
+from logstore.reconciliation.findings import Finding
+from logstore.reconciliation.services.scrub_checks import Damage, check_copy, check_segment, find_damage
+from spark.job_runner import JobRun
+from spark.reconciliation.read_rate import Pace
+from spark.sources.store_addresses import NativeAddresses
+
+_MAX_PAGE_S: Final = 300  # a page occupies its worker, and a pause takes effect only after the page
+_MAX_PAGE_BYTES: Final = 8 << 30
+_MAX_PAGE_OBJECTS: Final = 20_000
+"""Bounds of a page. They limit the memory of a task, and the work that is repeated after a scrub died.
+
+A ledger is never split between pages, however large it is.
+"""
+_MAX_LANES: Final = 16
+_PAGES_FILE: Final = "pages.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Range of ledger ids from `first` (inclusive) to `end` (exclusive). Empty `topics` means every topic."""
+
+    first: int
+    end: int
+    topics: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Part of a page that one task reads."""
+
+    number: int
+    lanes: int
+    page: _Range
+    bytes_per_s: float
+
+    def takes(self, row: Mapping[str, Any]) -> bool:
+        """Return whether the task reads the object of the row.
+
+        The row's key decides, not its position, because each task queries the catalog separately and rows may change
+        between the queries. A checksum also spreads ledgers whose ids have equal remainders.
+        """
+        key = f"{row['ledger_id']}/{row.get('number', '')}"
+        return crc32(key.encode()) % self.lanes == self.number
+
+
+def cut_scrub(addresses: NativeAddresses, run: JobRun, job: CutScrub) -> BulkSummary:
+    """Run the job on the driver.
+
+    Raises:
+        StoreUnavailable: The database did not answer.
+    """
+    cut = partial(_cut, addresses.database_url, run.folder, max_objects=_MAX_PAGE_OBJECTS)
+    (counts,) = run.spread("cut ledgers into pages", [job], cut)
+    return BulkSummary(counts=counts)
+
+
+def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) -> dict[str, int]:
+    pages: list[tuple[int, int]] = []
+    counts, page = Counter[str](), Counter[str]()
+    max_bytes = min(_MAX_PAGE_BYTES, _MAX_PAGE_S * job.bytes_per_s)
+    first = last = -1
+    with open_arrow_reader(database_url) as catalog:
+        for ledger_id, size_bytes, objects in _read_copies(catalog, job):
+            is_full = page["size_bytes"] + size_bytes > max_bytes or page["objects"] + objects > max_objects
+            if ledger_id != last:
+                counts["ledgers"] += 1
+                if page and is_full:
+                    pages.append((first, last + 1))
+                    page.clear()
+                first = first if page else ledger_id
+            last = ledger_id
+            for counter in (counts, page):
+                counter.update(size_bytes=size_bytes, objects=objects)
+    if page:
+        pages.append((first, last + 1))
+    with replace_atomically(folder / _PAGES_FILE) as new:
+        new.write_text(json.dumps({"topics": job.topics, "pages": pages}), encoding="utf-8")
+    return {name: counts[name] for name in ("ledgers", "objects", "size_bytes")} | {"pages": len(pages)}
+
+
+def _read_copies(catalog: ArrowReader, job: CutScrub) -> Iterator[tuple[int, int, int]]:
+    for batch in catalog.batches(bulk_queries.scrubbed_ledgers(0, job.next_ledger_id, job.topics)):
+        columns = (batch.column(name).to_pylist() for name in ("ledger_id", "size_bytes", "objects"))
+        yield from zip(*columns, strict=True)
+
+
+def scrub_page(addresses: NativeAddresses, run: JobRun, job: ScrubPage) -> BulkSummary:
+    """Run the job on the driver.
+
+    Raises:
+        StoreUnavailable: Storage or the database did not answer. This says nothing about the data.
+    """
+    cut = json.loads((Path(run.inputs(CutScrub.name).folder) / _PAGES_FILE).read_text(encoding="utf-8"))
+    first, end = cut["pages"][job.page]
+    page = _Range(first, end, tuple(cut["topics"]))
+    lanes = _make_lanes(page, bytes_per_s=job.bytes_per_s, parallel_tasks=run.spark.sparkContext.defaultParallelism)
+    counts_by_lane = run.spread("read and compare", lanes, partial(_scrub_lane, addresses, run.folder))
+    names = ("objects", "size_bytes", "findings", "elsewhere")
+    totals = {name: sum(counts[name] for counts in counts_by_lane) for name in names}
+    facts = {}
+    if totals["elsewhere"]:
+        facts[f"{LEFT_OUT}copies"] = (
+            "tiered copies in buckets that are not the catalog's, or with an unreadable context"
+        )
+    return BulkSummary(counts=totals, facts=facts)
+
+
+def _make_lanes(page: _Range, *, bytes_per_s: int, parallel_tasks: int) -> list[_Lane]:
+    lanes = min(_MAX_LANES, max(1, parallel_tasks))
+    return [_Lane(number, lanes, page, bytes_per_s / lanes) for number in range(lanes)]
+
+
+def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counter[str]:
+    """Read the objects of one lane and write their findings into one file. Runs in an executor, maybe twice."""
+    page, counts = lane.page, Counter[str]()
+    with open_arrow_reader(addresses.database_url) as catalog:
+        segments = catalog.table(bulk_queries.scrubbed_segments(page.first, page.end, page.topics)).to_pylist()
+        copies = catalog.table(bulk_queries.scrubbed_copies(page.first, page.end, page.topics)).to_pylist()
+    reader = _Reader(addresses, Pace(lane.bytes_per_s))
+    answers: list[Finding | None] = []
+    for row in filter(lane.takes, segments):
+        counts["objects"] += 1
+        answers.append(reader.check_segment(row))
+    for row in filter(lane.takes, copies):
+        target = reader.find_target(row)
+        counts["elsewhere" if target is None else "objects"] += 1
+        if target:
+            answers.append(reader.check_copy(row, *target))
+    findings = [finding for finding in answers if finding]
+    path = folder / f"findings-{lane.number:06d}.parquet"
+    if findings:
+        with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
+            writer.write_table(to_table(findings), row_group_size=FINDINGS_PER_PAGE)
+    else:
+        path.unlink(missing_ok=True)  # of an earlier run of this task, whose findings no longer count
+    counts.update(findings=len(findings), size_bytes=reader.pace.spent)
+    return counts
+
+
+class _Reader:
+    """Reader of the objects of one lane."""
+
+    def __init__(self, addresses: NativeAddresses, pace: Pace) -> None:
+        self._addresses, self.pace = addresses, pace
+
+    def check_segment(self, row: Mapping[str, Any]) -> Finding | None:
+        segment = _to_segment(row)
+        store = self._addresses.primary.store()
+        damage = find_damage(
+            partial(check_segment, store, segment, self.pace.spend), partial(self._is_segment_named, segment)
+        )
+        key = segment_key(segment.ledger_id, segment.number)
+        return _to_finding(damage, row, CopyKind.LEDGER, self._addresses.primary.bucket, key) if damage else None
+
+    def find_target(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
+        """Return store, bucket and uuid of a tiered copy, or `None` if tasks do not read its bucket."""
+        try:
+            uuid, location = parse_copy_location(row["ledger_id"], parse_context_or_empty(row["context"]))
+        except CorruptData:  # the context is damaged; a plan reports that
+            return None
+        for address in self._addresses.tiered:
+            if address.bucket == location.bucket and location.endpoint in {"", address.endpoint.rstrip("/")}:
+                return address.store(), address.bucket, uuid
+        return None
+
+    def check_copy(self, row: Mapping[str, Any], store: ObjectStore, bucket: str, uuid: str) -> Finding | None:
+        ledger_id = LedgerId(row["ledger_id"])
+        check = partial(check_copy, store, uuid, ledger_id, self.pace.spend)
+        damage = find_damage(check, partial(self._is_copy_named, ledger_id, uuid))
+        key = data_key(uuid, ledger_id)
+        return _to_finding(damage, row, CopyKind.OFFLOADED_LEDGER, bucket, key, uuid=uuid) if damage else None
+
+    def _is_segment_named(self, segment: Segment) -> bool:
+        with open_arrow_reader(self._addresses.database_url) as catalog:
+            rows = catalog.table(
+                bulk_queries.scrubbed_segments(segment.ledger_id, segment.ledger_id + 1, ())
+            ).to_pylist()
+        return segment in map(_to_segment, rows)
+
+    def _is_copy_named(self, ledger_id: LedgerId, uuid: str) -> bool:
+        with open_arrow_reader(self._addresses.database_url) as catalog:
+            rows = catalog.table(bulk_queries.scrubbed_copies(ledger_id, ledger_id + 1, ())).to_pylist()
+        return any(parse_context_or_empty(row["context"]).get("uuid") == uuid for row in rows)
+
+
+def _to_segment(row: Mapping[str, Any]) -> Segment:
+    return Segment(
+        ledger_id=LedgerId(row["ledger_id"]),
+        number=row["number"],
+        first_entry=row["first_entry"],
+        entries=row["entries"],
+        size_bytes=row["size_bytes"],
+        sha256=row["sha256"] or None,
+    )
+
+
+def _to_finding(
+    damage: Damage, row: Mapping[str, Any], copy: CopyKind, bucket: str, key: str, *, uuid: str = ""
+) -> Finding:
+    return Finding(
+        kind=damage.kind,
+        ledger_id=LedgerId(row["ledger_id"]),
+        copy=copy.value,
+        bucket=bucket,
+        key=key,
+        uuid=uuid,
+        topic=row["topic"],
+        objects=1,
+        size_bytes=row["size_bytes"],
+        detail=damage.detail,
+    )

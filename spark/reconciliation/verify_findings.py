@@ -1,0 +1,305 @@
+"""`verify-findings`: check each candidate again, first in storage and then in the catalog, and keep the true findings.
+
+Storage was listed and rows were read some time ago. An absence counts only if a HEAD finds nothing and the row still
+names the object. An orphan counts only if storage states its owner.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet as pq
+
+from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
+from infra.catalog.engine.dialect_sql import parse_context_or_empty
+from infra.catalog.reconciliation import bulk_queries
+from infra.catalog.reconciliation.rows_naming_ledgers import read_ledger_rows
+from logstore.atomic_files import replace_atomically
+from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key, segment_key, segment_number_from_key
+from logstore.log.ledgers import CopyKind, LedgerStatement
+from logstore.log.segment_metadata import is_confirmation
+from logstore.ports.objects import ObjectStore
+from logstore.positions import LedgerId
+from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindings
+from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, to_table
+from logstore.reconciliation.findings import Finding, FindingKind
+from logstore.reconciliation.orphan_doubts_from_rows import (
+    LedgerRows,
+    describe_lost_ledger,
+    describe_lost_segments,
+    doubt_orphan,
+    doubt_segment,
+    doubt_unreferenced,
+)
+from logstore.reconciliation.services.orphan_inspection import (
+    NOT_SHOWN,
+    OTHER_APPLICATION,
+    UNSTATED,
+    YOUNG,
+    OrphanDoubt,
+    doubt_upload,
+    inspect_orphan,
+    is_copy,
+    is_single_object,
+    judge_orphan,
+)
+from spark.job_runner import JobRun
+from spark.sources.store_addresses import NativeAddresses
+
+_PARALLEL_REQUESTS: Final = 16  # of one task
+_PAGES_PER_TASK: Final = 8
+_CONFIRMATION_DETAIL: Final = "it says where a segment was registered, and goes with its ledger"
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    number: int
+    pages: tuple[int, ...]
+
+
+def verify_findings(addresses: NativeAddresses, run: JobRun, job: VerifyFindings) -> BulkSummary:
+    """Run the job on the driver.
+
+    Raises:
+        StoreUnavailable: Storage or the database did not answer.
+    """
+    folder = Path(run.inputs("compare-sides").folder)
+    pages = range(FindingFiles(folder).pages)
+    starts = range(0, len(pages), _PAGES_PER_TASK)
+    tasks = [_Task(number, tuple(pages[start : start + _PAGES_PER_TASK])) for number, start in enumerate(starts)]
+    verify = partial(_verify, candidates=folder, folder=run.folder, addresses=addresses, before_us=job.before_us)
+    counts_by_task = run.spread("ask storage and catalog again", tasks, verify)
+    return BulkSummary(
+        counts={kind.value: sum(counts[kind.value] for counts in counts_by_task) for kind in FindingKind}
+    )
+
+
+def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAddresses, before_us: int) -> Counter[str]:
+    """Write the findings among some pages of candidates into one file. Runs in an executor, maybe twice at once."""
+    files, counts = FindingFiles(candidates), Counter[str]()
+    stores = {address.bucket: address.store() for address in addresses.stores}
+    with (
+        replace_atomically(folder / f"findings-{task.number:06d}.parquet") as new,
+        pq.ParquetWriter(new, FINDING_SCHEMA) as writer,
+        open_arrow_reader(addresses.database_url) as catalog,
+    ):
+        for page in task.pages:
+            page_candidates = list(files.page(page).values())
+            findings = verify_candidates(page_candidates, stores, catalog, before_us, addresses.application)
+            counts.update(finding.kind.value for finding in findings)
+            if findings:
+                writer.write_table(to_table(findings), row_group_size=FINDINGS_PER_PAGE)
+    return counts
+
+
+def verify_candidates(
+    candidates: Sequence[Finding],
+    stores: Mapping[str, ObjectStore],
+    catalog: ArrowReader,
+    before_us: int,
+    application: str,
+) -> list[Finding]:
+    """Return the candidates that are still true, in unchanged order, with storage's statements."""
+    names_by_ledger = _read_names_of_absent(candidates, catalog)
+
+    def ask(candidate: Finding) -> Finding | None:
+        if _is_stated_orphan(candidate):
+            return _add_statement(candidate, stores[candidate.bucket], before_us, application)
+        if is_single_object(candidate):  # parts of an upload state nothing
+            return None if doubt_upload(stores[candidate.bucket], candidate.key, before_us) else candidate
+        if candidate.kind is FindingKind.MISSING_DATA and not _is_lost_row(candidate):
+            names = names_by_ledger.get(candidate.ledger_id, ())
+            return candidate if _is_missing(candidate, stores[candidate.bucket], names) else None
+        return candidate
+
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="verify") as threads:
+        answers = list(filter(None, threads.map(ask, candidates)))
+    is_named_by_kind = _check_missing(answers, catalog) | _check_rows(answers, catalog)
+    named = [
+        finding
+        for finding in answers
+        if finding.kind not in is_named_by_kind or is_named_by_kind[finding.kind](finding)
+    ]
+    return list(filter(None, _judge_by_catalog(named, catalog)))
+
+
+def _add_statement(candidate: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
+    """Return an orphan with storage's statement, or `None` if the orphan is absent or young.
+
+    The statement may change the finding's kind to foreign or mismatch.
+    """
+    orphan = inspect_orphan(store, candidate)
+    judged = judge_orphan(candidate, orphan, before_us=before_us, application=application)
+    if isinstance(judged, OrphanDoubt) and judged.reason in {NOT_SHOWN, YOUNG}:
+        return None
+    finding = replace(
+        candidate,
+        objects=len(orphan.objects),
+        size_bytes=orphan.size_bytes,
+        newest_us=max(stored.modified_us or 0 for stored in orphan.objects),
+        statement=dict(next(iter(orphan.metadata.values()), {})),
+    )
+    if isinstance(judged, OrphanDoubt):
+        is_foreign = judged.reason in {UNSTATED, OTHER_APPLICATION}
+        kind = FindingKind.FOREIGN if is_foreign else FindingKind.MISMATCH
+        return replace(finding, kind=kind, detail=f"{judged.key}: {judged.reason}")
+    finding = replace(finding, topic=judged.owner.topic)
+    is_segment = finding.kind is FindingKind.ORPHAN_SEGMENT
+    if is_segment and is_confirmation(segment_number_from_key(finding.key) or 0, finding.statement):
+        return replace(finding, kind=FindingKind.CONFIRMATION, detail=_CONFIRMATION_DETAIL)
+    return finding
+
+
+def _read_names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
+    """Return the keys that the catalog knows for ledgers without listed objects, `meta.json` first."""
+    absent = [
+        candidate
+        for candidate in candidates
+        if candidate.kind is FindingKind.MISSING_DATA and candidate.key.endswith("/")
+    ]
+    ids = sorted({candidate.ledger_id for candidate in absent if candidate.ledger_id is not None})
+    names: dict[int | None, list[str]] = {ledger_id: [] for ledger_id in ids}
+    if not ids:
+        return names
+    rows_by_ledger = read_ledger_rows(lambda query: catalog.table(query).to_pylist(), ids)
+    for ledger_id in ids:
+        digests = {owner.digest for owner in rows_by_ledger[ledger_id].owners}
+        names[ledger_id] += [f"{ledger_prefix(ledger_id)}{digest}.meta.json" for digest in sorted(digests)]
+    for row in catalog.table(bulk_queries.segments(ids)).to_pylist():
+        names[row["ledger_id"]].append(segment_key(LedgerId(row["ledger_id"]), row["number"]))
+    return names
+
+
+def _is_missing(candidate: Finding, store: ObjectStore, names: Sequence[str]) -> bool:
+    """Return whether separate reads also find that the data is absent or too short.
+
+    For a whole ledger, another listing and a HEAD of each of `names` must find nothing.
+    """
+    if candidate.key.endswith("/"):
+        own = (
+            owner_digest_from_key(stored.key) or segment_number_from_key(stored.key) is not None
+            for stored in store.list(candidate.key)
+        )
+        return not any(own) and not any(map(store.head, names))
+    head = store.head(candidate.key)
+    return head is None or (candidate.objects > 0 and head[0].size_bytes == candidate.size_bytes)
+
+
+def _check_rows(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
+    """Return checks by kind: ledgers are still unreferenced, and intents are still stalled."""
+    ledger_ids = [
+        finding.ledger_id for finding in findings if _is_unreferenced(finding) and finding.ledger_id is not None
+    ]
+    row_ids = [
+        finding.row_id
+        for finding in findings
+        if finding.kind is FindingKind.STALLED_DELETION and finding.row_id is not None
+    ]
+    unreferenced, stalled = set[int](), set[int]()
+    if ledger_ids:
+        unreferenced |= set(catalog.table(bulk_queries.unreferenced_ledgers(ledger_ids))["ledger_id"].to_pylist())
+    if row_ids:
+        stalled |= set(catalog.table(bulk_queries.stalled_intents(row_ids))["row_id"].to_pylist())
+    return {
+        FindingKind.UNREFERENCED_LEDGER: lambda finding: finding.ledger_id in unreferenced,
+        FindingKind.STALLED_DELETION: lambda finding: finding.row_id in stalled,
+    }
+
+
+def _check_missing(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
+    """Return a check that the catalog still names missing data. Detached data was rightly deleted."""
+    ledger_ids = sorted(
+        {
+            finding.ledger_id
+            for finding in findings
+            if finding.kind is FindingKind.MISSING_DATA and not _is_lost_row(finding) and finding.ledger_id is not None
+        }
+    )
+    copies, segments = set[tuple[int, str]](), set[tuple[int, int]]()
+    for start in range(0, len(ledger_ids), bulk_queries.MAX_LEDGERS_PER_QUERY):
+        ids = ledger_ids[start : start + bulk_queries.MAX_LEDGERS_PER_QUERY]
+        for row in catalog.table(bulk_queries.copies_with_context(ids)).to_pylist():
+            copies.add((row["ledger_id"], row["kind"] + parse_context_or_empty(row["context"]).get("uuid", "")))
+        rows = catalog.table(bulk_queries.segments(ids)).to_pylist()
+        segments |= {(row["ledger_id"], row["number"]) for row in rows}
+
+    def is_named(finding: Finding) -> bool:
+        if _is_lost_row(finding):
+            return True
+        ledger_id, number = finding.ledger_id or 0, segment_number_from_key(finding.key)
+        has_copy = (ledger_id, finding.copy + finding.uuid) in copies
+        return has_copy and (number is None or (ledger_id, number) in segments)
+
+    return {FindingKind.MISSING_DATA: is_named}
+
+
+def _judge_by_catalog(findings: Sequence[Finding], catalog: ArrowReader) -> Iterator[Finding | None]:
+    """Judge orphans and lost rows by other rows of the catalog. Yield `None` if a finding is no longer true."""
+    judges = (
+        (_is_stated_orphan, _judge_orphan),
+        (_is_lost_row, _judge_lost_rows),
+        (_is_unreferenced, _judge_unreferenced),
+    )
+    judge_by_finding = [
+        next((judge for is_its_kind, judge in judges if is_its_kind(finding)), None) for finding in findings
+    ]
+    ids = {
+        finding.ledger_id
+        for finding, judge in zip(findings, judge_by_finding, strict=True)
+        if judge is not None and finding.ledger_id is not None
+    }
+    rows = read_ledger_rows(lambda query: catalog.table(query).to_pylist(), ids) if ids else {}
+    for finding, judge in zip(findings, judge_by_finding, strict=True):
+        if judge is None or finding.ledger_id is None:
+            yield finding
+        else:
+            yield judge(finding, rows[finding.ledger_id])
+
+
+def _judge_lost_rows(finding: Finding, rows: LedgerRows) -> Finding | None:
+    """Return the finding with a sentence about the lost rows, or `None` if no row is lost."""
+    if not rows.has_row:
+        reason = describe_lost_ledger(rows)
+        return replace(finding, detail=reason) if reason else None
+    if not rows.copies:
+        return finding
+    reason = describe_lost_segments(rows.counted, rows.summed)
+    return replace(finding, detail=f"{reason}; repair the catalog by hand") if reason else None
+
+
+def _judge_unreferenced(finding: Finding, rows: LedgerRows) -> Finding | None:
+    """Return the finding if rows prove that the ledger is not needed, else a finding of lost data."""
+    if not rows.has_row:
+        return None
+    doubt = doubt_unreferenced(rows)
+    return replace(finding, kind=doubt.kind, detail=doubt.reason) if doubt and doubt.kind else finding
+
+
+def _judge_orphan(finding: Finding, rows: LedgerRows) -> Finding | None:
+    """Return the orphan, or a finding of damage instead, or `None` if a row names this very copy."""
+    statement = LedgerStatement.from_metadata(finding.statement)
+    if finding.kind is FindingKind.ORPHAN_SEGMENT:
+        doubt = doubt_segment(statement, rows)
+    else:
+        doubt = doubt_orphan(statement, CopyKind(finding.copy), finding.uuid, rows)
+    if doubt is None:
+        return finding
+    return None if doubt.kind is None else replace(finding, kind=doubt.kind, detail=doubt.reason)
+
+
+def _is_stated_orphan(finding: Finding) -> bool:
+    """Return whether the finding is an orphan with a statement in storage. Parts of an upload have no statement."""
+    return is_copy(finding) or finding.kind is FindingKind.ORPHAN_SEGMENT
+
+
+def _is_unreferenced(finding: Finding) -> bool:
+    return finding.kind is FindingKind.UNREFERENCED_LEDGER
+
+
+def _is_lost_row(finding: Finding) -> bool:
+    """Return whether a ledger has lost its own row, or rows of its copies or segments."""
+    return finding.kind is FindingKind.MISSING_DATA and not finding.copy

@@ -1,0 +1,268 @@
+"""`rebuild-records`: write the newest version of every record of a manifest as rows of the catalog's tables.
+
+Topics and lists come first, because other records depend on them. Each task reads the blocks of one range of ids. Tasks
+exchange no record versions. The memory of a task grows with its range, and ranges are bounded.
+
+Topics, lists and cursors have unique names, so one task holds all records of such a kind. If a name was used again
+after a plain deletion, the newer record counts.
+
+Source: Aerospike's cold start, which reads every block and keeps the newest version of each record.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from infra.catalog.records.rows_from_versions import (
+    UNIQUE_COLUMNS,
+    Ids,
+    TableRows,
+    id_column,
+    index_rows,
+    ledger_rows,
+    listed_ledger_ids,
+    select_newest,
+    select_with_parent,
+    to_table_rows,
+    tombstone_rows,
+    transaction_rows,
+)
+from logstore.atomic_files import replace_atomically
+from logstore.errors import CorruptData, MissingData
+from logstore.identity.bucket_markers import NamedBucket, Role
+from logstore.identity.services.lost_catalog_identity import LostCatalog
+from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.records.kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
+from logstore.records.manifest import Block
+from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RebuildRecords, RowFilesFolder
+from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.record_log import RecordLog
+from logstore.records.winners import overlapping_blocks, split_id_ranges, split_winners
+from spark.job_runner import JobRun
+from spark.sources.store_addresses import StoreAddress
+
+_K = RecordKind
+_HIDING_KINDS: Final = frozenset({_K.TRANSACTION, _K.HIDDEN})
+"""Kinds that hide messages from readers. Without them, messages of open and aborted transactions look committed."""
+_KINDS_UNDER_TOPICS: Final = (_K.SCHEMA, _K.PRODUCER, _K.INDEX, _K.SNAPSHOT)
+_MAX_VERSIONS_PER_RANGE: Final = 500_000  # about 300 MB during sorting
+_MAX_SKIPPED_FACTS: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _IdRange:
+    """Range of ids, both ends inclusive, with the blocks that may hold record versions of the range."""
+
+    number: int  # number among the ranges of these kinds
+    ids: tuple[int, int]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Work of one executor: one range of ids, or all ranges of kinds with unique names."""
+
+    kinds: tuple[RecordKind, ...]
+    ranges: tuple[_IdRange, ...]
+
+
+@dataclass(slots=True)
+class _TaskResult:
+    counts: Counter[str] = field(default_factory=Counter)
+    version: int = 0  # highest record version that was read
+    error_by_block: dict[str, str] = field(default_factory=dict)  # errors of skipped blocks, by key
+
+
+def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> BulkSummary:
+    """Run the job on the driver.
+
+    Raises:
+        CorruptData, MissingData: A block differs from the manifest or is missing, and the job does not skip such
+            blocks. Blocks that may hide messages from readers are never skipped.
+        Unsupported: A newer build wrote a block. Such a block is never skipped.
+        StoreUnavailable: Storage did not answer.
+    """
+    blocks = ColdStart(_open_log(records, job)).manifest(job.manifest).blocks
+    cores = run.spark.sparkContext.defaultParallelism
+    run_task = partial(_run_task, records, run.folder, job)
+    tasks = [
+        _task_of_all_ids(blocks, _K.TOPIC, _K.LIST),
+        *_tasks_by_range(blocks, _K.DELETION),
+        *_tasks_by_range(blocks, _K.TRANSACTION),
+    ]
+    results = run.spread("find topics and lists", [task for task in tasks if task.ranges], run_task)
+    if not RowFilesFolder(run.folder).topics_path().exists():  # no topics and no lists
+        _save_ids(RowFilesFolder(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
+    ledger_ranges = _cut_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
+    tasks = [_Task((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
+    tasks += [_task_of_all_ids(blocks, _K.CURSOR)]
+    tasks += [task for kind in _KINDS_UNDER_TOPICS for task in _tasks_by_range(blocks, kind)]
+    results += run.spread("find ledgers and segments", [task for task in tasks if task.ranges], run_task)
+    return _summarize(results)
+
+
+def _cut_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1) -> list[_IdRange]:
+    """Split the ids of the kinds into at least `min_ranges` ranges with about equal numbers of record versions."""
+    blocks_of_kinds = [block for block in blocks if block.kind in kinds]
+    versions_per_range = math.ceil(sum(block.records for block in blocks_of_kinds) / min_ranges)
+    id_ranges = split_id_ranges(blocks_of_kinds, versions=max(1, min(_MAX_VERSIONS_PER_RANGE, versions_per_range)))
+    return [
+        _IdRange(number, ids, tuple(overlapping_blocks(blocks_of_kinds, ids))) for number, ids in enumerate(id_ranges)
+    ]
+
+
+def _task_of_all_ids(blocks: Iterable[Block], *kinds: RecordKind) -> _Task:
+    return _Task(kinds, tuple(id_range for kind in kinds for id_range in _cut_ranges(blocks, kind)))
+
+
+def _tasks_by_range(blocks: Iterable[Block], kind: RecordKind) -> list[_Task]:
+    return [_Task((kind,), (id_range,)) for id_range in _cut_ranges(blocks, kind)]
+
+
+def _summarize(results: list[_TaskResult]) -> BulkSummary:
+    counts = Counter[str]()
+    for result in results:
+        counts.update(result.counts)
+    counts["version"] = max((result.version for result in results), default=0)
+    error_by_block = {key: error for result in results for key, error in result.error_by_block.items()}
+    counts["skipped"] = len(error_by_block)
+    facts = {f"{SKIPPED_BLOCK_PREFIX}{key}": error_by_block[key] for key in sorted(error_by_block)[:_MAX_SKIPPED_FACTS]}
+    return BulkSummary(counts=dict(counts), facts=facts)
+
+
+def _open_log(records: StoreAddress, job: RebuildRecords) -> RecordLog:
+    bucket = NamedBucket(role=Role(records.role), bucket=records.bucket, address=records.endpoint)
+    return RecordLog(LostCatalog(job.catalog_id).own(bucket, records.store()))
+
+
+def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _Task) -> _TaskResult:
+    """Run one task in an executor. A task may run twice, even at the same time."""
+    rebuilder = _Rebuilder(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
+    if task.kinds[0] is _K.TOPIC:
+        rebuilder.rebuild_topics_and_lists(task)
+    elif task.kinds[0] is _K.CURSOR:
+        rebuilder.rebuild_cursors(task)
+    elif task.kinds[0] is _K.LEDGER:
+        rebuilder.rebuild_ledgers(task)
+    else:
+        rebuilder.rebuild_range(task)
+    return rebuilder.result
+
+
+class _Rebuilder:
+    """Reader of the record versions of one task. It writes rows and counts them."""
+
+    def __init__(self, log: RecordLog, files: RowFilesFolder, *, skip_unreadable: bool) -> None:
+        self._log, self._files, self._skip_unreadable = log, files, skip_unreadable
+        self.result = _TaskResult()
+
+    def rebuild_topics_and_lists(self, task: _Task) -> None:
+        """Write all topics and lists. Save the ids of topics and of listed ledgers for the second step."""
+        topics = self._read_unique(task, _K.TOPIC)
+        topic_ids = id_column(topics)
+        self._write(0, [to_table_rows(_K.TOPIC, topics)])
+        lists = self._read_unique(task, _K.LIST, topic_ids)
+        self._write(0, [to_table_rows(_K.LIST, lists)])
+        _save_ids(self._files, topic_ids, listed_ledger_ids(lists))
+
+    def rebuild_cursors(self, task: _Task) -> None:
+        cursors = self._read_unique(task, _K.CURSOR, np.load(self._files.topics_path()))
+        self._write(0, [to_table_rows(_K.CURSOR, cursors)])
+
+    def rebuild_ledgers(self, task: _Task) -> None:
+        """Write the ledgers of one range with their segments and hidden entries."""
+        (id_range,) = task.ranges
+        ledgers = self._read_live(_K.LEDGER, id_range)
+        ledger_ids, all_listed = id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
+        first, last = id_range.ids
+        listed = np.asarray(all_listed[np.searchsorted(all_listed, first) : np.searchsorted(all_listed, last, "right")])
+        segments = select_with_parent(self._read_live(_K.SEGMENT, id_range), ledger_ids)
+        self._write(id_range.number, ledger_rows(ledgers, segments, listed))
+        self._write(id_range.number, [to_table_rows(_K.SEGMENT, segments)])
+        hidden = select_with_parent(self._read_live(_K.HIDDEN, id_range), ledger_ids)
+        self._write(id_range.number, [to_table_rows(_K.HIDDEN, hidden)])
+        self._count_records(ledgers, segments, hidden)
+
+    def rebuild_range(self, task: _Task) -> None:
+        """Write one range of a kind."""
+        (kind,), (id_range,) = task.kinds, task.ranges
+        live = self._read_live(kind, id_range)
+        if PARENT_BY_KIND.get(kind) is _K.TOPIC:
+            live = select_with_parent(live, np.load(self._files.topics_path()))
+        self._count_records(live)
+        if kind is _K.TRANSACTION:
+            self._write(id_range.number, transaction_rows(live))
+        elif kind is _K.INDEX:
+            self._write(id_range.number, index_rows(live))
+        else:
+            self._write(id_range.number, [to_table_rows(kind, live)])
+
+    def _read_unique(self, task: _Task, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
+        """Read all records of a kind with unique names, ascending by id. With `topic_ids`, only of these topics."""
+        tables = [block_schema(kind).empty_table()]
+        for id_range in task.ranges:
+            if any(block.kind is kind for block in id_range.blocks):
+                live = self._read_live(kind, id_range)
+                tables.append(live if topic_ids is None else select_with_parent(live, topic_ids, "topic_id"))
+        unique = select_newest(pa.concat_tables(tables), UNIQUE_COLUMNS[kind])
+        self._count_records(unique)
+        return unique
+
+    def _read_live(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
+        """Return the newest versions of live records in the range, ascending by id. Write the tombstones."""
+        versions = self._read_versions(kind, id_range)
+        if not versions.num_rows:
+            return versions
+        self.result.version = max(self.result.version, pc.max(versions.column("version")).as_py())
+        winners = split_winners(versions)
+        if kind in TOMBSTONED_KINDS:
+            number = 2 * id_range.number + (kind is _K.LEDGER)  # two kinds share the table of tombstones
+            self._write(number, [tombstone_rows(winners.tombstones, winners.covered, kind)])
+        return winners.live
+
+    def _read_versions(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
+        tables = []
+        for block in id_range.blocks:
+            if block.kind is not kind:
+                continue
+            try:
+                tables.append(self._log.read_block(block, ids=id_range.ids))
+            except (CorruptData, MissingData) as error:
+                if not self._skip_unreadable:
+                    raise
+                if kind in _HIDING_KINDS:
+                    raise type(error)(
+                        f"{error}; a block of kind {kind} is never left out: consumers would get messages of open and"
+                        " aborted transactions. Restore the object from a version of the bucket or from a replica."
+                    ) from error
+                self.result.error_by_block[block.key] = str(error)
+        return pa.concat_tables(tables) if tables else block_schema(kind).empty_table()
+
+    def _write(self, number: int, tables: Iterable[TableRows]) -> None:
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        for table, rows in tables:
+            self.result.counts[table.name] += rows.num_rows
+            if rows.num_rows:
+                with (
+                    replace_atomically(self._files.part_path(table.name, number)) as new,
+                    pa.ipc.new_file(new, rows.schema, options=options) as writer,
+                ):
+                    writer.write_table(rows, max_chunksize=65_536)
+
+    def _count_records(self, *tables: pa.Table) -> None:
+        self.result.counts["records"] += sum(table.num_rows for table in tables)
+
+
+def _save_ids(files: RowFilesFolder, topic_ids: Ids, listed_ledger_ids: Ids) -> None:
+    """Save the ids of topics last, because the existence of that file means that both files exist."""
+    for path, ids in ((files.listed_ledgers_path(), listed_ledger_ids), (files.topics_path(), topic_ids)):
+        with replace_atomically(path) as new, new.open("wb") as file:
+            np.save(file, ids)

@@ -1,0 +1,71 @@
+"""Listings of buckets by key ranges.
+
+The primary bucket is split by shard (`ledgers/00/` to `ledgers/ff/`). A tiered bucket is split by the first character
+of its keys. Keys between these ranges are listed too, because their objects are foreign and must be reported.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Final
+
+import pyarrow as pa
+
+from logstore.log.ledger_object_keys import SHARDS, shard_prefix
+from logstore.ports.objects import ObjectInfo, ObjectStore
+
+LISTING_SCHEMA: Final = pa.schema([("key", pa.large_string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())])
+"""Schema of a listed object. `modified_us` is by the store's clock, and null if the store gives no time."""
+
+_ROWS_PER_BATCH: Final = 50_000
+_HEX: Final = "0123456789abcdef"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys that begin with `prefix` and are between `after` and `before`, both exclusive. Empty means no bound."""
+
+    prefix: str = ""
+    after: str = ""
+    before: str = ""
+
+    def list_objects(self, store: ObjectStore) -> Iterator[ObjectInfo]:
+        objects = store.list(self.prefix, start_after=self.after)
+        return takewhile(lambda listed: listed.key < self.before, objects) if self.before else objects
+
+
+def shard_range(shard: int) -> KeyRange:
+    """Return the range of a shard of the primary bucket, 0 to 255."""
+    return KeyRange(prefix=shard_prefix(shard))
+
+
+TIERED_RANGES: Final = (
+    *(KeyRange(prefix=digit) for digit in _HEX),
+    KeyRange(before="0"),
+    KeyRange(after="9\U0010ffff", before="a"),
+    KeyRange(after="f\U0010ffff"),
+)
+"""Ranges that cover a tiered bucket: uploads by the first character of their uuid, and all other keys."""
+
+
+def list_beside_shards(store: ObjectStore) -> tuple[list[KeyRange], list[ObjectInfo]]:
+    """Return folders of the primary bucket that are not shards, and objects that are in no folder."""
+    ranges: list[KeyRange] = []
+    objects: list[ObjectInfo] = []
+    shards = {shard_prefix(shard) for shard in range(SHARDS)}
+    for level in ("", "ledgers/"):
+        for entry in store.list_folder(level):
+            if isinstance(entry, ObjectInfo):
+                objects.append(entry)
+            elif entry not in shards | {"ledgers/"}:
+                ranges.append(KeyRange(prefix=entry))
+    return ranges, objects
+
+
+def to_record_batches(objects: Iterator[ObjectInfo]) -> Iterator[pa.RecordBatch]:
+    """Convert objects to record batches of `LISTING_SCHEMA`."""
+    while rows := [(info.key, info.size_bytes, info.modified_us) for info in islice(objects, _ROWS_PER_BATCH)]:
+        columns = [
+            pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), LISTING_SCHEMA, strict=True)
+        ]
+        yield pa.record_batch(columns, schema=LISTING_SCHEMA)

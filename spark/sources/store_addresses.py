@@ -1,0 +1,44 @@
+"""Addresses of the catalog and of its buckets, which executors get within tasks."""
+
+from dataclasses import dataclass, field
+from functools import cache
+
+from infra.objects import S3ObjectStore, make_client
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Address of a bucket. Executors get it within tasks, because Spark shows its options and properties."""
+
+    role: str
+    bucket: str
+    endpoint: str = ""  # empty: AWS
+    region: str = ""
+    access_key: str = field(default="", repr=False)  # empty: the executor's own environment or role
+    secret_key: str = field(default="", repr=False)
+    ca_file: str = ""  # at the same path for every executor; empty: the setting of its environment
+
+    def store(self) -> S3ObjectStore:
+        """Return the bucket. A process has one client per address."""
+        return _connect(self)
+
+
+@cache
+def _connect(address: StoreAddress) -> S3ObjectStore:
+    keys = address.access_key or None, address.secret_key or None
+    client = make_client(address.endpoint or None, address.region, *keys, ca_file=address.ca_file, pool_size=64)
+    return S3ObjectStore(client, address.bucket)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeAddresses:
+    """Addresses of the catalog and its buckets. Executors get them within tasks."""
+
+    database_url: str = field(repr=False)
+    primary: StoreAddress
+    tiered: tuple[StoreAddress, ...]  # every bucket with this catalog's marker, at the configured store
+    application: str
+
+    @property
+    def stores(self) -> tuple[StoreAddress, ...]:
+        return (self.primary, *self.tiered)

@@ -1,0 +1,78 @@
+"""Topics and stores of their logs, for tasks in executors."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from sqlalchemy import Select
+
+from infra.catalog import SqlCatalog
+from infra.catalog.engine.arrow_bulk import open_arrow_reader
+from logstore.errors import UnknownObject, Unsupported
+from logstore.identity.bucket_markers import NamedBucket, Role
+from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.log.services.segment_sources import TieredSegments
+from logstore.offload.tiered_copy import CopyLocation
+from logstore.ports.catalog import TopicState
+from logstore.ports.objects import OwnedStore
+from logstore.positions import TopicId
+from logstore.reconciliation.bulk_jobs import LEFT_OUT
+from spark.sources.store_addresses import NativeAddresses, StoreAddress
+
+TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths
+_MAX_FACTS: Final = 20
+T = TypeVar("T")
+
+
+def order_topics_by_size(
+    database_url: str, size_queries: Callable[[], Iterable[Select[Any]]], topics: Collection[int]
+) -> list[int]:
+    """Return topics, largest first. Runs in an executor.
+
+    Args:
+        database_url: URL of the catalog's database.
+        size_queries: Returns queries of `topic_id` and `size`. The sizes of a topic in several queries are added.
+        topics: Topics to order. If empty, all topics of the queries are ordered.
+    """
+    size_by_topic = Counter[int]()
+    with open_arrow_reader(database_url) as connection:
+        for query in size_queries():
+            for row in connection.table(query).to_pylist():
+                size_by_topic[row["topic_id"]] += row["size"]
+    return sorted(set(topics) or size_by_topic, key=lambda topic_id: (-size_by_topic[topic_id], topic_id))
+
+
+def deal_in_turn(items: list[T], count: int) -> list[list[T]]:
+    """Deal the items in turn to `count` lists, or to one list per item if there are fewer items."""
+    return [items[first::count] for first in range(min(count, len(items)))]
+
+
+def is_active(catalog: SqlCatalog, topic_id: TopicId) -> bool:
+    """Return whether the topic exists and is not being deleted."""
+    try:
+        return catalog.topics.get_by_id(topic_id).state is TopicState.ACTIVE
+    except UnknownObject:
+        return False
+
+
+def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, str]:
+    """Return facts of a job for the first 20 topics that could not be read."""
+    topic_ids = sorted(error_by_topic)[:_MAX_FACTS]
+    return {f"{LEFT_OUT}topic {topic_id}": error_by_topic[topic_id] for topic_id in topic_ids}
+
+
+def open_log_stores(addresses: NativeAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredSegments]:
+    """Return the primary bucket and the tiered copies. Both refuse a bucket that is not the catalog's."""
+    stores = OwnStores(catalog.identities)
+
+    def open_bucket(address: StoreAddress) -> OwnedStore:
+        named = NamedBucket(role=Role(address.role), bucket=address.bucket, address=address.endpoint)
+        return stores.own(named, address.store)
+
+    def open_tiered(location: CopyLocation) -> OwnedStore:
+        for address in addresses.tiered:
+            if address.bucket == location.bucket:
+                return open_bucket(address)
+        raise Unsupported(f"bucket {location.bucket}: tasks in Spark read tiered copies in the configured bucket alone")
+
+    return open_bucket(addresses.primary), TieredSegments(offloads=catalog.offloads, buckets=open_tiered)

@@ -1,0 +1,102 @@
+"""`build-transaction-snapshots`: rebuild the transaction buffers of many topics from their whole logs.
+
+A log is read in order, so one task reads the whole log of a topic. Topics with most segments are distributed first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from infra.catalog import SqlCatalog, open_catalog
+from infra.catalog.reconciliation.bulk_queries import topic_sizes
+from logstore.errors import CorruptData, MissingData, UnknownObject
+from logstore.log.services.component_ledgers import ComponentLedgers
+from logstore.positions import TopicId
+from logstore.reconciliation.bulk_jobs import BulkSummary
+from logstore.transactions.buffer_serialization import MAX_PARTS_PER_JOB, BufferFiles, BuildBuffers
+from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
+from logstore.transactions.transaction_buffer import Buffer
+from spark.job_runner import JobRun
+from spark.sources.store_addresses import NativeAddresses
+from spark.sources.topic_logs import (
+    TASKS_PER_CORE,
+    deal_in_turn,
+    is_active,
+    open_log_stores,
+    order_topics_by_size,
+    unreadable_topic_facts,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    part: int
+    topics: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _TaskResult:
+    buffers: int = 0
+    empty: int = 0
+    gone: int = 0
+    unreadable: int = 0
+    error_by_topic: dict[TopicId, str] = field(default_factory=dict)
+
+
+def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildBuffers) -> BulkSummary:
+    """Run the job on the driver."""
+    (topics,) = run.spread(
+        "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, lambda: [topic_sizes()])
+    )
+    parts = deal_in_turn(topics, min(TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
+    tasks = [_Task(part, tuple(part_topics)) for part, part_topics in enumerate(parts)]
+    results = run.spread("read the logs of topics", tasks, partial(_build, addresses, run.folder))
+    counts = {
+        name: sum(getattr(result, name) for result in results) for name in ("buffers", "empty", "gone", "unreadable")
+    }
+    error_by_topic = {topic_id: error for result in results for topic_id, error in result.error_by_topic.items()}
+    return BulkSummary(
+        counts={"topics": len(topics), "parts": len(tasks), **counts}, facts=unreadable_topic_facts(error_by_topic)
+    )
+
+
+def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _TaskResult:
+    """Write the buffers of some topics into one file, in an executor. A task may run twice."""
+    result = _TaskResult()
+    with open_catalog(addresses.database_url) as catalog:
+        result.buffers = BufferFiles(folder).write_part(task.part, _rebuild(addresses, catalog, task, result))
+    return result
+
+
+def _rebuild(
+    addresses: NativeAddresses, catalog: SqlCatalog, task: _Task, result: _TaskResult
+) -> Iterator[tuple[TopicId, Buffer]]:
+    objects, tiered = open_log_stores(addresses, catalog)
+    contents = ComponentLedgers(
+        components=catalog.components, ledgers=catalog.ledgers, objects=objects, application=addresses.application
+    )
+    rebuilder = BufferRebuilder(
+        ledgers=catalog.ledgers,
+        transactions=catalog.transactions,
+        objects=objects,
+        tiered=tiered,
+        snapshots=BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents),
+        read_whole_log=True,
+    )
+    for topic_id in map(TopicId, task.topics):
+        if not is_active(catalog, topic_id):
+            result.gone += 1
+            continue
+        try:
+            buffer = rebuilder.rebuild(topic_id)
+        except UnknownObject:
+            result.gone += 1
+        except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others
+            result.unreadable += 1
+            result.error_by_topic[topic_id] = str(damage)
+        else:
+            if buffer.hidden or buffer.open or catalog.transaction_snapshots.current(topic_id).ledger_id is not None:
+                yield topic_id, buffer
+            else:
+                result.empty += 1

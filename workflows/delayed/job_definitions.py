@@ -1,0 +1,106 @@
+"""Inputs and results of the workflows on delayed messages, and the names and ids of these workflows."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final
+
+from logstore.delayed.buckets import BucketSummary
+from workflows.job_definition import Job
+from workflows.topic_build_types import BuildResult, BuildTopicsInput
+
+HELD_RETRY_PAUSE: Final = timedelta(seconds=5)
+"""Pause before the next attempt for a list that another job has claimed."""
+
+MAX_HELD_RETRIES: Final = 24
+"""Most attempts. All pauses together last longer than the claim of a dead job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealBucketsResult:
+    """Totals of all topics."""
+
+    topics: int = 0  # checked
+    buckets: int = 0  # new
+    messages: int = 0  # in new buckets
+    dropped: int = 0  # buckets whose messages need no index any more
+    held: int = 0  # topics that another job works on
+    overtaken: int = 0  # topics whose list changed meanwhile; they are due again
+    failed: int = 0  # skipped topics; the next run finds them again
+    troubles: list[str] = field(default_factory=list)  # a sample of errors
+    merging: int = 0  # topics over their limit of buckets, whose merge was started or runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealBucketsInput:
+    """Input of `seal-buckets`. Without `topic_id` it seals every due topic. One topic is sealed whether due or not."""
+
+    topic_id: int | None = None  # None: all due topics
+    topic: str = ""  # encoded name that the topic must have
+    actor: str = ""
+    reason: str = ""
+    page: int = 20  # topics per activity
+    after: int = -1  # topics up to this id were checked by earlier runs
+    carried: SealBucketsResult = field(default_factory=SealBucketsResult)
+
+    def details(self) -> str:
+        if self.topic_id is None:
+            return (
+                "Seals delayed messages of every topic for which it is time; `sexton delayed status` shows one topic's."
+            )
+        return f"Seals the delayed messages of `{self.topic}`, and `sexton delayed status {self.topic}` shows them."
+
+
+class MergeOutcome(StrEnum):
+    """Outcome of the merges of a topic."""
+
+    WITHIN = "WITHIN"  # the topic is within its limit of buckets
+    DAMAGED = "DAMAGED"  # over the limit, and no two neighbours can be read: build the index again
+    HELD = "HELD"  # another job claimed the list for longer than this job waited
+    GONE = "GONE"  # the topic is deleted or being deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeBucketsResult:
+    """Progress or result of the merges of a topic."""
+
+    outcome: MergeOutcome | None = None  # None: running
+    merges: int = 0
+    messages: int = 0  # written into new buckets by all merges
+    passed: int = 0  # due messages that are in no bucket any more
+    buckets: int = 0  # buckets of the topic at the last check
+    limit: int = 0  # most buckets
+    merging: list[BucketSummary] = field(default_factory=list)  # pair that is being merged
+    damaged: list[int] = field(default_factory=list)  # unreadable buckets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeBucketsInput:
+    """Input of `merge-buckets`. `carried` is the progress of an earlier run."""
+
+    topic_id: int
+    topic: str = ""  # encoded name that the topic must have
+    max_buckets: int | None = None  # None: the limit of the settings
+    actor: str = ""
+    reason: str = ""
+    carried: MergeBucketsResult = field(default_factory=MergeBucketsResult)
+
+    def details(self) -> str:
+        return (
+            f"Merges buckets of delayed messages of `{self.topic}` two by two, until there are no more than there may"
+            f" be. `sexton delayed status {self.topic}` shows them."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildDelayedIndexInput(BuildTopicsInput):
+    """Input of `build-delayed-index`. Without topics it builds the index of every topic with delayed messages."""
+
+    does = "Builds the buckets of delayed messages of {topics} from their logs, as `sexton delayed build` asks."
+    builds = "indexes of delayed messages"
+    runs = "indexes"
+
+
+SEAL_BUCKETS = Job("seal-buckets", SealBucketsInput, SealBucketsResult, keys=("", "{topic_id}"))
+MERGE_BUCKETS = Job("merge-buckets", MergeBucketsInput, MergeBucketsResult, keys=("{topic_id}",))
+BUILD_DELAYED_INDEX = Job("build-delayed-index", BuildDelayedIndexInput, BuildResult, keys=("{run_id}",))

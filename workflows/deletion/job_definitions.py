@@ -1,0 +1,233 @@
+"""Inputs, results and job definitions of the deletion workflows."""
+
+from dataclasses import dataclass, field
+
+from logstore.deletion.intents import BatchCertificate, IntentKey, Outcome
+from workflows.job_definition import Job
+
+MAX_OBJECTS_PER_S = 1_000_000
+"""Highest rate of a batch, inclusive. No store is nearly as fast, so that a higher rate is a typing error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionPolicy:
+    """Policy of phase two. A job gets it from the settings of its starter."""
+
+    parallelism: int = 4  # chunks at once
+    chunk: int = 100  # rows in a chunk
+    max_attempts: int = 10
+    retry_interval_s: int = 600
+    owner_patience_s: int = 10  # wait for the topic's bundle owner before another worker gets the work
+    alone: int = 500  # children after which the run continues as new; the server refuses 2,000 pending children
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgerInput:
+    """Intent to delete, and its retries."""
+
+    key: IntentKey
+    topic: str  # encoded; for filters, and to find the bundle owner
+    catalog_epoch: int
+    max_attempts: int = 10  # includes the batch's own attempt
+    retry_interval_s: int = 600
+    owner_patience_s: int = 10  # wait for the topic's bundle owner before another worker gets the work
+
+    def details(self) -> str:
+        key = self.key
+        return (
+            f"Deletes the `{key.copy}` copy of ledger {key.ledger_id} from storage, trying again where that fails, and "
+            f"`sexton ledger explain {key.ledger_id}` shows all that is known of it."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgerProgress:
+    """Progress of the deletion of one copy."""
+
+    step: str  # deleting, giving up, ended
+    outcome: Outcome | None = None  # None: not ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplicitDetach:
+    """Phase one for given ledgers."""
+
+    ledger_ids: list[int]  # 1 to 10,000
+    force: bool = False
+    durable_delete: str | None = None  # a `DeletePolicy`; None: the topic's setting, or else durable
+    remove: list[str] = field(default_factory=list)  # kinds of copies to remove; empty: delete the ledger
+    pass_over: list[str] = field(default_factory=list)  # subscriptions that do not keep the ledger
+    generation: int | None = None  # required generation of the ledger; None: any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgersProgress:
+    """Progress of a batch, in rows and confirmed objects."""
+
+    intents: int = 0
+    after: int = 0  # all rows up to this id were visited
+    outcomes: dict[str, int] = field(default_factory=dict)
+    objects: int = 0
+    size_bytes: int = 0
+    detached: int = 0  # ledgers
+    finished: dict[str, int] = field(default_factory=dict)  # requested rows that had ended before, by outcome
+    paused: bool = False  # no chunk is started; running chunks end
+    rate: int = 0  # objects a second for the whole batch; 0: unlimited
+    done: int = 0  # rows that ended, or have a workflow of their own
+    left: int = 0  # rows that were not visited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetRate:
+    """New rate of a batch."""
+
+    objects_per_s: int  # 0 to `MAX_OBJECTS_PER_S`; 0: unlimited
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteLedgersInput:
+    """Batch to delete. If `detach` is set, the workflow does phase one too."""
+
+    batch_id: str
+    topic_id: int
+    topic: str  # encoded
+    catalog_epoch: int
+    actor: str
+    reason: str
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    detach: ExplicitDetach | None = None
+    carried: DeleteLedgersProgress = field(default_factory=DeleteLedgersProgress)
+    owner: str = ""  # worker that detached the ledgers as bundle owner; empty: the workflow looks it up
+
+    def details(self) -> str:
+        whose = f"`{self.topic}`" if self.topic else "several topics"
+        return f"Deletes ledgers of {whose} from storage, and `sexton deletion list` shows each with its outcome."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepDeletionsResult:
+    """Counts of a sweep."""
+
+    batches: int = 0
+    intents: int = 0  # adopted stalled intents, and new intents of newborn ledgers
+    newborn: int = 0  # ledgers that were never attached
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies of the batches that ended in time
+    deleted: int = 0  # copies of which nothing is left in storage
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    uncertified: int = 0  # batches that outlasted `patience_s` or failed; their rows are still taken up
+    forgotten: int = 0  # finished rows
+    forgotten_runs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepDeletionsInput:
+    """Actor and reason of a sweep, and its policy of phase two."""
+
+    actor: str = "schedule"
+    reason: str = ""
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    patience_s: float = 300.0  # wait for one batch; a paused batch must not delay later stalled work
+    carried: SweepDeletionsResult = field(default_factory=SweepDeletionsResult)
+
+    def details(self) -> str:
+        return "Takes up stalled deletions and forgets old ones; `sexton deletion inflight` shows how many are left."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicResult:
+    """Counts of the topic's copies since its deletion began, taken from their rows."""
+
+    step: str = "beginning"  # detaching, deleting, removing, ended
+    detached: int = 0  # ledgers
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies; RETRYING: a workflow of their own goes on
+    deleted: int = 0  # copies of which nothing is left in storage
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteTopicInput:
+    """Topic, actor and reason."""
+
+    topic_id: int
+    topic: str  # encoded; must be the name of `topic_id`
+    actor: str
+    reason: str
+    catalog_epoch: int | None = None  # if given, it must be the catalog's
+    durable_delete: str | None = None  # a `DeletePolicy`; None: the topic's setting, or else durable
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    carried: DeleteTopicResult = field(default_factory=DeleteTopicResult)
+
+    def details(self) -> str:
+        return f"Deletes `{self.topic}` with every ledger of every component, and `sexton deletion list` shows them."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicResult:
+    """Counts of all passes."""
+
+    detached: int = 0  # ledgers
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies
+    deleted: int = 0  # copies of which nothing is left in storage
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    passes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicInput:
+    """Topic, actor and reason."""
+
+    topic_id: int
+    topic: str  # encoded; for filters and people
+    actor: str
+    reason: str
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    carried: TrimTopicResult = field(default_factory=TrimTopicResult)
+
+    def details(self) -> str:
+        return (
+            f"Deletes the ledgers that retention lets go of `{self.topic}`, and `sexton topic show {self.topic}` "
+            "shows those that are left."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicsResult:
+    """Counts of all topics."""
+
+    topics: int = 0  # visited
+    failed: int = 0  # topics that were skipped; the next trim visits them again
+    troubles: list[str] = field(default_factory=list)  # a sample of the errors
+    detached: int = 0  # ledgers
+    outcomes: dict[str, int] = field(default_factory=dict)  # copies
+    deleted: int = 0  # copies of which nothing is left in storage
+    objects: int = 0  # confirmed by storage
+    size_bytes: int = 0
+    uncertified: bool = False  # phase two outlasted `patience_s` or failed; its rows are still taken up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimTopicsInput:
+    """Actor and reason of a trim of all topics, and its policy of phase two."""
+
+    actor: str = "schedule"
+    reason: str = ""
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    patience_s: int = 300  # wait for phase two; a paused batch must not delay the trim of all topics
+    page: int = 50  # topics per page; a page ends within its hour even if each topic is contended for a minute
+    batch_id: str = ""  # empty: the trim creates one
+    after: int = 0  # all topics up to this id were visited
+    carried: TrimTopicsResult = field(default_factory=TrimTopicsResult)
+
+    def details(self) -> str:
+        return "Deletes what retention lets go, of all topics; `sexton deletion inflight` shows how much is left."
+
+
+TRIM_TOPIC = Job("trim-topic", TrimTopicInput, TrimTopicResult, keys=("{topic_id}",))
+TRIM_TOPICS = Job("trim-topics", TrimTopicsInput, TrimTopicsResult)
+DELETE_TOPIC = Job("delete-topic", DeleteTopicInput, DeleteTopicResult, keys=("{topic_id}",))
+DELETE_LEDGERS = Job("delete-ledgers", DeleteLedgersInput, BatchCertificate, keys=("{batch_id}",))
+SWEEP_DELETIONS = Job("sweep-deletions", SweepDeletionsInput, SweepDeletionsResult)

@@ -1,0 +1,298 @@
+"""Bounds of the input of jobs. Input beyond the bounds could make a job hang, or do something unintended.
+
+Bounds of policies hold for every run. Other bounds hold only for input from outside. If another job started or
+continued the run, the input was checked before, perhaps by another build.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from typing import Any, Final
+
+from logstore.errors import InvalidInput
+from logstore.log.ledgers import CopyKind
+from logstore.ownership import check_worker_id
+from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
+from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_master
+from logstore.records.tombstones import DeletePolicy
+from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, TransactionId
+from logstore.validated_names import TopicName, check_name, check_reason
+from workflows.delayed.job_definitions import BuildDelayedIndexInput, SealBucketsInput
+from workflows.deletion.job_definitions import (
+    MAX_OBJECTS_PER_S,
+    DeleteLedgerInput,
+    DeleteLedgersInput,
+    DeletionPolicy,
+    ExplicitDetach,
+    TrimTopicsInput,
+)
+from workflows.offload.job_definitions import OffloadAsk, OffloadPolicy
+from workflows.reconciliation.job_definitions import ReconcileOrphansInput, ScrubLedgersInput, ScrubLedgersProgress
+from workflows.records.job_definitions import (
+    DefragmentRecordsInput,
+    EndRecordsInput,
+    FlushRecordsInput,
+    RaidTombstonesInput,
+    ReplicateRecordsInput,
+    SweepRecordsInput,
+)
+from workflows.transactions.job_definitions import (
+    BroadcastTransactionInput,
+    BuildTransactionSnapshotsInput,
+    CoordinatorInput,
+    SweepTransactionsInput,
+)
+
+MAX_LEDGER_IDS: Final = 10_000
+"""Most ledgers of one explicit delete. Their ids take up to 200 KB of one workflow payload."""
+
+MAX_OFFLOAD_LEDGERS: Final = 4_000
+"""Most ledgers of one request to offload. Waiting requests share a workflow payload of at most 100 KB."""
+
+MAX_SCRUB_TOPICS: Final = 1_000
+"""Most topics of one scrub, unless it scrubs every topic. SQL statements contain their ids."""
+
+_MONTH_S = 30 * 86_400
+_MAX_AGE_S = 100 * 366 * 86_400
+_MAX_INT = 2**63 - 1  # of a column of the catalog
+_MAX_INVENTORIES = 16
+_MAX_PASSED_SUBSCRIPTIONS = 100  # by one operation
+_MAX_PATH_CHARACTERS = 1_000
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")  # part of the names of folders, workflows and batches
+_FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_MAX_BATCH_ID_CHARACTERS = 200  # with the workflow's name as prefix, within the 255 of an id in Temporal
+
+
+@dataclass(frozen=True, slots=True)
+class FieldRule:
+    """Rule for the values of a field."""
+
+    phrase: str  # text after "expected" in a refusal
+    refuses: Callable[[Any], str | None]  # phrase for a wrong value; None: the value is allowed
+
+
+def _rule(phrase: str, allows: Callable[[Any], bool]) -> FieldRule:
+    return FieldRule(phrase, lambda value: None if allows(value) else phrase)
+
+
+def _within(low: int, high: float, *, optional: bool = False) -> FieldRule:
+    bounds = f"{low:,} or more" if high in {math.inf, _MAX_INT} else f"{low:,} to {high:,}"
+    return _rule(bounds, lambda value: (optional and value is None) or low <= value <= high)
+
+
+def _checked_by(check: Callable[[str], object]) -> FieldRule:
+    """Return the rule of a function that raises `InvalidInput`. Every such function refuses a line break."""
+
+    def refuses(value: str) -> str | None:
+        try:
+            check(value)
+        except InvalidInput as error:
+            return error.expected
+        return None
+
+    return FieldRule(refuses("\n") or "", refuses)
+
+
+def _or_empty(rule: FieldRule) -> FieldRule:
+    return FieldRule(f"{rule.phrase}; or nothing", lambda value: rule.refuses(value) if value else None)
+
+
+def _ids(max_ids: int) -> FieldRule:
+    def allows(ids: list[int] | None) -> bool:
+        return ids is None or (0 < len(ids) <= max_ids and all(0 <= number <= _MAX_INT for number in ids))
+
+    return _rule(f"1 to {max_ids:,} ids, each 0 or more", allows)
+
+
+def _is_file_path(path: str) -> bool:
+    return 0 < len(path) <= _MAX_PATH_CHARACTERS and path.isprintable() and "://" not in path
+
+
+_BATCH_ID: Final = _rule(
+    f"1 to {_MAX_BATCH_ID_CHARACTERS} printable characters",
+    lambda value: 0 < len(value) <= _MAX_BATCH_ID_CHARACTERS and value.isprintable(),
+)
+_RUN: Final = _rule(
+    "1 to 64 of a-z, 0-9 and -, as `orphans plan` names it", lambda value: _RUN_ID.fullmatch(value) is not None
+)
+_INVENTORIES: Final = _rule(
+    f"at most {_MAX_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
+    lambda value: len(value) <= _MAX_INVENTORIES and all(map(_is_file_path, value)),
+)
+_MASTER: Final = _rule(f"{MASTER_FORMS}; or nothing", lambda value: not value or is_master(value))
+_COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda value: value in set(CopyKind))
+_COPIES: Final = _rule(
+    f"out of {', '.join(CopyKind)}, each once",
+    lambda value: len(value) == len(set(value)) and set(value) <= set(CopyKind),
+)
+_SUBSCRIPTIONS: Final = _rule(
+    f"at most {_MAX_PASSED_SUBSCRIPTIONS} names of subscriptions",
+    lambda value: (
+        len(value) <= _MAX_PASSED_SUBSCRIPTIONS
+        and not any(map(_checked_by(partial(check_name, "name")).refuses, value))
+    ),
+)
+_FUNCTION: Final = _rule(
+    "the name of a function, 1 to 64 of A-Z, a-z, 0-9 and _", lambda value: _FUNCTION_NAME.fullmatch(value) is not None
+)
+_POLICY: Final = _rule(f"one of {', '.join(DeletePolicy)}", lambda value: value is None or value in set(DeletePolicy))
+
+
+_RETRY_RULES: Final[Mapping[str, FieldRule]] = {
+    "max_attempts": _within(1, 1_000_000),
+    "retry_interval_s": _within(0, _MONTH_S),
+    "owner_patience_s": _within(1, _MONTH_S),
+}
+_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
+    DeleteLedgerInput: _RETRY_RULES,
+    DeletionPolicy: {
+        **_RETRY_RULES,
+        "parallelism": _within(1, 256),
+        "chunk": _within(1, 1_000_000),  # a result limits it anyway
+        "alone": _within(1, 1_500),
+    },
+    OffloadPolicy: {
+        "timeout_s": _within(1, _MONTH_S),
+        "attempts": _within(1, 1_000_000),
+        "parallelism": _within(1, 64),
+    },
+}
+_OUTSIDE_RULES: Final[Mapping[str, FieldRule]] = {
+    "topic": _checked_by(TopicName.from_encoded),
+    "topic_id": _within(0, _MAX_INT),
+    "ledger_id": _within(0, _MAX_INT),
+    "generation": _within(0, _MAX_INT),
+    "catalog_epoch": _within(0, _MAX_INT, optional=True),
+    "after": _within(-1, _MAX_INT),
+    "removed_after": _within(-1, _MAX_INT),
+    "copy": _COPY,
+    "durable_delete": _POLICY,
+    "actor": _or_empty(_checked_by(partial(check_name, "actor"))),
+    "reason": _checked_by(check_reason),
+    "batch_id": _BATCH_ID,
+    "owner": _or_empty(_checked_by(check_worker_id)),
+    "patience_s": _within(0, _MONTH_S),
+    "page": _within(1, 1_000),
+    "max_buckets": _within(1, _MAX_INT, optional=True),
+    "rate": _within(0, MAX_OBJECTS_PER_S),
+    "run_id": _RUN,
+    "function": _FUNCTION,
+    "now_us": _within(0, _MAX_INT),
+    "bytes_per_s": _within(MIN_SCRUB_RATE, 1 << 40),
+    "older_than_s": _within(0, _MAX_AGE_S),
+    "max_orphan_share": _within(0, 1),
+    "max_absent_share": _within(0, 1),
+    "txn": _checked_by(TransactionId.parse),
+    "tc_id": _within(0, MAX_COORDINATORS - 1),
+    "linger_s": _within(0, 60),
+    "watch_s": _within(0, 3_600),
+    "eligible_age_s": _within(0, _MAX_AGE_S, optional=True),
+    "pause_s": _within(0, _MONTH_S),
+    "most_pause_s": _within(0, _MONTH_S),
+    "inventories": _INVENTORIES,
+    "master": _MASTER,
+}
+_OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
+    DeleteLedgersInput: {"topic": _or_empty(_OUTSIDE_RULES["topic"])},  # "": a batch of several topics
+    DeleteLedgerInput: {"topic": _or_empty(_OUTSIDE_RULES["topic"])},  # "": a row whose topic is damaged
+    SealBucketsInput: {"topic_id": _within(0, _MAX_INT, optional=True), "topic": _or_empty(_OUTSIDE_RULES["topic"])},
+    TrimTopicsInput: {"batch_id": _or_empty(_OUTSIDE_RULES["batch_id"])},
+    ReconcileOrphansInput: {"run_id": _or_empty(_RUN)},
+    ScrubLedgersInput: {"topic_ids": _or_empty(_ids(MAX_SCRUB_TOPICS))},
+    ScrubLedgersProgress: {"run_id": _or_empty(_RUN)},
+    BuildTransactionSnapshotsInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MAX_LEDGER_IDS))},
+    BuildDelayedIndexInput: {"run_id": _or_empty(_RUN), "topic_ids": _or_empty(_ids(MAX_LEDGER_IDS))},
+    ExplicitDetach: {
+        "ledger_ids": _ids(MAX_LEDGER_IDS),
+        "remove": _COPIES,
+        "pass_over": _SUBSCRIPTIONS,
+        "generation": _within(0, _MAX_INT, optional=True),
+    },
+    EndRecordsInput: {
+        "topic": _or_empty(_OUTSIDE_RULES["topic"]),
+        "after": _rule("a topic and a ledger", lambda _: True),  # their ids have rules of their own
+    },
+    OffloadAsk: {"ledger_ids": _ids(MAX_OFFLOAD_LEDGERS)},
+}
+
+
+def check_request(request: object, *, queue: str, outside: bool = True) -> None:
+    """Require that all fields of a request are within their bounds.
+
+    Args:
+        request: Input of a job, or argument of a signal or an update.
+        queue: Task queue of the job. Its workers also serve the queues beside it.
+        outside: Whether the request comes from outside, not from another job.
+
+    Raises:
+        InvalidInput: The message names the field, the bounds and the value.
+    """
+    for path, parent, name, value in _list_fields(request, ""):
+        rules = find_rules(type(parent), name, queue=queue, outside=outside)
+        expected = next((phrase for rule in rules if (phrase := rule.refuses(value))), None)
+        if expected:
+            raise InvalidInput(path, expected=expected, found=value)
+
+
+def find_rules(kind: type, name: str, *, queue: str, outside: bool = True) -> list[FieldRule]:
+    """Return the rules of the field `name` of the type. Other arguments are those of `check_request`."""
+    rules = [_RULES_BY_TYPE.get(kind, {}).get(name)]
+    if outside:
+        rules.append(_OUTSIDE_RULES_BY_TYPE.get(kind, {}).get(name, _OUTSIDE_RULES.get(name)))
+        derive_queue = _QUEUE_BY_TYPE.get(kind) if name == "queue" else None
+        rules.append(_served_queue(derive_queue(queue)) if derive_queue else None)
+    return [rule for rule in rules if rule]
+
+
+def uploads_queue(task_queue: str) -> str:
+    """Return the queue for uploads beside a task queue, on the same workers."""
+    return f"{task_queue}-uploads"
+
+
+def transactions_queue(task_queue: str) -> str:
+    """Return the queue for coordinators and broadcasts beside a task queue. Each holds a thread while it waits."""
+    return f"{task_queue}-transactions"
+
+
+def records_queue(task_queue: str) -> str:
+    """Return the queue for record-log jobs beside a task queue. A flush holds its thread while it waits."""
+    return f"{task_queue}-records"
+
+
+def bulk_queue(task_queue: str) -> str:
+    """Return the queue for bulk jobs beside a task queue. Each worker runs one bulk job at a time."""
+    return f"{task_queue}-bulk"
+
+
+_QUEUE_BY_TYPE: Final[Mapping[type, Callable[[str], str]]] = {
+    OffloadPolicy: uploads_queue,
+    ReconcileOrphansInput: bulk_queue,
+    ScrubLedgersInput: bulk_queue,
+    BuildTransactionSnapshotsInput: bulk_queue,
+    BuildDelayedIndexInput: bulk_queue,
+    CoordinatorInput: transactions_queue,
+    BroadcastTransactionInput: transactions_queue,
+    SweepTransactionsInput: transactions_queue,
+    FlushRecordsInput: records_queue,
+    SweepRecordsInput: records_queue,
+    DefragmentRecordsInput: records_queue,
+    RaidTombstonesInput: records_queue,
+    ReplicateRecordsInput: records_queue,
+}
+
+
+def _served_queue(queue: str) -> FieldRule:
+    return _rule(f"{queue}, or nothing: workers serve no other for these", lambda value: value in {"", queue})
+
+
+def _list_fields(parent: object, prefix: str) -> Iterator[tuple[str, object, str, Any]]:
+    if not is_dataclass(parent):
+        return
+    for field in fields(parent):
+        value, path = getattr(parent, field.name), f"{prefix}{field.name}"
+        yield path, parent, field.name, value
+        yield from _list_fields(value, f"{path}.")
+        for number, item in enumerate(value if isinstance(value, list) else ()):
+            yield from _list_fields(item, f"{path}.{number}.")

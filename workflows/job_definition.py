@@ -1,0 +1,36 @@
+"""Definition of a job for programs that start or query it.
+
+Each capability has its definitions, inputs and results in `job_definitions.py`. These modules import no activity and no
+workflow, so that a program that only starts jobs loads neither.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+
+class JobRequest(Protocol):
+    """Input of a job."""
+
+    def details(self) -> str:
+        """Describe the job and the command that shows its progress, for the workflow's *static details*."""
+
+
+Q = TypeVar("Q", bound=JobRequest)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[Q, R]):
+    """Workflow with the name of its type."""
+
+    name: str
+    request: type[Q]
+    result: type[R]
+    keys: tuple[str, ...] = ("",)  # forms of the key in an id, with placeholders in braces; "": no key
+
+    def id(self, *key: object) -> str:
+        """Return the workflow id, `{name}/{key}`. At most one workflow per id runs at a time.
+
+        A schedule appends its time to the id of a job without a key. It skips a run while an earlier run is running.
+        """
+        return "/".join([self.name, *map(str, key)])

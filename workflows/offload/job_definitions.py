@@ -1,0 +1,115 @@
+"""Inputs, results, names and ids of the offload workflows."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from workflows.deletion.job_definitions import DeletionPolicy
+from workflows.job_definition import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadPolicy:
+    """Limits of offload, from the settings of the starter."""
+
+    timeout_s: int = 45 * 60  # of one upload attempt
+    attempts: int = 5  # upload attempts before the workflow fails
+    parallelism: int = 2  # ledgers of one topic at the same time
+    queue: str = ""  # task queue of uploads, so that deletions keep their threads; empty: the queue of the workflow
+
+
+class OffloadOutcome(StrEnum):
+    """Outcome of offloading one ledger."""
+
+    OFFLOADED = "OFFLOADED"  # this run made the copy
+    ALREADY = "ALREADY"  # an earlier run made the copy; its objects were proved again
+    GONE = "GONE"  # the ledger was deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadLedgerInput:
+    """Input of `offload-ledger`."""
+
+    ledger_id: int
+    topic: str  # encoded name that the ledger's topic must have
+    policy: OffloadPolicy = field(default_factory=OffloadPolicy)
+
+    def details(self) -> str:
+        """Return the *static details*: the work of the job, and the command that shows its progress."""
+        return (
+            f"Copies ledger {self.ledger_id} to the tiered bucket, and `sexton ledger explain {self.ledger_id}` "
+            "shows its copies."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadLedgerResult:
+    """Outcome of offloading one ledger, and the proved content of storage."""
+
+    outcome: OffloadOutcome
+    uuid: str = ""
+    entries: int = 0
+    size_bytes: int = 0  # of the data object
+    sha256: str = ""  # SHA-256 of the data object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadLedgerProgress:
+    """Progress of offloading one ledger."""
+
+    step: str  # uploading, publishing, ended
+    turn: int = 1  # number of the attempt, from 1
+    size_bytes: int = 0  # of the proved copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadAsk:
+    """Request to offload ledgers of the topic, and perhaps to remove their primary copies."""
+
+    actor: str
+    reason: str
+    ledger_ids: list[int] | None = None  # 1 to 4,000; None: every closed ledger
+    delete_primary: bool = False  # remove the primary copies afterwards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadTopicResult:
+    """Result of all asks, in numbers of ledgers."""
+
+    offloaded: int = 0
+    already: int = 0  # offloaded by another run in the meantime
+    gone: int = 0  # deleted in the meantime
+    running: int = 0  # another workflow still offloads the ledger
+    failed: int = 0
+    size_bytes: int = 0  # of uploaded data objects
+    errors: dict[int, str] = field(default_factory=dict)  # reason by failed ledger, at most 20
+    removed: int = 0  # ledgers whose primary copy was detached
+    outcomes: dict[str, int] = field(default_factory=dict)  # deletions of primary copies, by outcome
+    unproved: int = 0  # ledgers that keep their primary copy, because storage did not prove their tiered copy
+    doubts: dict[int, str] = field(default_factory=dict)  # reason by unproved ledger, at most 20
+    refused: int = 0  # asks that were not done, or not completely
+    refusals: list[str] = field(default_factory=list)  # reasons, at most 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadTopicInput:
+    """Input of `offload-topic`. Further asks arrive by the signal `ask`."""
+
+    topic_id: int
+    topic: str  # encoded; for filters and people
+    policy: OffloadPolicy = field(default_factory=OffloadPolicy)
+    deletion: DeletionPolicy = field(default_factory=DeletionPolicy)
+    asks: list[OffloadAsk] = field(default_factory=list)
+    after: int = -1  # for the first ask, all ledgers up to this id are done
+    removed_after: int = -1  # like `after`, for the removal of primary copies
+    carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
+
+    def details(self) -> str:
+        """Return the *static details*: the work of the job, and the command that shows its progress."""
+        return (
+            f"Copies closed ledgers of `{self.topic}` to the tiered bucket, and `sexton ledger list {self.topic}` "
+            "shows which copies each has."
+        )
+
+
+OFFLOAD_TOPIC = Job("offload-topic", OffloadTopicInput, OffloadTopicResult, keys=("{topic_id}",))
+OFFLOAD_LEDGER = Job("offload-ledger", OffloadLedgerInput, OffloadLedgerResult, keys=("{ledger_id}",))

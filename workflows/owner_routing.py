@@ -1,0 +1,108 @@
+"""Choice of the worker for the work of one topic: its bundle owner if possible, otherwise any worker.
+
+1. If a bundle owner is known, send the work to its queue. Go to 2 if it does not start the work in time, sends no
+   heartbeats, or answers `NotOwner`.
+2. Send the work to the shared queue. A worker of that queue looks the owner up. If this worker is the owner, if there
+   is no owner, or if ZooKeeper does not answer, the worker does the work. Otherwise it redirects to the owner: go to 1.
+3. A worker of the shared queue does the work without a lease after two lookups in vain, or after a redirect to an owner
+   that did not take work before. The same follows after minutes of failures of work with unlimited retries, because the
+   catalog may be out of reach only for that owner.
+
+No decision about data depends on this. Claims keep two workers off the same rows, and fences refuse writes of a worker
+that lost the bundle. Attempts are counted separately for each of the at most five sends.
+
+Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
+"""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import ActivityError, ApplicationError, RetryState, TimeoutType
+from temporalio.exceptions import TimeoutError as TimedOut
+from temporalio.types import MethodSyncSingleParam
+
+with workflow.unsafe.imports_passed_through():
+    from activities.owner_routing import Answer, Redirect, Route, TopicWork, WorkDone, owner_queue
+
+_MAX_TURNS: Final = 4  # two lookups and two owners; any worker serves a topic that moves more often
+_MAX_ATTEMPTS_AT_OWNER: Final = 8  # of work with unlimited retries; 90 s or more, longer than a failover of a catalog
+_UNKNOWN_ACTIVITY: Final = "NotFoundError"  # error type of the SDK, from an owner of an older build
+_SILENT_WORKER: Final = "TemporalTimeout:Heartbeat"  # error type of the server; a paused process may take more tasks
+_OWNER_TIMEOUTS: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}
+
+OWNERSHIP_FAILURES: Final = frozenset({"NotOwner", "LookupRefused"})
+"""Error types that say nothing about the work. The work did not begin, or another worker is now the owner."""
+
+W = TypeVar("W", bound=TopicWork)
+R = TypeVar("R")
+
+
+class Dispatch:
+    """Dispatch of one topic's activities in one workflow run.
+
+    Args:
+        topic: Encoded name. Empty: no topic or several topics, so any worker.
+        patience_s: Longest wait until an owner starts work.
+        owner: Presumed bundle owner. Empty: unknown.
+    """
+
+    def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:
+        self.owner = owner if topic else ""
+        self._topic = topic
+        self._patience_s = patience_s
+        self._silent_owners: set[str] = set()  # did not take work
+
+    async def execute(
+        self, work: MethodSyncSingleParam[Any, W, Answer[R]], request: W, options: workflow.ActivityConfig
+    ) -> R:
+        """Run the activity at the bundle owner, or else at any worker. Return its result."""
+        routed = replace(request, topic=self._topic, owner_patience_s=self._patience_s)
+        for _ in range(_MAX_TURNS if self._topic else 0):
+            owner = self.owner
+            routed = replace(routed, place=Route.OWNER if owner else Route.LOOKUP)
+            config = self._owner_options(options) if owner else options
+            try:
+                answer = await workflow.execute_activity_method(work, routed, **config)
+            except ActivityError as error:
+                self._forget_owner(owner, error, options)
+                continue
+            if isinstance(answer, WorkDone):
+                self.owner = answer.owner
+                return answer.result
+            self.owner = "" if answer.owner in self._silent_owners else answer.owner
+            if not self.owner:
+                break
+        answer = await workflow.execute_activity_method(work, replace(routed, place=Route.ANYWHERE), **options)
+        if isinstance(answer, Redirect):
+            raise ApplicationError(f"work for any worker was redirected to {answer.owner}", type="Unsupported")
+        return answer.result
+
+    def _owner_options(self, options: workflow.ActivityConfig) -> workflow.ActivityConfig:
+        policy = options["retry_policy"] or RetryPolicy()
+        return {
+            **options,
+            "task_queue": owner_queue(self.owner),
+            "schedule_to_start_timeout": timedelta(seconds=self._patience_s),
+            "retry_policy": replace(
+                policy,
+                maximum_attempts=policy.maximum_attempts or _MAX_ATTEMPTS_AT_OWNER,
+                non_retryable_error_types=[_UNKNOWN_ACTIVITY, _SILENT_WORKER],
+            ),
+        }
+
+    def _forget_owner(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
+        """Forget an owner that lost the bundle, did not finish work, or failed too often. Raise any other failure."""
+        cause = error.cause
+        has_timed_out = owner and isinstance(cause, TimedOut) and cause.type in _OWNER_TIMEOUTS
+        failure_type = cause.type if isinstance(cause, ApplicationError) else None
+        is_unlimited = owner and not (options["retry_policy"] or RetryPolicy()).maximum_attempts
+        has_failed_too_often = is_unlimited and error.retry_state is RetryState.MAXIMUM_ATTEMPTS_REACHED
+        if has_timed_out or has_failed_too_often or failure_type == _UNKNOWN_ACTIVITY:
+            self._silent_owners.add(owner)
+        elif failure_type != "NotOwner":
+            raise error
+        if self.owner == owner:  # concurrent work may have found another owner
+            self.owner = ""

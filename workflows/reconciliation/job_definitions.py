@@ -1,0 +1,149 @@
+"""Inputs, progress and results of the reconciliation workflows, and their names and ids."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from logstore.deletion.intents import GuardRefusal
+from logstore.reconciliation.bulk_jobs import SCRUB_RATE
+from logstore.reconciliation.findings import ApplyCounts, PlanResult
+from workflows.deletion.job_definitions import DeletionPolicy
+from workflows.job_definition import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileOrphansInput:
+    """Input of a plan."""
+
+    run_id: str = ""  # empty: the job makes an id, as in a scheduled plan
+    actor: str = "schedule"
+    reason: str = ""
+    older_than_s: float = 86_400.0  # 0 or more; younger objects and rows are left out
+    unsafe_age: bool = False  # an age below the floor of one hour is allowed
+    inventories: list[str] = field(default_factory=list)  # paths of manifests that replace listings
+    master: str = ""  # the Spark cluster; empty: that of the workers' settings
+    queue: str = ""  # of the bulk jobs; empty: the job's own
+
+    def details(self) -> str:
+        return (
+            "Compares what storage holds with what the catalog says, and changes neither; "
+            f"`sexton orphans report {self.run_id or 'RUN_ID'}` shows what it found."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileOrphansProgress:
+    """Progress of a plan."""
+
+    run_id: str
+    step: str  # beginning, the name of a bulk job, checking, concluding, ended
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by name of a completed bulk job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileOrphansResult:
+    """Result of a plan, or the refusal of a guard."""
+
+    run_id: str
+    found: PlanResult | None = None
+    refused: GuardRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOrphansProgress:
+    """Progress of an apply. Only findings of removable kinds are counted."""
+
+    pages_done: int = 0
+    pages: int = 0
+    intents: int = 0  # findings of the plan
+    outcomes: dict[str, int] = field(default_factory=dict)  # findings that were applied, skipped, failed
+    objects: int = 0  # confirmed as deleted
+    size_bytes: int = 0
+    paused: bool = False  # no further page begins
+    rate: int = 0  # objects a second; 0: unlimited
+    done: int = 0  # findings with a fate
+    left: int = 0  # findings without a fate
+    counts: ApplyCounts = field(default_factory=ApplyCounts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOrphansInput:
+    """Input of the apply of one plan."""
+
+    run_id: str  # of the plan
+    actor: str
+    reason: str = ""
+    max_orphan_share: float = 0.05  # of all ledgers, 0 to 1
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    carried: ApplyOrphansProgress = field(default_factory=ApplyOrphansProgress)
+
+    def details(self) -> str:
+        return (
+            f"Removes what the plan `{self.run_id}` found, after another look at each finding, and "
+            f"`sexton orphans report {self.run_id}` shows what became of each."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyOrphansResult:
+    """Counts of an apply, or the refusal of a guard."""
+
+    run_id: str  # of the plan
+    done: ApplyCounts = field(default_factory=ApplyCounts)
+    refused: GuardRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubLedgersProgress:
+    """Progress of a scrub."""
+
+    run_id: str = ""  # empty: the scrub has not begun
+    pages_done: int = 0
+    pages: int = 0
+    objects: int = 0  # segments and tiered copies that were read
+    size_bytes: int = 0  # bytes that were read; damaged objects are read twice
+    all_objects: int = 0  # to be read, as the catalog counted them at the beginning
+    all_bytes: int = 0
+    findings: int = 0
+    paused: bool = False  # no further page begins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubLedgersInput:
+    """Input of a scrub. An unfinished scrub of the same topics continues."""
+
+    actor: str = "schedule"
+    reason: str = ""
+    topic_ids: list[int] = field(default_factory=list)  # empty: every topic
+    bytes_per_s: int = SCRUB_RATE  # of the whole job
+    master: str = ""  # the Spark cluster; empty: that of the workers' settings
+    queue: str = ""  # of the bulk jobs; empty: the job's own
+    carried: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
+
+    def details(self) -> str:
+        topics = f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic"
+        return (
+            f"Reads the stored segments and tiered copies of {topics} and compares their digests; changes nothing. "
+            "`sexton orphans list` names its run, `sexton orphans report RUN_ID` shows what it found."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScrubLedgersResult:
+    """Result of a scrub, or the refusal of a guard."""
+
+    run_id: str
+    found: PlanResult | None = None
+    progress: ScrubLedgersProgress = field(default_factory=ScrubLedgersProgress)
+    refused: GuardRefusal | None = None
+
+
+def scrub_scope(topic_ids: Sequence[int]) -> tuple[str, ...]:
+    """Return the key that names these topics in the id of a scrub. The key for every topic is empty."""
+    ids = ",".join(map(str, sorted(topic_ids)))
+    return (ids if ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16],) if ids else ()
+
+
+RECONCILE_ORPHANS = Job("reconcile-orphans", ReconcileOrphansInput, ReconcileOrphansResult, keys=("{run_id}",))
+APPLY_ORPHANS = Job("apply-orphans", ApplyOrphansInput, ApplyOrphansResult, keys=("{run_id}",))
+SCRUB_LEDGERS = Job("scrub-ledgers", ScrubLedgersInput, ScrubLedgersResult, keys=("", "{topic_ids}"))

@@ -1,0 +1,111 @@
+"""Progress of plans, scrubs and applies as Markdown for operators, and refusals by guards."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from temporalio.exceptions import ActivityError
+
+from logstore import errors
+from logstore.deletion.intents import GuardRefusal
+from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences
+from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, add_counts
+from workflows.guard_refusals import find_refusal
+from workflows.reconciliation.job_definitions import (
+    ApplyOrphansProgress,
+    ReconcileOrphansProgress,
+    ScrubLedgersProgress,
+)
+
+GUARDS: Final = frozenset(
+    kind.__name__
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.PreconditionFailed | errors.InvalidInput)
+)
+_LABEL_BY_COUNT: Final = {
+    (ListStorage.name, "objects"): "objects of ledgers in storage",
+    (ListStorage.name, "strange"): "other objects in storage",
+    (ListStorage.name, "uploads"): "unfinished uploads in storage",
+    (ReadReferences.name, "ledgers"): "ledgers in the catalog",
+    (CompareSides.name, "young"): "ledgers too young to be judged",
+    (CompareSides.name, "candidates"): "differences, each of which is looked at once more",
+}
+"""Labels of the counts of bulk jobs that operators see. The other counts are for guards."""
+
+
+def refusal_by_guard(error: ActivityError) -> GuardRefusal | None:
+    """Return the refusal of a guard, or `None` for another failure."""
+    return find_refusal(error, GUARDS)
+
+
+def add_page(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:
+    """Return the progress after one more page with these counts."""
+    total = add_counts(progress.counts, counts)
+    applied, skipped = sum(total.applied.values()), sum(total.skipped.values())
+    done = applied + skipped + total.failed
+    return replace(
+        progress,
+        pages_done=progress.pages_done + 1,
+        outcomes={"applied": applied, "skipped": skipped, "failed": total.failed},
+        objects=total.objects,
+        size_bytes=total.size_bytes,
+        done=done,
+        left=max(0, progress.intents - done),
+        counts=total,
+    )
+
+
+def format_plan(progress: ReconcileOrphansProgress, findings: str) -> str:
+    """Return the step and the counts of a plan, followed by its findings."""
+    counts = "".join(
+        f"- {progress.counts[job][name]:,} {label}\n"
+        for (job, name), label in _LABEL_BY_COUNT.items()
+        if name in progress.counts.get(job, ())
+    )
+    return f"run `{progress.run_id}`: **{progress.step}**\n\n{counts}\n{findings}"
+
+
+def format_findings(result: PlanResult) -> str:
+    """Return the kinds that have findings, and sentences about what was not compared."""
+    rows = "".join(
+        f"- **{kind.value}** — {result.findings[kind.value]:,}, {result.size_bytes.get(kind.value, 0):,} bytes\n"
+        for kind in FindingKind
+        if result.findings.get(kind.value)
+    )
+    return (rows or "- nothing found\n") + "".join(f"- not compared: {sentence}\n" for sentence in result.left_out)
+
+
+def format_scrub(progress: ScrubLedgersProgress, step: str, findings: str = "") -> str:
+    """Return the step and the counts of a scrub, followed by its findings."""
+    paused = "**paused** before the next page, " if progress.paused else ""
+    return (
+        f"run `{progress.run_id}`: {paused}{step}\n\n"
+        f"- {progress.pages_done:,} of {progress.pages:,} pages\n"
+        f"- {progress.objects:,} of {progress.all_objects:,} segments and tiered copies\n"
+        f"- {progress.size_bytes:,} of {progress.all_bytes:,} bytes\n"
+        f"- {progress.findings:,} findings\n\n{findings}"
+    )
+
+
+def format_apply(progress: ApplyOrphansProgress, step: str) -> str:
+    """Return the step and the counts of an apply."""
+    phrases = [
+        f"{progress.pages_done:,} of {progress.pages:,} pages",
+        f"{progress.objects:,} objects",
+        "**paused** before the next page" if progress.paused else "",
+        f"at most {progress.rate:,} objects a second" if progress.rate else "",
+        step,
+    ]
+    counts = progress.counts
+    failed = {"findings": counts.failed} if counts.failed else {}
+    return (
+        ", ".join(filter(None, phrases))
+        + "\n\n"
+        + _format_rows("applied", counts.applied)
+        + _format_rows("kept", counts.skipped)
+        + _format_rows("failed", failed)
+    )
+
+
+def _format_rows(fate: str, counts: Mapping[str, int]) -> str:
+    return "".join(f"- {fate}: **{name}** — {rows:,}\n" for name, rows in sorted(counts.items()))

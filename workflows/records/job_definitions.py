@@ -1,0 +1,281 @@
+"""Inputs and results of the workflows of the record log, with their names and ids."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from logstore.deletion.intents import BatchCertificate, GuardRefusal
+from logstore.records.jobs import (
+    DefragmentedBlocks,
+    FlushedRecords,
+    FollowedRecords,
+    RaidedTombstones,
+    RebuildAdopted,
+    SelectionPosition,
+    ShippedBlocks,
+)
+from workflows.deletion.job_definitions import DeletionPolicy
+from workflows.job_definition import Job
+
+HELD_RETRY_INTERVAL: Final = timedelta(seconds=5)
+"""Time between two attempts of a single flush while another job has claimed the record log."""
+
+MAX_HELD_FLUSHES: Final = 24
+"""Attempts of a single flush while another job has claimed the record log. Together they outlast the claim of a dead
+job.
+"""
+
+NOW: Final = "now"
+"""Key of the single flush that a caller waits for. The repeated flush has the empty key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushRecordsResult:
+    """Counts of a flush, or its refusal."""
+
+    done: FlushedRecords = field(default_factory=FlushedRecords)
+    looks: int = 0  # number of completed activities
+    refused: GuardRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushRecordsInput:
+    """Input of a flush. A flush runs repeatedly or once."""
+
+    once: bool = False  # flush the present changes once, then end
+    # seconds for which one activity looks for changes; 0: the activity flushes once, then a signal is awaited
+    watch_s: float = 60.0
+    queue: str = ""  # queue of the activities, where a flush may wait; empty: queue of the workflow
+    actor: str = ""
+    reason: str = ""
+    carried: FlushRecordsResult = field(default_factory=FlushRecordsResult)
+
+    def details(self) -> str:
+        how = "once" if self.once else "for ever, every `records_interval`"
+        return f"Flushes changed records into blocks of the record log, {how}; `sexton records status` shows it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRecordsInput:
+    """Input of a sweep that starts `flush-records` unless it runs."""
+
+    watch_s: float = 60.0  # `watch_s` of the started flush
+    queue: str = ""  # `queue` of the started flush
+    actor: str = ""
+    reason: str = ""
+
+    def details(self) -> str:
+        return "Starts `flush-records` where it does not run; `sexton records status` shows what is not flushed."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRecordsResult:
+    """Ids of workflows that the sweep has started."""
+
+    started: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefragmentRecordsInput:
+    """Input of one pass over all blocks."""
+
+    scheduled: bool = False  # run the job as a child, under its only id
+    queue: str = ""  # queue of the activity; empty: queue of the workflow
+    actor: str = ""
+    reason: str = ""
+
+    def details(self) -> str:
+        return (
+            "Rewrites blocks of the record log that are mostly dead, joins small ones, and removes what no manifest"
+            " names any more; `sexton records status` shows blocks and bytes."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefragmentRecordsResult:
+    """Counts of a pass over all blocks, or its refusal."""
+
+    done: DefragmentedBlocks = field(default_factory=DefragmentedBlocks)
+    joined: bool = False  # another run was active, and this run did nothing
+    refused: GuardRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaidTombstonesInput:
+    """Input of a raid."""
+
+    eligible_age_s: float | None = None  # None: age in the workers' settings
+    scheduled: bool = False  # run the job as a child, under its only id
+    queue: str = ""  # queue of the activity; empty: queue of the workflow
+    actor: str = ""
+    reason: str = ""
+
+    def details(self) -> str:
+        return (
+            "Removes tombstones that are old enough and cover no version of their record on disk;"
+            " `sexton tombstones stats` shows how many there are."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaidTombstonesResult:
+    """Counts of a raid, or its refusal."""
+
+    run_id: str = ""
+    done: RaidedTombstones = field(default_factory=RaidedTombstones)
+    joined: bool = False  # another raid was active, and this run did nothing
+    refused: GuardRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateRecordsInput:
+    """Input of one shipment to every replica bucket in the workers' settings."""
+
+    scheduled: bool = False  # run the job as a child, under its only id
+    queue: str = ""  # queue of the activity; empty: queue of the workflow
+    actor: str = ""
+    reason: str = ""
+
+    def details(self) -> str:
+        return "Copies new blocks and the manifest into every replica's bucket; `sexton records replicas` shows them."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateRecordsResult:
+    """Shipment of each replica, or the refusal."""
+
+    shipped: list[ShippedBlocks] = field(default_factory=list)
+    joined: bool = False  # another run was active, and this run did nothing
+    refused: GuardRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecordsResult:
+    """Counts of deleted records, or the refusal."""
+
+    records: int = 0  # closed ledgers for which the function was called
+    ended: int = 0  # detached ledgers; in a dry run: ledgers that would be detached
+    kept: int = 0  # ledgers that the function selected but that stay
+    ledger_ids: list[int] = field(default_factory=list)  # sample of the detached ledgers
+    because: list[str] = field(default_factory=list)  # sample of reasons why selected ledgers stay
+    certificate: BatchCertificate | None = (
+        None  # of phase two; None: no phase two, or it ended early while other jobs continue with its rows
+    )
+    stopped: GuardRefusal | None = None  # why the job stopped after some pages, such as a failed function
+    refused: GuardRefusal | None = None  # why nothing was done
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """Number of copies by outcome."""
+        return dict(self.certificate.outcomes) if self.certificate else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecordsInput:
+    """Record function, its records, and the batch of detached ledgers."""
+
+    function: str  # name in the workers' setting `functions`
+    batch_id: str  # batch of the intents; never used before
+    topic_id: int = 0  # 0: all topics
+    topic: str = ""  # encoded name, which must be the name of `topic_id`
+    dry_run: bool = False
+    durable_delete: str | None = None  # a `DeletePolicy`; None: setting of the topic, or else durable
+    catalog_epoch: int | None = None  # expected epoch of the catalog; None: any
+    actor: str = ""
+    reason: str = ""
+    policy: DeletionPolicy = field(default_factory=DeletionPolicy)
+    page: int = 500  # ledgers in a page; after a crash the function is called again for one page at most
+    now_us: int = 0  # time of the start by the catalog's clock; 0: not started
+    after: SelectionPosition = field(default_factory=SelectionPosition)
+    carried: EndRecordsResult = field(default_factory=EndRecordsResult)
+
+    @property
+    def cause(self) -> str:
+        """Reason in the audit log, with the name of the function."""
+        return f"function {self.function}: {self.reason}" if self.reason else f"function {self.function}"
+
+    def details(self) -> str:
+        topics = f"`{self.topic}`" if self.topic_id else "all topics"
+        action = "Asks which records it would end" if self.dry_run else "Ends the records that it answers None for"
+        return f"{action}: function `{self.function}` over {topics}; `sexton deletion inflight` shows how much is left."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowRecordsInput:
+    """Input of the steps of one replica database."""
+
+    replica: str  # followed bucket, a slash, and a word for this replica
+    seed: bool = False  # empty the database first, and apply everything
+    watch_s: float = 0.0  # seconds for which to look for changes; 0: apply once
+
+    def details(self) -> str:
+        return (
+            "Applies the record log to the database of a replica. The command `sexton records follow` hosts its worker:"
+            " run it again where it ended, and the job goes on. `sexton records replicas` shows how far it is."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowRecordsResult:
+    """Counts of applied records, or the refusal."""
+
+    done: FollowedRecords = field(default_factory=lambda: FollowedRecords(replica=""))
+    refused: GuardRefusal | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCatalogInput:
+    """Input of a rebuild from one manifest into one database."""
+
+    rebuild: str  # id of the rebuild, as text of `logstore.records.rebuilding.RebuildId`
+    skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
+    master: str = ""  # Spark cluster; empty: cluster of the settings
+    max_absent_share: float = 0.05  # allowed share of listed ledgers without objects, 0 to 1
+    take_over: bool = False  # processes of the old catalog may be alive: wait until they notice the new epoch
+
+    def details(self) -> str:
+        return (
+            "Rebuilds a lost catalog from its record log and from what storage holds. The command `sexton records"
+            " rebuild` hosts its worker: run it again where it ended, and the job goes on."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCatalogProgress:
+    """Current step of a rebuild, and its counts."""
+
+    step: str = "beginning"  # then: finding rows, loading, looking, publishing, adopting, settling, letting go, ended
+    shards: int = 0  # shards done in this step, of 256
+    versions: int = 0  # record versions in the blocks of the manifest
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCatalogResult:
+    """Counts of a rebuild, or its refusal."""
+
+    rebuild: str
+    manifest: int = 0  # manifest number of the new epoch
+    records: int = 0
+    tombstones: int = 0
+    adopted: RebuildAdopted = field(default_factory=RebuildAdopted)
+    skipped: list[str] = field(default_factory=list)
+    skipped_blocks: int = 0
+    flushed_us: int = 0  # moment of the loaded rows; later changes return if storage has them
+    begun_us: int = 0
+    refused: GuardRefusal | None = None
+
+
+FLUSH_RECORDS = Job("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))
+SWEEP_RECORDS = Job("sweep-records", SweepRecordsInput, SweepRecordsResult)
+DEFRAGMENT_RECORDS = Job("defragment-records", DefragmentRecordsInput, DefragmentRecordsResult)
+RAID_TOMBSTONES = Job("raid-tombstones", RaidTombstonesInput, RaidTombstonesResult)
+REPLICATE_RECORDS = Job("replicate-records", ReplicateRecordsInput, ReplicateRecordsResult)
+END_RECORDS = Job("end-records", EndRecordsInput, EndRecordsResult, keys=("{batch_id}",))
+FOLLOW_RECORDS = Job(
+    "follow-records",
+    FollowRecordsInput,
+    FollowRecordsResult,
+    keys=("{replica}", "{replica}/seed", "{replica}/watch"),
+)
+REBUILD_CATALOG = Job("rebuild-catalog", RebuildCatalogInput, RebuildCatalogResult, keys=("{rebuild}",))

@@ -1,0 +1,62 @@
+"""Activity options of record log jobs. A job runs at most once at a time.
+
+The activities have their own queue, because a flush holds a thread while it waits.
+
+A schedule appends its time to the workflow id. A start by a person does not. So a scheduled run only starts the job as
+its child, under the id that a person's start uses too.
+"""
+
+from datetime import timedelta
+from typing import TypeVar
+
+from temporalio import workflow
+from temporalio.common import RetryPolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+
+with workflow.unsafe.imports_passed_through():
+    from workflows import activity_options
+    from workflows.job_definition import Job, JobRequest
+
+GUARDS = ("CatalogAdopting", "CatalogMismatch", "CatalogOutdated", "PreconditionFailed")
+"""Error types that end such a job as refused. Nothing changed, and a person must look."""
+
+Q = TypeVar("Q", bound=JobRequest)
+R = TypeVar("R")
+
+
+def flush_options(queue: str, watch_s: float) -> workflow.ActivityConfig:
+    """Return the options of an activity that looks for changes for `watch_s` seconds."""
+    return workflow.ActivityConfig(
+        task_queue=queue or None,
+        start_to_close_timeout=timedelta(minutes=30, seconds=watch_s),  # an older flush stores no manifest
+        heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
+        retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=10)),  # unlimited: waits for catalog and storage
+    )
+
+
+def pass_options(queue: str) -> workflow.ActivityConfig:
+    """Return the options of an activity that passes over all blocks."""
+    return workflow.ActivityConfig(
+        task_queue=queue or None,
+        start_to_close_timeout=timedelta(hours=24),  # enough for 86,000 blocks at one block a second
+        heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
+        retry_policy=RetryPolicy(
+            maximum_interval=timedelta(minutes=1), maximum_attempts=10
+        ),  # then the next pass is due
+    )
+
+
+async def run_single(job: Job[Q, R], request: Q, *, summary: str) -> R | None:
+    """Run the job under its only id, and return its result. Return `None` if it runs already."""
+    try:
+        result: R = await workflow.execute_child_workflow(
+            job.name,
+            request,
+            id=job.id(),
+            result_type=job.result,
+            static_summary=summary,
+            static_details=request.details(),
+        )
+    except WorkflowAlreadyStartedError:
+        return None
+    return result

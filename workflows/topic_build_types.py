@@ -1,0 +1,45 @@
+"""Input, progress and result of jobs that build something for many topics. This module imports no workflow."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from logstore.deletion.intents import GuardRefusal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildTopicsInput:
+    """Input of a build. Each job has a subclass."""
+
+    does: ClassVar[str]  # description of the job with the placeholder {topics}, and the command that starts it
+    builds: ClassVar[str]  # what the job builds, in few words
+    runs: ClassVar[str]  # prefix of the ids of its runs
+
+    run_id: str = ""  # empty: the job takes one
+    actor: str = ""
+    reason: str = ""
+    topic_ids: list[int] = field(default_factory=list)  # empty: every topic with something to build
+    master: str = ""  # Spark cluster; empty: the cluster of the workers' settings
+    queue: str = ""  # task queue of the bulk job; empty: the job's own
+
+    def details(self) -> str:
+        return self.does.format(topics=f"{len(self.topic_ids):,} topics" if self.topic_ids else "every topic")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildProgress:
+    """Progress of a build."""
+
+    run_id: str
+    step: str  # beginning, building, switching, concluding, ended
+    counts: dict[str, int] = field(default_factory=dict)  # topics by result, and counts of the output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildResult:
+    """Counts of a build, or its refusal."""
+
+    run_id: str
+    counts: dict[str, int] = field(default_factory=dict)  # topics, switched, superseded, empty, gone, unreadable, and
+    # of indexes the buckets and messages that were built
+    left_out: list[str] = field(default_factory=list)  # the first 20 topics that could not be read, with the reason
+    refused: GuardRefusal | None = None

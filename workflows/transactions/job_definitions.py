@@ -1,0 +1,101 @@
+"""Inputs and results of the workflows of transactions, and the names and ids of these workflows."""
+
+from dataclasses import dataclass, field
+
+from logstore.transactions.transaction_ids_and_states import Owed
+from workflows.job_definition import Job
+from workflows.topic_build_types import BuildResult, BuildTopicsInput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorInput:
+    """Input of `transaction-coordinator`. `carried` is the progress of an earlier run."""
+
+    tc_id: int
+    linger_s: float = 1.0
+    queue: str = ""  # task queue of the activities; empty: the workflow's own task queue
+    carried: "CoordinatorProgress | None" = None
+
+    def details(self) -> str:
+        return (
+            f"Tells the participants of decided transactions of coordinator {self.tc_id}, and aborts what times out. "
+            "`sexton txn list` shows them."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorProgress:
+    """Totals of a coordinator since it was started."""
+
+    finished: int = 0
+    expired: int = 0
+    handed_over: int = 0
+    drains: int = 0
+    owed: list[str] = field(default_factory=list)  # the last 20 transactions that were handed over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastTransactionInput:
+    """Input of `broadcast-transaction`. `carried` is the progress of an earlier run."""
+
+    txn: str  # tc:sequence
+    pause_s: float = 1.0  # before the second attempt; doubles with each attempt
+    most_pause_s: float = 60.0
+    queue: str = ""
+    carried: "BroadcastProgress | None" = None
+
+    def details(self) -> str:
+        return (
+            f"Tells every participant of transaction {self.txn} how it ended. `sexton txn show {self.txn}` shows which"
+            " are still owed, and `sexton txn resolve` counts one as done."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BroadcastProgress:
+    """Progress of the broadcast of one transaction."""
+
+    state: str = ""
+    settled: int = 0
+    owed: list[Owed] = field(default_factory=list)  # the first 20 participants that are owed
+    owed_count: int = 0
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTransactionsInput:
+    """Input of `sweep-transactions`."""
+
+    actor: str = ""
+    reason: str = ""
+    queue: str = ""  # task queue of the coordinators that the sweep starts
+
+    def details(self) -> str:
+        return "Wakes coordinators with work that no workflow does. `sexton txn list` shows unfinished transactions."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepTransactionsResult:
+    """Counts of woken coordinators and forgotten transactions."""
+
+    woken: int = 0
+    forgotten: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildTransactionSnapshotsInput(BuildTopicsInput):
+    """Input of `build-transaction-snapshots`."""
+
+    does = "Rebuilds the transaction buffers of {topics} from their logs, and keeps them as `sexton txn snapshot` asks."
+    builds = "transaction snapshots"
+    runs = "snapshots"
+
+
+TRANSACTION_COORDINATOR = Job("transaction-coordinator", CoordinatorInput, CoordinatorProgress, keys=("{tc_id}",))
+BROADCAST_TRANSACTION = Job(
+    "broadcast-transaction", BroadcastTransactionInput, BroadcastProgress, keys=("{tc}-{sequence}",)
+)
+SWEEP_TRANSACTIONS = Job("sweep-transactions", SweepTransactionsInput, SweepTransactionsResult)
+BUILD_TRANSACTION_SNAPSHOTS = Job(
+    "build-transaction-snapshots", BuildTransactionSnapshotsInput, BuildResult, keys=("{run_id}",)
+)
