@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from activities.heartbeats import raise_if_cancelled, renewing_many
-from logstore.atomic_files import create_or_read
+from logstore.atomic_files import create_or_read_text
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
@@ -50,7 +50,7 @@ class OwnedBulkOutput:
             PreconditionFailed: Another catalog has marked the output.
         """
         with effect("reconciliation.mark_output"):
-            owner = create_or_read(owner_file(self._bulk.folder(run_id)), self._identities.catalog_id())
+            owner = create_or_read_text(owner_file(self._bulk.folder(run_id)), self._identities.catalog_id())
         self._require_owner(run_id, owner)
 
     def _require_owner(self, run_id: str, owner: str | None) -> None:

@@ -10,7 +10,7 @@ from activities.deletion.claims_and_causes import detach_arguments
 from activities.heartbeats import beating, defined
 from activities.owner_routing import check_topic_name, is_topic_name
 from logstore.errors import SextonError, UnknownObject
-from logstore.offload.services.tiered_copy_upload import Evidence, UploadedCopy
+from logstore.offload.services.tiered_copy_upload import CopyEvidence, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLengths
 from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, PublishedCopy, Topics
 from logstore.positions import LedgerId, TopicId
@@ -22,10 +22,10 @@ _SAMPLE = 20  # doubts in a result
 class Uploader(Protocol):
     """Writer and prover of tiered copies."""
 
-    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadedCopy:
+    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadAttemptResult:
         """Upload one ledger under a new uuid."""
 
-    def prove(self, copy: PublishedCopy) -> Evidence:
+    def prove(self, copy: PublishedCopy) -> CopyEvidence:
         """Prove now that storage has a published copy."""
 
 

@@ -30,7 +30,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
         new.unlink(missing_ok=True)
 
 
-def create_or_read(path: Path, text: str) -> str:
+def create_or_read_text(path: Path, text: str) -> str:
     """Write the file if it does not exist. Return its text, which is the text of the first writer.
 
     File and folder are synchronized to disk before the call returns. So other processes can rely on the text after a
@@ -44,7 +44,7 @@ def create_or_read(path: Path, text: str) -> str:
             file.flush()
             os.fsync(file.fileno())
         os.link(new, path)
-        _sync(path.parent)
+        _sync_folder(path.parent)
     except FileExistsError:
         return path.read_text(encoding="utf-8")
     finally:
@@ -52,7 +52,7 @@ def create_or_read(path: Path, text: str) -> str:
     return text
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -59,8 +59,8 @@ class Clock:
         *,
         deadline_s: float,
         backoff: Backoff = _DEFAULT_BACKOFF,
-        may_pass: Callable[[Exception], bool] = _is_transient,
-        wanted_s: Callable[[Exception], float] = lambda _: 0.0,
+        is_retryable: Callable[[Exception], bool] = _is_transient,
+        extra_pause_s: Callable[[Exception], float] = lambda _: 0.0,
     ) -> _Result:
         """Call `ask` until it succeeds, within limits, with growing pauses.
 
@@ -68,8 +68,8 @@ class Clock:
             ask: Call that is safe to repeat.
             deadline_s: Time of `monotonic_s` before which every pause must end.
             backoff: Number of attempts, and their pauses.
-            may_pass: Returns whether a repetition may help. The default accepts `RetryableError` and `OutcomeUnknown`.
-            wanted_s: Returns the seconds that the service wants to be added to the pause.
+            is_retryable: Whether to try again. The default accepts `RetryableError` and `OutcomeUnknown`.
+            extra_pause_s: Seconds that the service wants to be added to the pause.
 
         Raises:
             Exception: Error of the last attempt. Either the error is not transient, or no attempt is left, or the next
@@ -81,9 +81,9 @@ class Clock:
                 return ask()
             except Exception as error:
                 failures += 1
-                if failures >= backoff.attempts or not may_pass(error):
+                if failures >= backoff.attempts or not is_retryable(error):
                     raise
-                pause_s = backoff.pause_s(failures) + wanted_s(error)
+                pause_s = backoff.pause_s(failures) + extra_pause_s(error)
                 if self.monotonic_s() + pause_s >= deadline_s:
                     raise
             self.sleep(pause_s)

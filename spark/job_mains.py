@@ -7,15 +7,15 @@ from typing import Any
 from logstore.delayed.jobs import BuildIndexes
 from logstore.reconciliation.bulk_jobs import (
     BulkSummary,
-    CompareSides,
-    CutScrub,
-    ListStorage,
-    ReadReferences,
-    ScrubPage,
-    VerifyFindings,
+    CompareStorageWithCatalogJob,
+    CutScrubIntoPagesJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+    ScrubPageJob,
+    VerifyFindingsJob,
 )
 from logstore.records.rebuilding import RebuildRecords
-from logstore.transactions.buffer_serialization import BuildBuffers
+from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 from spark.delayed.build_indexes import build_indexes
 from spark.job_runner import JobRun, Main
 from spark.reconciliation.compare_sides import compare_sides
@@ -31,13 +31,13 @@ from spark.transactions.build_buffers import build_buffers
 def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
     """Return the main functions of jobs that read the SQL catalog and S3 buckets."""
     mains: dict[str, Callable[[NativeAddresses, JobRun, Any], BulkSummary]] = {
-        ListStorage.name: list_storage,
-        ReadReferences.name: read_references,
-        CompareSides.name: compare_sides,
-        VerifyFindings.name: verify_findings,
-        CutScrub.name: cut_scrub,
-        ScrubPage.main: scrub_page,
-        BuildBuffers.name: build_buffers,
+        ListStorageJob.name: list_storage,
+        ReadLedgersAndIntentsJob.name: read_references,
+        CompareStorageWithCatalogJob.name: compare_sides,
+        VerifyFindingsJob.name: verify_findings,
+        CutScrubIntoPagesJob.name: cut_scrub,
+        ScrubPageJob.main: scrub_page,
+        BuildTransactionBuffersJob.name: build_buffers,
         BuildIndexes.name: build_indexes,
     }
     return {name: partial(main, addresses) for name, main in mains.items()}

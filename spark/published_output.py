@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from logstore.atomic_files import create_or_read
+from logstore.atomic_files import create_or_read_text
 from logstore.errors import CorruptData, InvalidInput
 from logstore.failpoints import effect
 from logstore.reconciliation.bulk_jobs import BulkSummary
@@ -71,7 +71,7 @@ class Publication:
         complete_summary = replace(summary, folder=str(folder), files=_file_lengths(folder))
         text = json.dumps(asdict(complete_summary), sort_keys=True)
         with effect("bulk.publish"):
-            if create_or_read(self._pointer(run_id, name), text) != text:
+            if create_or_read_text(self._pointer(run_id, name), text) != text:
                 shutil.rmtree(folder, ignore_errors=True)
         return self.read_summary(run_id, name) or complete_summary
 

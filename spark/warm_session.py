@@ -19,7 +19,7 @@ from opentelemetry import trace
 
 from infra.stack.java_search import find_java
 from logstore.errors import ServiceFailed
-from logstore.reconciliation.spark_master_url import check_master, standalone_addresses
+from logstore.reconciliation.spark_master_url import require_spark_master_url, standalone_addresses
 from spark.failure_text import summarize_error
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class WarmSession:
                 another thread hangs.
         """
         master = master or self._settings.master
-        check_master(master)
+        require_spark_master_url(master)
         with self._locked(proceed):
             proceed()
             if self._session is None or master != self._master or not _is_alive(self._session):

@@ -22,8 +22,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from infra.catalog import Database, SqlCatalog
 from logstore.errors import CatalogMismatch, CatalogOutdated, ServiceRefused, SextonError
-from logstore.identity.bucket_markers import MarkerState, Role
-from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.identity.bucket_markers import BucketRole, MarkerState
+from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import Identities
 from logstore.ports.objects import Buckets, OwnedStore
@@ -78,19 +78,19 @@ def _make_mark(catalog_id: str) -> Schedule:
     )
 
 
-def list_buckets(settings: Settings) -> tuple[tuple[Role, str], ...]:
+def list_buckets(settings: Settings) -> tuple[tuple[BucketRole, str], ...]:
     """Return role and name of each bucket in the settings."""
     return (
-        (Role.PRIMARY, settings.primary_bucket),
-        (Role.TIERED, settings.tiered_bucket),
-        (Role.RECORDS, settings.records_bucket),
-        *((Role.REPLICA, bucket) for bucket in settings.replicas),
+        (BucketRole.PRIMARY, settings.primary_bucket),
+        (BucketRole.TIERED, settings.tiered_bucket),
+        (BucketRole.RECORDS, settings.records_bucket),
+        *((BucketRole.REPLICA, bucket) for bucket in settings.replicas),
     )
 
 
 def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
     """Mark each unmarked bucket as the catalog's, if its store answers. Return a phrase about each bucket."""
-    get_bucket = own_buckets_by_name(settings, OwnStores(SqlCatalog(database).identities))
+    get_bucket = own_buckets_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
         bucket: _try_to_compare(get_bucket(role, bucket).require) for role, bucket in list_buckets(settings)
     }
@@ -133,8 +133,8 @@ def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> Non
         CatalogMismatch: The bucket belongs to another catalog.
         StoreUnavailable, ServiceRefused: The store does not answer or refuses.
     """
-    get_bucket = own_buckets_by_name(settings, OwnStores(catalog.identities), hasty=True)
-    records = get_bucket(Role.RECORDS, settings.records_bucket)
+    get_bucket = own_buckets_by_name(settings, MarkerChecker(catalog.identities), hasty=True)
+    records = get_bucket(BucketRole.RECORDS, settings.records_bucket)
     if records.check() is MarkerState.OURS:
         require_current(catalog.records, records)
 
@@ -146,6 +146,8 @@ def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
     """
     if not settings.has_object_store:
         return
-    store = own_buckets_by_name(settings, OwnStores(identities), hasty=True)(Role.PRIMARY, settings.primary_bucket)
+    store = own_buckets_by_name(settings, MarkerChecker(identities), hasty=True)(
+        BucketRole.PRIMARY, settings.primary_bucket
+    )
     if error := _try_to_compare(store.check):
         _log.info("the primary bucket is left to the workers: %s", error)

@@ -15,7 +15,7 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.ownership import check_worker_id
 from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
-from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_master
+from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_spark_master_url
 from logstore.records.tombstones import DeletePolicy
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, TransactionId
 from logstore.validated_names import TopicName, check_name, check_reason
@@ -121,7 +121,7 @@ _INVENTORIES: Final = _rule(
     f"at most {_MAX_INVENTORIES} paths of manifests, files that the workers can read; no URL is one",
     lambda value: len(value) <= _MAX_INVENTORIES and all(map(_is_file_path, value)),
 )
-_MASTER: Final = _rule(f"{MASTER_FORMS}; or nothing", lambda value: not value or is_master(value))
+_MASTER: Final = _rule(f"{MASTER_FORMS}; or nothing", lambda value: not value or is_spark_master_url(value))
 _COPY: Final = _rule(f"one of {', '.join(CopyKind)}", lambda value: value in set(CopyKind))
 _COPIES: Final = _rule(
     f"out of {', '.join(CopyKind)}, each once",

@@ -37,7 +37,7 @@ from logstore.ports.catalog import (
     RunKind,
 )
 from logstore.reconciliation import plausibility_guards
-from logstore.reconciliation.bulk_jobs import VerifyFindings
+from logstore.reconciliation.bulk_jobs import VerifyFindingsJob
 from logstore.reconciliation.finding_files import AppliedFinding, FindingFiles
 from logstore.reconciliation.findings import (
     RESULT,
@@ -48,8 +48,13 @@ from logstore.reconciliation.findings import (
     apply_counts,
     apply_run_id,
 )
-from logstore.reconciliation.services.orphan_inspection import StoredOrphans, is_single_object
-from logstore.reconciliation.services.run_checks import appliable_plan, find_apply, require_all_findings, require_epoch
+from logstore.reconciliation.services.orphan_inspection import OrphanInspector, is_single_object
+from logstore.reconciliation.services.run_checks import (
+    find_apply,
+    require_all_findings,
+    require_appliable_plan,
+    require_epoch,
+)
 from logstore.stop_checks import raise_if_stopped
 
 _ROWS_PER_READ: Final = 1_000  # of a batch
@@ -63,7 +68,7 @@ class Applying:
         *,
         reconciliation: Reconciliation,
         identities: Identities,
-        stored: StoredOrphans,
+        stored: OrphanInspector,
         objects: ObjectDeletion,
         bulk: BulkJobs,
     ) -> None:
@@ -79,7 +84,7 @@ class Applying:
         Raises: InvalidInput, UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch (terminal);
             StoreUnavailable, CatalogBusy (retry).
         """
-        plan, epoch = appliable_plan(self._runs, self._identities, request.run_id)
+        plan, epoch = require_appliable_plan(self._runs, self._identities, request.run_id)
         earlier = find_apply(self._runs, request.run_id)
         if earlier is None or earlier.finished_us is None:  # a finished apply removes nothing more
             plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, request.max_orphan_share)
@@ -103,7 +108,7 @@ class Applying:
         )
 
     def _files(self, run_id: str) -> FindingFiles:
-        published = self._bulk.published_summary(run_id, VerifyFindings.name)
+        published = self._bulk.published_summary(run_id, VerifyFindingsJob.name)
         if published is None:
             where = "every worker must see the folder of bulk output"
             raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")

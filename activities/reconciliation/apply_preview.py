@@ -18,8 +18,13 @@ from logstore.ports.catalog import Identities, OrphanCopy, Reconciliation
 from logstore.positions import LedgerId
 from logstore.reconciliation.finding_files import AppliedFinding
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_counts, apply_batch_id
-from logstore.reconciliation.services.orphan_inspection import StoredOrphans
-from logstore.reconciliation.services.run_checks import appliable_plan, find_apply, open_report, require_all_findings
+from logstore.reconciliation.services.orphan_inspection import OrphanInspector
+from logstore.reconciliation.services.run_checks import (
+    find_apply,
+    open_finding_files,
+    require_all_findings,
+    require_appliable_plan,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +41,7 @@ class ApplyPreview:
     A preview takes no lock and writes nothing. A bucket without a marker is refused, not marked.
     """
 
-    def __init__(self, *, reconciliation: Reconciliation, identities: Identities, stored: StoredOrphans) -> None:
+    def __init__(self, *, reconciliation: Reconciliation, identities: Identities, stored: OrphanInspector) -> None:
         self._runs, self._identities, self._stored = reconciliation, identities, stored
 
     def preview(
@@ -52,8 +57,8 @@ class ApplyPreview:
             UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch: The apply would refuse the plan.
             StoreUnavailable: Storage did not answer.
         """
-        plan, _ = appliable_plan(self._runs, self._identities, run_id)
-        files = require_all_findings(open_report(plan, run_id), plan, run_id)
+        plan, _ = require_appliable_plan(self._runs, self._identities, run_id)
+        files = require_all_findings(open_finding_files(plan, run_id), plan, run_id)
         apply = find_apply(self._runs, run_id)
         folder = None if apply is None else Path(apply.summary["folder"])
         self._stored.confirm(adopt=False)

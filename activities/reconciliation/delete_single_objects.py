@@ -10,14 +10,14 @@ from activities.reconciliation.page_decision_files import KeptObjects, read_kept
 from activities.reconciliation.recheck_page import ask_objects
 from logstore.deletion import intents
 from logstore.deletion.intents import StoredCopy
-from logstore.deletion.services.absence_proofs import judge_deletion
+from logstore.deletion.services.absence_proofs import find_unconfirmed_by_row
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Reconciliation
 from logstore.ports.objects import ObjectStore
 from logstore.reconciliation.finding_files import AppliedFinding
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
-from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, OrphanInspector
 
 
 class ObjectDeletion:
@@ -26,7 +26,7 @@ class ObjectDeletion:
     Before anything is deleted, the catalog ensures that no writer registers these segments.
     """
 
-    def __init__(self, *, reconciliation: Reconciliation, stored: StoredOrphans, objects: ObjectStore) -> None:
+    def __init__(self, *, reconciliation: Reconciliation, stored: OrphanInspector, objects: ObjectStore) -> None:
         self._catalog, self._stored, self._objects = reconciliation, stored, objects
 
     def delete(
@@ -86,7 +86,7 @@ class ObjectDeletion:
             heartbeats.deleted(len(report.deleted))
             for key in report.unanswered:
                 raise StoreUnavailable(report.failed[key])
-            unconfirmed_by_row = judge_deletion(
+            unconfirmed_by_row = find_unconfirmed_by_row(
                 self._objects, report, {number: (segments[number].key,) for number in part}
             )
             for number in part:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from logstore.atomic_files import create_or_read
+from logstore.atomic_files import create_or_read_text
 from logstore.errors import CorruptData
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.ports.catalog import OrphanCopy
@@ -55,7 +55,7 @@ def _objects_path(folder: Path, page: int) -> Path:
 
 
 def _store(path: Path, decision: Mapping[str, Any]) -> dict[str, Any]:
-    return _parse(path, create_or_read(path, json.dumps(decision, sort_keys=True)))
+    return _parse(path, create_or_read_text(path, json.dumps(decision, sort_keys=True)))
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -29,18 +29,23 @@ from logstore.reconciliation.bulk_jobs import (
     LEFT_OUT,
     ROWS_BEFORE,
     BulkJob,
-    CompareSides,
-    ListStorage,
-    ReadReferences,
-    VerifyFindings,
+    CompareStorageWithCatalogJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+    VerifyFindingsJob,
 )
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
-from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.stop_checks import raise_if_stopped
 
 _RUNS_PER_FORGET: Final = 100
-_STEPS: Final = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
+_STEPS: Final = (
+    ListStorageJob.name,
+    ReadLedgersAndIntentsJob.name,
+    CompareStorageWithCatalogJob.name,
+    VerifyFindingsJob.name,
+)
 
 
 class Planning:
@@ -56,7 +61,7 @@ class Planning:
         *,
         reconciliation: Reconciliation,
         identities: Identities,
-        stored: StoredOrphans,
+        stored: OrphanInspector,
         bulk: BulkJobs,
         store_now_us: Callable[[], int],
         finished_retention_s: float,
@@ -75,7 +80,7 @@ class Planning:
         Idempotency: keyed by `run_id`. The values that the first call stores in the run's row stay.
         Raises: InvalidInput, PreconditionFailed, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        plausibility_guards.check_age(request.older_than_s, unsafe=request.unsafe_age)
+        plausibility_guards.require_min_age(request.older_than_s, unsafe=request.unsafe_age)
         self._stored.confirm()
         self._output.require(request.run_id)
         run = self._runs.open_run(
@@ -140,10 +145,10 @@ class Planning:
         summary = self._runs.run(request.run_id).summary
         listed, read, compared = (
             self._output.published_summary(request.run_id, name).counts
-            for name in (ListStorage.name, ReadReferences.name, CompareSides.name)
+            for name in (ListStorageJob.name, ReadLedgersAndIntentsJob.name, CompareStorageWithCatalogJob.name)
         )
-        plausibility_guards.check_sides(
-            plausibility_guards.SideCounts(
+        plausibility_guards.require_plausible_counts(
+            plausibility_guards.ComparisonCounts(
                 objects=listed["objects"],
                 ledgers=read["ledgers"],
                 ledgers_counted=self._runs.count_ledgers(below=int(summary["next_ledger_id"])),
@@ -174,14 +179,14 @@ class Planning:
 
     def _make_result(self, run: ReconciliationRun) -> PlanResult:
         published = {name: self._output.published_summary(run.run_id, name) for name in _STEPS}
-        folder = published[VerifyFindings.name].folder
+        folder = published[VerifyFindingsJob.name].folder
         totals = FindingFiles(Path(folder)).totals()
         facts = [fact for summary in published.values() for fact in summary.facts.items()]
-        compared = published[CompareSides.name]
+        compared = published[CompareStorageWithCatalogJob.name]
         return PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
-            ledgers=published[ReadReferences.name].counts["ledgers"],
+            ledgers=published[ReadLedgersAndIntentsJob.name].counts["ledgers"],
             before_us=int(run.summary["before_us"]),
             report=folder,
             rows_before_us=int(compared.facts.get(ROWS_BEFORE, run.summary["rows_before_us"])),
@@ -202,24 +207,24 @@ class Planning:
 def _make_job(request: BulkInput, summary: Mapping[str, Any]) -> BulkJob:
     run_id, before_us = request.run_id, int(summary["before_us"])
     match request.job:
-        case ListStorage.name:
-            return ListStorage(run_id=run_id, inventories=tuple(summary["inventories"]))
-        case ReadReferences.name:
-            return ReadReferences(run_id=run_id)
-        case CompareSides.name:
-            return CompareSides(
+        case ListStorageJob.name:
+            return ListStorageJob(run_id=run_id, inventories=tuple(summary["inventories"]))
+        case ReadLedgersAndIntentsJob.name:
+            return ReadLedgersAndIntentsJob(run_id=run_id)
+        case CompareStorageWithCatalogJob.name:
+            return CompareStorageWithCatalogJob(
                 run_id=run_id,
                 before_us=before_us,
                 rows_before_us=int(summary["rows_before_us"]),
                 next_ledger_id=int(summary["next_ledger_id"]),
             )
-        case VerifyFindings.name:
-            return VerifyFindings(run_id=run_id, before_us=before_us)
+        case VerifyFindingsJob.name:
+            return VerifyFindingsJob(run_id=run_id, before_us=before_us)
     raise InvalidInput("job", expected=f"one of {', '.join(_STEPS)}", found=request.job)
 
 
-def _to_overlap(compared: Mapping[str, int], kind: str) -> plausibility_guards.Overlap:
-    return plausibility_guards.Overlap(
+def _to_overlap(compared: Mapping[str, int], kind: str) -> plausibility_guards.CopyOverlap:
+    return plausibility_guards.CopyOverlap(
         stored=compared[f"{kind}stored"], named=compared[f"{kind}named"], matched=compared[f"{kind}matched"]
     )
 

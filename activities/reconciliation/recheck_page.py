@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from logstore.ports.catalog import FindingsToFile, OrphanCopy
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
-from logstore.reconciliation.services.orphan_inspection import ABSENT, StoredOrphans, is_copy, is_single_object
+from logstore.reconciliation.services.orphan_inspection import ABSENT, OrphanInspector, is_copy, is_single_object
 from logstore.stop_checks import raise_if_stopped
 
 _PARALLEL_COPIES: Final = 8
@@ -36,7 +36,7 @@ def single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
     return {number: finding for number, finding in page.items() if is_single_object(finding)}
 
 
-def ask_copies(stored: StoredOrphans, page: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
+def ask_copies(stored: OrphanInspector, page: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
     """Return each copy as storage states it, or the reason to keep it."""
     copies = {number: finding for number, finding in page.items() if is_copy(finding)}
 
@@ -51,7 +51,7 @@ def ask_copies(stored: StoredOrphans, page: Mapping[int, Finding], before_us: in
 
 
 def ask_objects(
-    stored: StoredOrphans,
+    stored: OrphanInspector,
     objects: Mapping[int, Finding],
     before_us: int,
     proceed: Callable[[], None] = raise_if_stopped,

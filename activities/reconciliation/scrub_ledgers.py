@@ -28,10 +28,10 @@ from logstore.errors import CorruptData
 from logstore.failpoints import effect
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
-from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import RESULT, PlanResult, plan_result
-from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.stop_checks import raise_if_stopped
 
 _CLAIM_S: Final = 300.0  # renewed with heartbeats; after it, another scrub may continue the run of a lost worker
@@ -43,7 +43,7 @@ class Scrubbing:
     """Activities of a scrub."""
 
     def __init__(
-        self, *, reconciliation: Reconciliation, identities: Identities, stored: StoredOrphans, bulk: BulkJobs
+        self, *, reconciliation: Reconciliation, identities: Identities, stored: OrphanInspector, bulk: BulkJobs
     ) -> None:
         self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
@@ -80,7 +80,7 @@ class Scrubbing:
         if run.finished_us is not None or any(run.summary.get(key) != summary[key] for key in keys):
             return False
         try:
-            cut = self._bulk.published_summary(run.run_id, CutScrub.name)
+            cut = self._bulk.published_summary(run.run_id, CutScrubIntoPagesJob.name)
             for page in range(cut.counts["pages"] if cut else 0):
                 raise_if_stopped()
                 self._bulk.published_summary(run.run_id, _make_page(run.run_id, page).name)
@@ -97,9 +97,9 @@ class Scrubbing:
         Raises: InvalidInput, PreconditionFailed, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
 
-        def job() -> CutScrub:
+        def job() -> CutScrubIntoPagesJob:
             summary = self._renew_claim(request.run_id)
-            return CutScrub(
+            return CutScrubIntoPagesJob(
                 run_id=request.run_id,
                 topics=tuple(summary["topic_ids"]),
                 next_ledger_id=int(summary["next_ledger_id"]),
@@ -107,7 +107,7 @@ class Scrubbing:
             )
 
         renew = lambda: self._renew_claim(request.run_id)  # noqa: E731 - a name for it says no more
-        return _to_result(run_bulk_job(self._bulk, CutScrub.name, job, master=request.master, renew=renew))
+        return _to_result(run_bulk_job(self._bulk, CutScrubIntoPagesJob.name, job, master=request.master, renew=renew))
 
     @defined(name="reconciliation.scrub_page")
     def scrub_page(self, request: ScrubPageInput) -> ScrubRead:
@@ -118,7 +118,7 @@ class Scrubbing:
         Raises: PreconditionFailed, CatalogMismatch, ProgramMissing (terminal); StoreUnavailable, ServiceFailed (retry).
         """
 
-        def job() -> ScrubPage:
+        def job() -> ScrubPageJob:
             self._stored.confirm()  # absence in another store says nothing about this catalog's data
             self._renew_claim(request.run_id)
             return _make_page(request.run_id, request.page, request.bytes_per_s)
@@ -140,7 +140,7 @@ class Scrubbing:
         if run.finished_us is None:
             folder = self._bulk.folder(request.run_id) / _FINDINGS_FOLDER
             folder.mkdir(exist_ok=True)
-            pages = self._output.published_summary(request.run_id, CutScrub.name).counts["pages"]
+            pages = self._output.published_summary(request.run_id, CutScrubIntoPagesJob.name).counts["pages"]
             left_out = set[str]()
             for page in range(pages):
                 raise_if_stopped()
@@ -163,7 +163,7 @@ class Scrubbing:
         return PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},
-            ledgers=self._output.published_summary(run.run_id, CutScrub.name).counts["ledgers"],
+            ledgers=self._output.published_summary(run.run_id, CutScrubIntoPagesJob.name).counts["ledgers"],
             before_us=int(run.summary["begun_us"]),
             report=str(folder),
             left_out=left_out,
@@ -180,8 +180,8 @@ class Scrubbing:
         return summary
 
 
-def _make_page(run_id: str, page: int, bytes_per_s: int = 1) -> ScrubPage:
-    return ScrubPage(run_id=run_id, page=page, bytes_per_s=bytes_per_s)
+def _make_page(run_id: str, page: int, bytes_per_s: int = 1) -> ScrubPageJob:
+    return ScrubPageJob(run_id=run_id, page=page, bytes_per_s=bytes_per_s)
 
 
 def _copy_findings(source: Path, folder: Path, page: int) -> None:

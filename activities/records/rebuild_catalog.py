@@ -24,7 +24,7 @@ from activities.records.inputs_and_results import (
     RebuiltRows,
 )
 from logstore.errors import PreconditionFailed
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildDatabase
@@ -60,7 +60,7 @@ class Rebuilding:
         bulk: BulkJobs,
         database: RebuildDatabase,
         start: ColdStart,
-        markers: Callable[[], Sequence[tuple[Role, str]]],
+        markers: Callable[[], Sequence[tuple[BucketRole, str]]],
         open_loaded: Callable[[], LoadedCatalog],
         require_no_workers: Callable[[], None] | None,
         clock: Clock | None = None,

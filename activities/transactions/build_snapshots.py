@@ -12,7 +12,7 @@ from activities.topic_build_steps import (
 )
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
-from logstore.transactions.buffer_serialization import BufferFiles, BuildBuffers
+from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.services.buffer_snapshots import BufferSnapshots
 
 
@@ -22,7 +22,9 @@ class BufferBuilding(TopicBuilding):
     def __init__(
         self, *, runs: Reconciliation, identities: Identities, bulk: BulkJobs, snapshots: BufferSnapshots
     ) -> None:
-        super().__init__(kind=RunKind.SNAPSHOTS, job=BuildBuffers.name, runs=runs, identities=identities, bulk=bulk)
+        super().__init__(
+            kind=RunKind.SNAPSHOTS, job=BuildTransactionBuffersJob.name, runs=runs, identities=identities, bulk=bulk
+        )
         self._snapshots = snapshots
 
     @defined(name="transactions.begin_build")
@@ -43,7 +45,7 @@ class BufferBuilding(TopicBuilding):
         Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
-        return self._build(request, lambda topics: BuildBuffers(run_id=request.run_id, topics=topics))
+        return self._build(request, lambda topics: BuildTransactionBuffersJob(run_id=request.run_id, topics=topics))
 
     @defined(name="transactions.switch_snapshots")
     def switch_snapshots(self, request: SwitchTopicsPageInput) -> SwitchCounts:

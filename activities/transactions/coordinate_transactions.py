@@ -28,7 +28,7 @@ from logstore.transactions.services.broadcast import Broadcaster, BroadcastResul
 from logstore.transactions.transaction_ids_and_states import (
     MAX_ERROR_CHARACTERS,
     MAX_REPORTED_PARTICIPANTS,
-    Owed,
+    OwedParticipant,
     TransactionId,
     summarize_failures,
 )
@@ -203,7 +203,7 @@ def _to_broadcast_state(transaction: StoredTransaction) -> BroadcastState:
         state=transaction.state.value,
         settled=len(transaction.participants) - len(owed),
         owed=[
-            Owed(
+            OwedParticipant(
                 participant=str(stored.participant),
                 topic=stored.topic,
                 error=(stored.last_error or "")[:MAX_ERROR_CHARACTERS],

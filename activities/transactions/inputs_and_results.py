@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from logstore.transactions.transaction_ids_and_states import Owed
+from logstore.transactions.transaction_ids_and_states import OwedParticipant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class BroadcastState:
 
     state: str
     settled: int
-    owed: list[Owed] = field(default_factory=list)  # the first 20 participants that are owed
+    owed: list[OwedParticipant] = field(default_factory=list)  # the first 20 participants that are owed
     owed_count: int = 0
 
 

@@ -36,7 +36,7 @@ from infra.coordination.takeover import FenceChecker, Takeover, TakeoverTimes
 from infra.coordination.zookeeper_session import SessionState
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError
 from logstore.ownership import (
-    Acquisition,
+    BundleAcquisition,
     BundleId,
     Lease,
     OwnershipView,
@@ -127,7 +127,7 @@ class Holdings:
         self.bundles = fences.count_bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
         # Bundles to acquire, and bundles that an earlier session owned.
-        self._unsettled: dict[BundleId, Acquisition | None] = {}
+        self._unsettled: dict[BundleId, BundleAcquisition | None] = {}
         self._postponed: set[BundleId] = set()  # unsettled bundles whose listener failed at the last `reconcile`
         self._is_catalog_away = False  # the last raise of fences failed
         self._worker_id_by_bundle: dict[BundleId, str] = {}  # owners, as last read
@@ -144,7 +144,7 @@ class Holdings:
         return not self._is_catalog_away and bool(self._unsettled.keys() - self._postponed)
 
     def on_session_expired(self, session: int) -> None:
-        self._unsettled |= {bundle: Acquisition(session=session) for bundle in self.leases}
+        self._unsettled |= {bundle: BundleAcquisition(session=session) for bundle in self.leases}
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:

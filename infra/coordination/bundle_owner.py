@@ -24,7 +24,7 @@ from infra.coordination.ownership_nodes import WorkerDirectory, worker_id_taken_
 from infra.coordination.takeover import TakeoverTimes
 from infra.coordination.zookeeper_session import SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
-from logstore.ownership import Lease, WorkerLoad, bundle_of
+from logstore.ownership import Lease, WorkerLoad, bundle_of_topic
 from logstore.ports.catalog import Fences
 from logstore.ports.owners import OtherOwner
 from logstore.retrying_clock import Backoff
@@ -115,7 +115,7 @@ class BundleOwner:
             self._thread.join()
 
     def lease_of(self, topic: TopicName) -> Lease:
-        bundle = bundle_of(topic, bundles=self._holdings.bundles)
+        bundle = bundle_of_topic(topic, bundles=self._holdings.bundles)
         is_connected = self._is_connected
         lease = self._holdings.leases.get(bundle) if is_connected else None
         if lease is None:
@@ -132,7 +132,7 @@ class BundleOwner:
             raise SessionLost(f"worker {self._worker_id}: it has no session just now")
         if not self._is_connected:  # no wait for a connection, because the caller's thread is scarce
             raise StoreUnavailable(f"zookeeper: worker {self._worker_id} has no connection just now")
-        bundle = bundle_of(topic, bundles=self._holdings.bundles)
+        bundle = bundle_of_topic(topic, bundles=self._holdings.bundles)
         node = nodes.find_owner_node(bundle, patience_s=patience_s)
         return OtherOwner(worker_id=node.worker_id) if node and node.worker_id else None
 

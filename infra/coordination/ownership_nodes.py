@@ -25,7 +25,7 @@ from kazoo.protocol.states import ZnodeStat
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.errors import InvalidInput, WorkerIdTaken
-from logstore.ownership import BundleId, OwnerNode, WorkerLoad, bundle_name, parse_bundle
+from logstore.ownership import BundleId, OwnerNode, WorkerLoad, bundle_name, parse_bundle_name
 
 SESSIONS: Final = "/sessions"
 WORKERS: Final = "/workers"
@@ -113,7 +113,7 @@ class OwnershipDirectory:
 
     def _parse_node_name(self, name: str) -> BundleId | None:
         try:
-            return parse_bundle(name, bundles=self._bundles)
+            return parse_bundle_name(name, bundles=self._bundles)
         except InvalidInput as error:
             if name not in self._logged_unknown_names:
                 self._logged_unknown_names.add(name)

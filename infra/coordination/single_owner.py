@@ -9,7 +9,7 @@ from typing import Final
 
 from infra.coordination.bundle_holdings import OwnershipEvents
 from logstore.errors import CatalogBusy, NotOwner, SextonError
-from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 
@@ -63,7 +63,7 @@ class SingleOwner:
         return lease
 
     def lease_of(self, topic: TopicName) -> Lease:
-        bundle = bundle_of(topic, bundles=self._bundles)
+        bundle = bundle_of_topic(topic, bundles=self._bundles)
         lease = self._leases.get(bundle)
         if lease is None:
             raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found="that it has stopped")

@@ -39,8 +39,8 @@ class Retries:
             attempt,
             deadline_s=self.clock.monotonic_s() + self.give_up_after_s,
             backoff=self.backoff,
-            may_pass=_should_retry,
-            wanted_s=lambda error: min(self.backoff.longest_s, retry_after_s(error)),
+            is_retryable=_should_retry,
+            extra_pause_s=lambda error: min(self.backoff.longest_s, retry_after_s(error)),
         )
 
     def pause(self, failures: int) -> None:

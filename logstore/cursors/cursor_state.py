@@ -62,17 +62,17 @@ def acknowledge(state: CursorState, positions: Iterable[Position], spans: Sequen
     span_by_ledger = {span.ledger_id: span for span in spans}
     acknowledged = dict(state.acknowledged)
     for position in positions:
-        _check_reachable(position, span_by_ledger, spans)
+        _require_existing_position(position, span_by_ledger, spans)
         if position.ledger_id in span_by_ledger and not state.covers(position):
             bits = acknowledged.get(position.ledger_id, BitMap())
             acknowledged[position.ledger_id] = bits | BitMap([position.entry_id])
-    return advance(CursorState(state.mark_delete, acknowledged), spans)
+    return advance_mark_delete(CursorState(state.mark_delete, acknowledged), spans)
 
 
 def acknowledge_to(state: CursorState, position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
     """Acknowledge all entries up to and including `position`. Raise `InvalidInput` if it is after the last entry."""
-    _check_reachable(position, {span.ledger_id: span for span in spans}, spans, lowest=-1)
-    return advance(replace(state, mark_delete=max(state.mark_delete, position)), spans)
+    _require_existing_position(position, {span.ledger_id: span for span in spans}, spans, lowest=-1)
+    return advance_mark_delete(replace(state, mark_delete=max(state.mark_delete, position)), spans)
 
 
 def apply_acknowledgement(
@@ -107,7 +107,7 @@ def require_current_releases(
         )
 
 
-class DelayedRange(NamedTuple):
+class DelayedSegmentRange(NamedTuple):
     """Entries of a segment that has delayed messages."""
 
     ledger_id: LedgerId
@@ -120,7 +120,7 @@ def require_no_delayed_entries(
     spans: Sequence[LedgerSpan],
     *,
     up_to: Position,
-    delayed: Iterable[DelayedRange],
+    delayed: Iterable[DelayedSegmentRange],
 ) -> None:
     """Refuse a cumulative acknowledgement without releases if it covers entries that may have a delivery time.
 
@@ -172,7 +172,7 @@ def initial_state(spans: Sequence[LedgerSpan], *, latest: bool) -> CursorState:
     """Return the cursor of a new subscription: before the first listed entry, or after the last entry if `latest`."""
     if not spans:
         return CursorState(EARLIEST)
-    return advance(CursorState(spans[-1].last if latest else Position(spans[0].ledger_id, -1)), spans)
+    return advance_mark_delete(CursorState(spans[-1].last if latest else Position(spans[0].ledger_id, -1)), spans)
 
 
 def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
@@ -182,7 +182,7 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
     """
     before = Position(position.ledger_id, position.entry_id - 1)
     try:
-        _check_reachable(before, {span.ledger_id: span for span in spans}, spans, lowest=-1)
+        _require_existing_position(before, {span.ledger_id: span for span in spans}, spans, lowest=-1)
     except InvalidInput:
         expected = "an entry of a listed ledger or the one behind its last"
         expected += f", up to {spans[-1].ledger_id}:{spans[-1].entries}" if spans else ", of a topic with a ledger"
@@ -190,14 +190,14 @@ def seek(position: Position, spans: Sequence[LedgerSpan]) -> CursorState:
     return CursorState(before)
 
 
-def advance(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
+def advance_mark_delete(state: CursorState, spans: Sequence[LedgerSpan]) -> CursorState:
     """Move `mark_delete` over acknowledged entries and unlisted ledgers, also lost ledgers (apache/pulsar#18620)."""
     mark_delete = state.mark_delete
     for span in spans:
         if span.ledger_id < mark_delete.ledger_id:
             continue
         start = mark_delete.entry_id + 1 if span.ledger_id == mark_delete.ledger_id else 0
-        end = _first_gap(_done_entries(state.acknowledged.get(span.ledger_id), span), start, span.entries)
+        end = _find_first_gap(_done_entries(state.acknowledged.get(span.ledger_id), span), start, span.entries)
         if end > start:
             mark_delete = Position(span.ledger_id, end - 1)
         if end < span.entries:
@@ -230,7 +230,7 @@ def _done_entries(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | Non
     return acknowledged | span.hidden
 
 
-def _first_gap(bits: BitMap | None, start: int, end: int) -> int:
+def _find_first_gap(bits: BitMap | None, start: int, end: int) -> int:
     """Return the first entry id from `start` that is not in `bits`, at most `end`. Found by bisection on rank."""
     if not bits or start not in bits:
         return start
@@ -249,7 +249,7 @@ def entries_after(bits: BitMap, ledger_id: LedgerId, position: Position) -> BitM
     return bits - BitMap(range(position.entry_id + 1)) if ledger_id == position.ledger_id else BitMap()
 
 
-def _check_reachable(
+def _require_existing_position(
     position: Position, span_by_ledger: Mapping[LedgerId, LedgerSpan], spans: Sequence[LedgerSpan], *, lowest: int = 0
 ) -> None:
     span = span_by_ledger.get(position.ledger_id)

@@ -71,7 +71,7 @@ def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tupl
     raise PreconditionFailed(f"deletions: expected dead letters, found {rows}; nothing was changed")
 
 
-def split_into_ranges(rows: Iterable[tuple[int, int, bool]], max_rows: int) -> Iterator[list[int]]:
+def split_batch_into_ranges(rows: Iterable[tuple[int, int, bool]], max_rows: int) -> Iterator[list[int]]:
     """Split a batch into ranges of unfinished rows, bounded by rows and by segments.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from logstore.errors import CorruptData
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement, require_named_topic
-from logstore.offload.tiered_copy import CopyLocation, find_location_problem
+from logstore.offload.tiered_copy import CopyLocation, find_context_problem
 from logstore.positions import LedgerId, TopicId
 
 STUCK_AFTER_ATTEMPTS: Final = 5
@@ -218,7 +218,7 @@ def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
         return Outcome.STILL_IN_USE, f"the ledger list references the {intent.copy.value} copy"
     if missing := find_missing_property(intent):
         return Outcome.INVALID, f"missing {missing}"
-    if intent.copy is CopyKind.OFFLOADED_LEDGER and (problem := find_location_problem(intent.context)):
+    if intent.copy is CopyKind.OFFLOADED_LEDGER and (problem := find_context_problem(intent.context)):
         return Outcome.INVALID, f"offload context: {problem}"
     return None
 

@@ -43,7 +43,7 @@ class LedgerFacts:
     has_open_transaction: bool = False  # the end of one of its transactions is not in the log yet
 
 
-def detachable_prefix(
+def select_detachable_prefix(
     ledgers: Iterable[LedgerFacts],
     *,
     marks: Mapping[str, Position],
@@ -65,7 +65,7 @@ def detachable_prefix(
     remaining_bytes = total_bytes
     for ledger in ledgers:
         remaining_bytes -= ledger.size_bytes
-        if reason_to_keep(ledger, last=last, marks=marks) or not _is_past_limits(
+        if reason_to_keep(ledger, last=last, marks=marks) or not _is_past_retention_limits(
             ledger, policy, remaining_bytes, now_us
         ):
             return
@@ -97,7 +97,7 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
     return f"not all of it is acknowledged by {', '.join(behind[:3])}{more}"
 
 
-def require_unneeded(
+def require_unneeded_ledgers(
     topic: str, ledgers: Iterable[LedgerFacts], *, last: LedgerId, marks: Mapping[str, Position]
 ) -> None:
     """Require that none of the ledgers is needed.
@@ -115,7 +115,7 @@ def require_unneeded(
         raise LedgerStillNeeded(f"topic {topic}: {'; '.join(needed[:5])}{more}")
 
 
-def _is_past_limits(ledger: LedgerFacts, policy: RetentionPolicy, newer_bytes: int, now_us: int) -> bool:
+def _is_past_retention_limits(ledger: LedgerFacts, policy: RetentionPolicy, newer_bytes: int, now_us: int) -> bool:
     age_us = now_us - (ledger.closed_us if ledger.closed_us is not None else now_us)
     is_too_old = policy.retention_s > 0 and age_us >= policy.retention_s * 1_000_000
     is_too_large = policy.retention_bytes is not None and newer_bytes >= policy.retention_bytes

@@ -22,7 +22,7 @@ PROBE_PREFIX: Final = "sexton-probe-"
 _CATALOG_ID_FIELD: Final = "catalog_id"
 
 
-class Role(StrEnum):
+class BucketRole(StrEnum):
     """Use of a bucket. The catalog stores the value."""
 
     PRIMARY = "primary"
@@ -33,7 +33,7 @@ class Role(StrEnum):
     @property
     def is_single(self) -> bool:
         """Whether a catalog has exactly one bucket of this role for ever."""
-        return self not in {Role.TIERED, Role.REPLICA}
+        return self not in {BucketRole.TIERED, BucketRole.REPLICA}
 
     def matches_key(self, key: str) -> bool:
         """Return whether a catalog writes keys of this form into a bucket of this role."""
@@ -46,16 +46,16 @@ class Role(StrEnum):
 
 
 _PREFIXES: Final = {
-    Role.PRIMARY: "ledgers/",
-    Role.TIERED: "",
-    Role.RECORDS: "records/",
-    Role.REPLICA: "records/",
+    BucketRole.PRIMARY: "ledgers/",
+    BucketRole.TIERED: "",
+    BucketRole.RECORDS: "records/",
+    BucketRole.REPLICA: "records/",
 }
 _KEY_FORMS: Final = {
-    Role.PRIMARY: re.compile("ledgers/"),
-    Role.TIERED: re.compile(r"[^/]+-ledger-[0-9]+(-index)?\Z"),
-    Role.RECORDS: re.compile("records/"),
-    Role.REPLICA: re.compile("records/"),
+    BucketRole.PRIMARY: re.compile("ledgers/"),
+    BucketRole.TIERED: re.compile(r"[^/]+-ledger-[0-9]+(-index)?\Z"),
+    BucketRole.RECORDS: re.compile("records/"),
+    BucketRole.REPLICA: re.compile("records/"),
 }
 
 
@@ -63,7 +63,7 @@ _KEY_FORMS: Final = {
 class NamedBucket:
     """Bucket, by its name in the settings or in an offload context."""
 
-    role: Role
+    role: BucketRole
     bucket: str
     address: str  # address of the store, for messages; empty: AWS
 
@@ -82,7 +82,7 @@ class MarkerState(StrEnum):
 
 
 def compare_marker(
-    owner: str | None, *, catalog_id: str, bucket: NamedBucket, marked: Collection[tuple[Role, str]]
+    owner: str | None, *, catalog_id: str, bucket: NamedBucket, marked: Collection[tuple[BucketRole, str]]
 ) -> MarkerState:
     """Compare the marker of a bucket with the catalog.
 
@@ -90,7 +90,7 @@ def compare_marker(
         owner: Catalog that the marker names. `None`: no marker.
         catalog_id: Id of this catalog.
         bucket: The bucket.
-        marked: Role and name of every bucket that this catalog has marked.
+        marked: BucketRole and name of every bucket that this catalog has marked.
     """
     if owner not in {None, catalog_id}:
         return MarkerState.FOREIGN
@@ -103,7 +103,7 @@ def compare_marker(
     return MarkerState.ELSEWHERE if is_elsewhere else MarkerState.UNMARKED
 
 
-def _format_roles(bucket: str, marked: Collection[tuple[Role, str]]) -> str:
+def _format_roles(bucket: str, marked: Collection[tuple[BucketRole, str]]) -> str:
     return " and ".join(sorted(role.value for role, name in marked if name == bucket))
 
 
@@ -113,7 +113,7 @@ def mismatch_error(
     *,
     catalog_id: str,
     bucket: NamedBucket,
-    marked: Collection[tuple[Role, str]],
+    marked: Collection[tuple[BucketRole, str]],
 ) -> CatalogMismatch | None:
     """Return the error for a bucket in this state, or `None` if the bucket is or may become this catalog's."""
     expected = f"the marker of catalog {catalog_id}"

@@ -40,7 +40,7 @@ class ColumnChunk:
         return self.start + self.size_bytes
 
 
-def column_chunks(footer: "pq.FileMetaData", group: int) -> list[ColumnChunk]:
+def list_column_chunks(footer: "pq.FileMetaData", group: int) -> list[ColumnChunk]:
     """Return the column chunks of a row group, in file order."""
     row_group = footer.row_group(group)
     leaves = (row_group.column(number) for number in range(row_group.num_columns))
@@ -82,7 +82,7 @@ def parse_digests(text: str, chunks: Sequence[ColumnChunk], *, name: str) -> dic
     return {chunk: text[at : at + _DIGEST_CHARACTERS] for chunk, at in zip(chunks, starts, strict=True)}
 
 
-def fetch_chunks(
+def fetch_verified_chunks(
     read: Callable[[int, int], bytes],
     digests: Mapping[ColumnChunk, str],
     columns: Collection[str],
@@ -107,7 +107,7 @@ def fetch_chunks(
     """
     requested_chunks = [chunk for chunk in digests if chunk.column in columns]
     parts: list[tuple[int, bytes]] = []
-    for run in _group_adjacent(requested_chunks):
+    for run in _group_adjacent_chunks(requested_chunks):
         start = run[0].start
         content = read(start, run[-1].end - start)
         for chunk in run:
@@ -119,7 +119,7 @@ def fetch_chunks(
     return parts
 
 
-def _group_adjacent(chunks: Sequence[ColumnChunk]) -> Iterable[list[ColumnChunk]]:
+def _group_adjacent_chunks(chunks: Sequence[ColumnChunk]) -> Iterable[list[ColumnChunk]]:
     runs: list[list[ColumnChunk]] = []
     for chunk in chunks:
         if runs and chunk.start <= runs[-1][-1].end + _MAX_GAP_BYTES:

@@ -44,7 +44,7 @@ class CopyLocation:
     region: str = ""  # empty: the region of the settings
 
 
-def parse_copy_location(ledger_id: int, context: Mapping[str, str]) -> tuple[str, CopyLocation]:
+def parse_uuid_and_location(ledger_id: int, context: Mapping[str, str]) -> tuple[str, CopyLocation]:
     """Return the attempt's uuid and the copy's location from an offload context.
 
     Raises:
@@ -53,13 +53,13 @@ def parse_copy_location(ledger_id: int, context: Mapping[str, str]) -> tuple[str
     uuid, bucket = context.get("uuid"), context.get("bucket")
     if not uuid or not bucket:
         raise CorruptData(f"ledger {ledger_id}: expected uuid and bucket in its offload context, found neither or one")
-    problem = find_location_problem(context)
+    problem = find_context_problem(context)
     if problem:
         raise CorruptData(f"ledger {ledger_id}: offload context: {problem}")
     return uuid, CopyLocation(bucket, str(context.get("endpoint") or "").rstrip("/"), str(context.get("region") or ""))
 
 
-def find_location_problem(context: Mapping[str, str]) -> str | None:
+def find_context_problem(context: Mapping[str, str]) -> str | None:
     """Return the problem of the first invalid field of an offload context, or `None`. Absent fields are accepted."""
     driver = context.get("driver")
     if driver and driver != DRIVER:
@@ -235,7 +235,7 @@ class TieredIndex:
             raise CorruptData(f"{name}: not the index of a tiered copy: {error!r}") from error
 
 
-def write_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup, ...]:
+def write_tiered_copy(sink: BinaryIO, segments: "Iterable[pa.Table]") -> tuple[RowGroup, ...]:
     """Write segments, in entry order from entry 0 on, as one file with one row group each. Memory holds one segment."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 

@@ -1,7 +1,7 @@
 """Ownership of bundles of topics: hash ranges, assignment to workers, and leases."""
 
 from logstore.ownership.bundle_assignment import (
-    Acquisition,
+    BundleAcquisition,
     OwnerNode,
     OwnershipView,
     ReownAttempts,
@@ -17,15 +17,15 @@ from logstore.ownership.bundles_and_leases import (
     BundleId,
     Lease,
     bundle_name,
-    bundle_of,
+    bundle_of_topic,
     check_bundle_count,
     check_worker_id,
-    parse_bundle,
+    parse_bundle_name,
 )
 
 __all__ = [
     "MAX_BUNDLES",
-    "Acquisition",
+    "BundleAcquisition",
     "BundleId",
     "Lease",
     "OwnerNode",
@@ -34,12 +34,12 @@ __all__ = [
     "ReownDecision",
     "WorkerLoad",
     "bundle_name",
-    "bundle_of",
+    "bundle_of_topic",
     "bundles_to_shed",
     "bundles_to_take",
     "check_bundle_count",
     "check_worker_id",
     "decide_reown",
-    "parse_bundle",
+    "parse_bundle_name",
     "rank_workers",
 ]

@@ -108,7 +108,7 @@ def bundles_to_take(
     counts = view.count_bundles()
     due = []
     for bundle in view.free_bundles:
-        order = rank_workers(bundle, view.workers, full=_full_workers(view, counts))
+        order = rank_workers(bundle, view.workers, full=_find_full_workers(view, counts))
         counts[order[0]] += 1
         rank = order.index(worker_id)
         if free_for_s.get(bundle, 0.0) >= rank * takeover_grace_s:
@@ -126,10 +126,10 @@ def bundles_to_shed(view: OwnershipView, worker_id: str, *, at_most: int) -> lis
     Each move crosses a limit in one direction, so moves end, and no worker takes back a bundle that it released. At
     most `at_most` bundles of all workers are free at a time.
     """
-    return [bundle for bundle in _plan_moves(view, at_most) if view.owners[bundle] == worker_id]
+    return [bundle for bundle in _plan_releases(view, at_most) if view.owners[bundle] == worker_id]
 
 
-def _plan_moves(view: OwnershipView, at_most: int) -> list[BundleId]:
+def _plan_releases(view: OwnershipView, at_most: int) -> list[BundleId]:
     """Return the bundles that all workers release, within `at_most`. Workers with the same view compute the same."""
     counts, max_moves = view.count_bundles(), at_most - len(view.free_bundles)
     owned = sorted(view.owners.items(), key=lambda item: (-counts[item[1]], item[0]))  # owners with most bundles first
@@ -141,7 +141,7 @@ def _plan_moves(view: OwnershipView, at_most: int) -> list[BundleId]:
             if counts[owner] <= limit or bundle in moves:
                 continue
             # At the first limit no worker counts as full, because a full worker may release bundles, too.
-            full = _full_workers(view, counts if limit == view.max_bundles_per_worker else {})
+            full = _find_full_workers(view, counts if limit == view.max_bundles_per_worker else {})
             taker = rank_workers(bundle, view.workers, full=full)[0]
             if counts[taker] < limit and view.workers[taker].room:
                 moves.append(bundle)
@@ -149,7 +149,7 @@ def _plan_moves(view: OwnershipView, at_most: int) -> list[BundleId]:
     return moves
 
 
-def _full_workers(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
+def _find_full_workers(view: OwnershipView, counts: Mapping[str, int]) -> set[str]:
     max_bundles = view.max_bundles_per_worker  # read once, because it counts the workers
     return {
         worker_id
@@ -177,14 +177,14 @@ class OwnerNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acquisition:
+class BundleAcquisition:
     """A worker's memory of a bundle that it acquired."""
 
     session: int  # session that had the node after the fence was raised
 
 
 def decide_reown(
-    node: OwnerNode | None, *, session: int, worker_id: str, acquired: Acquisition | None
+    node: OwnerNode | None, *, session: int, worker_id: str, acquired: BundleAcquisition | None
 ) -> ReownDecision:
     """Decide about a bundle that this worker had or should take.
 
@@ -197,7 +197,7 @@ def decide_reown(
     if node is None:
         return ReownDecision.CREATE
     if node.session == session:
-        return ReownDecision.KEEP if acquired == Acquisition(session=session) else ReownDecision.CREATE
+        return ReownDecision.KEEP if acquired == BundleAcquisition(session=session) else ReownDecision.CREATE
     return ReownDecision.WAIT if node.worker_id == worker_id else ReownDecision.UNLOAD
 
 

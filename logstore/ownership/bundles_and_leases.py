@@ -35,7 +35,7 @@ def check_bundle_count(count: int) -> int:
     return count
 
 
-def bundle_of(topic: TopicName, *, bundles: int) -> BundleId:
+def bundle_of_topic(topic: TopicName, *, bundles: int) -> BundleId:
     """Return the bundle of a topic in a catalog with `bundles` bundles."""
     hashed = zlib.crc32(topic.encoded.encode("ascii"))
     return BundleId(hashed * check_bundle_count(bundles) >> _HASH_BITS)
@@ -49,7 +49,7 @@ def bundle_name(bundle: BundleId, *, bundles: int) -> str:
     return f"0x{_lowest_hash(bundle, bundles):08x}_0x{upper:08x}"
 
 
-def parse_bundle(name: str, *, bundles: int) -> BundleId:
+def parse_bundle_name(name: str, *, bundles: int) -> BundleId:
     """Return the bundle whose hash range `bundle_name` wrote for the same number of bundles.
 
     Raises:

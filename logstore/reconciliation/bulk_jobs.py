@@ -9,7 +9,7 @@ from typing import Final
 
 from logstore.delayed.jobs import BuildIndexes
 from logstore.records.rebuilding import RebuildRecords
-from logstore.transactions.buffer_serialization import BuildBuffers
+from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 
 SCRUB_RATE: Final = 32 << 20
 """Default rate of a scrub, in bytes a second."""
@@ -19,10 +19,10 @@ MIN_SCRUB_RATE: Final = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListStorage:
+class ListStorageJob:
     """Job that lists every bucket of the catalog, or reads inventories instead.
 
-    The summary counts `objects`, as in `rules.SideCounts`.
+    The summary counts `objects`, as in `rules.ComparisonCounts`.
     """
 
     run_id: str
@@ -32,10 +32,10 @@ class ListStorage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadReferences:
+class ReadLedgersAndIntentsJob:
     """Job that reads ledgers with their copies, then unfinished intents and dead letters.
 
-    The summary counts `ledgers`, as in `rules.SideCounts`.
+    The summary counts `ledgers`, as in `rules.ComparisonCounts`.
     """
 
     run_id: str
@@ -44,10 +44,10 @@ class ReadReferences:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareSides:
+class CompareStorageWithCatalogJob:
     """Job that compares storage with the catalog, and writes the differences as candidates.
 
-    The summary counts the fields of `rules.Overlap` for primary copies, and for tiered copies with the prefix
+    The summary counts the fields of `rules.CopyOverlap` for primary copies, and for tiered copies with the prefix
     `tiered_`. `young` counts ledgers whose rows were left out because of their age. `expected` counts ledgers of which
     a listing must show objects. The fact `ROWS_BEFORE` is the cut-off of rows. An inventory may make it earlier.
     """
@@ -61,7 +61,7 @@ class CompareSides:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyFindings:
+class VerifyFindingsJob:
     """Job that checks each candidate again in storage and catalog. `FindingFiles` reads its output."""
 
     run_id: str
@@ -71,7 +71,7 @@ class VerifyFindings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutScrub:
+class CutScrubIntoPagesJob:
     """Job that cuts the ledgers of a scrub into pages. A page is a range of ledger ids.
 
     The summary counts `pages`, and the `ledgers`, `objects` and `size_bytes` to be read.
@@ -86,7 +86,7 @@ class CutScrub:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubPage:
+class ScrubPageJob:
     """Job that reads each segment and tiered copy of one page, and compares digests.
 
     `FindingFiles` reads its output. The summary counts the `objects` and `size_bytes` that were read. `elsewhere`
@@ -106,13 +106,13 @@ class ScrubPage:
 
 
 BulkJob = (
-    ListStorage
-    | ReadReferences
-    | CompareSides
-    | VerifyFindings
-    | CutScrub
-    | ScrubPage
-    | BuildBuffers
+    ListStorageJob
+    | ReadLedgersAndIntentsJob
+    | CompareStorageWithCatalogJob
+    | VerifyFindingsJob
+    | CutScrubIntoPagesJob
+    | ScrubPageJob
+    | BuildTransactionBuffersJob
     | BuildIndexes
     | RebuildRecords
 )

@@ -82,7 +82,7 @@ class FindingFiles:
         self._folder = folder
 
     @cached_property
-    def _groups(self) -> list[tuple[Path, int, int]]:
+    def _row_groups(self) -> list[tuple[Path, int, int]]:
         """Pages in order: file, row group, and number of the first finding."""
         groups, number = [], 0
         for path in sorted(self._folder.glob("*.parquet")):
@@ -95,11 +95,11 @@ class FindingFiles:
 
     @property
     def pages(self) -> int:
-        return len(self._groups)
+        return len(self._row_groups)
 
     def page(self, number: int) -> dict[int, Finding]:
         """Return the findings of a page by their numbers. Page numbers begin at 0."""
-        path, group, first = self._groups[number]
+        path, group, first = self._row_groups[number]
         with _translate_errors(path):
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
             return {first + index: _to_finding(row) for index, row in enumerate(rows)}
@@ -107,7 +107,7 @@ class FindingFiles:
     def totals(self) -> dict[FindingKind, tuple[int, int]]:
         """Return the number of findings and their bytes by kind, including zeros. Reads two columns, page by page."""
         totals = dict.fromkeys(FindingKind, (0, 0))
-        for path, group, _ in self._groups:
+        for path, group, _ in self._row_groups:
             with _translate_errors(path):
                 table = pq.ParquetFile(path).read_row_group(group, columns=["kind", "size_bytes"])
                 counts = table.group_by("kind").aggregate([("size_bytes", "count"), ("size_bytes", "sum")])
@@ -137,7 +137,7 @@ def _to_finding(row: Mapping[str, Any]) -> Finding:
     )
 
 
-def to_table(findings: Sequence[Finding]) -> pa.Table:
+def findings_to_table(findings: Sequence[Finding]) -> pa.Table:
     """Return findings as rows of `FINDING_SCHEMA`."""
     rows = [
         {name: getattr(finding, name) for name in FINDING_SCHEMA.names}

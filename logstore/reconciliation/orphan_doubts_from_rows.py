@@ -26,7 +26,7 @@ _UNEXPLAINED: Final = "the ledger lives in tiered storage, and no deletion of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatedOwner:
+class OwnerInRow:
     """Owner of a ledger id in one row of the catalog."""
 
     digest: str  # of `LedgerOwner`
@@ -63,7 +63,7 @@ class LedgerRows:
     summed: SegmentSums = SegmentSums()  # of the ledger's rows in `segment`, at the same moment
     successor: LedgerId | None = None  # newer ledger, named by the row that would name this ledger
     copies: Sequence[CopyRow] = ()
-    owners: Sequence[StatedOwner] = ()  # stated by the ledger's row and by its deletions, even finished deletions
+    owners: Sequence[OwnerInRow] = ()  # stated by the ledger's row and by its deletions, even finished deletions
     tables: Sequence[str] = ()  # other tables with rows that name the ledger
     is_primary_deleted: bool = False  # a deletion of the primary copy is finished
 

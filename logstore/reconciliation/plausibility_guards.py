@@ -32,7 +32,7 @@ A segment beyond this gap is not passed over, because phase two would request ev
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class CopyOverlap:
     """Numbers of copies of one kind in storage, in the catalog, and in both."""
 
     stored: int
@@ -41,18 +41,18 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideCounts:
+class ComparisonCounts:
     """Counts of a comparison."""
 
     objects: int  # listed objects of ledgers
     ledgers: int  # rows
     ledgers_counted: int  # rows that existed at the beginning, counted again after they were read
-    primary: Overlap
-    tiered: Overlap
+    primary: CopyOverlap
+    tiered: CopyOverlap
     expected: int = 0  # ledgers with published primary copies that are old enough to be listed
 
 
-def check_age(older_than_s: float, *, unsafe: bool) -> None:
+def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
     """Refuse an age below the floor, unless `unsafe` allows it.
 
     Raises:
@@ -69,7 +69,7 @@ def check_age(older_than_s: float, *, unsafe: bool) -> None:
         )
 
 
-def check_sides(sides: SideCounts) -> None:
+def require_plausible_counts(sides: ComparisonCounts) -> None:
     """Refuse a comparison that shows that the listing or the catalog is incomplete or of another store.
 
     Raises:

@@ -21,7 +21,7 @@ _MAX_PORT: Final = 65_535
 _MAX_CHARS: Final = 1_000
 
 
-def is_master(text: str) -> bool:
+def is_spark_master_url(text: str) -> bool:
     """Return whether the text is a Spark master URL in a supported form. This makes no connection."""
     if len(text) > _MAX_CHARS:
         return False
@@ -33,9 +33,9 @@ def is_master(text: str) -> bool:
     return match is not None and int(match["port"] or 1) <= _MAX_PORT
 
 
-def check_master(text: str) -> None:
+def require_spark_master_url(text: str) -> None:
     """Raise `InvalidInput` unless the text is a Spark master URL in a supported form."""
-    if not is_master(text):
+    if not is_spark_master_url(text):
         raise InvalidInput("master", expected=MASTER_FORMS, found=text)
 
 

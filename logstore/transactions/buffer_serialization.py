@@ -16,13 +16,13 @@ from logstore.atomic_files import replace_atomically
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
 from logstore.errors import CorruptData, InvalidInput
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transaction_buffer import Buffer, Entries
+from logstore.transactions.transaction_buffer import Entries, TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _FORMAT_VERSION: Final = 1
 
 
-def pack_buffer(topic_id: TopicId, buffer: Buffer) -> bytes:
+def pack_buffer(topic_id: TopicId, buffer: TransactionBuffer) -> bytes:
     """Return the buffer of a topic as bytes."""
     document = {
         "version": _FORMAT_VERSION,
@@ -35,7 +35,7 @@ def pack_buffer(topic_id: TopicId, buffer: Buffer) -> bytes:
     return json.dumps(document, sort_keys=True).encode()
 
 
-def unpack_buffer(content: bytes, topic_id: TopicId) -> Buffer:
+def unpack_buffer(content: bytes, topic_id: TopicId) -> TransactionBuffer:
     """Return the buffer that `pack_buffer` packed. Raise `CorruptData` if it is damaged or of another topic."""
     try:
         document = json.loads(content)
@@ -45,7 +45,7 @@ def unpack_buffer(content: bytes, topic_id: TopicId) -> Buffer:
                 f"transaction snapshot: expected version {_FORMAT_VERSION} of topic {topic_id},"
                 f" found version {version} of topic {found_topic_id}"
             )
-        buffer = Buffer(
+        buffer = TransactionBuffer(
             read_to=_decode_position(document["read_to"]),
             hidden=_decode_entries(document["hidden"]),
             open={TransactionId.parse(txn): _decode_entries(entries) for txn, entries in document["open"].items()},
@@ -78,7 +78,7 @@ MAX_PARTS_PER_JOB: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildBuffers:
+class BuildTransactionBuffersJob:
     """Job that rebuilds the buffers of topics from their whole logs.
 
     Its summary counts `topics`, `buffers`, `empty`, `gone`, `unreadable` and `parts`. `BufferFiles` reads its output.
@@ -96,7 +96,7 @@ class BufferFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write_part(self, part: int, buffers: Iterator[tuple[TopicId, Buffer]]) -> int:
+    def write_part(self, part: int, buffers: Iterator[tuple[TopicId, TransactionBuffer]]) -> int:
         """Write one part atomically, one buffer at a time. Return the number of buffers."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
@@ -112,7 +112,7 @@ class BufferFiles:
                 buffer_count += 1
         return buffer_count
 
-    def read_part(self, part: int) -> Iterator[tuple[TopicId, Buffer]]:
+    def read_part(self, part: int) -> Iterator[tuple[TopicId, TransactionBuffer]]:
         """Yield the buffers of one part, one at a time. Raise `CorruptData` if the part is missing or damaged."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 

@@ -26,7 +26,7 @@ Positions = Mapping[LedgerId, BitMap]
 """Entry ids by ledger. The bitmaps are never changed in place."""
 
 
-def hold_entries(
+def compute_held_entries(
     subscription: str,
     state: CursorState,
     spans: Sequence[LedgerSpan],
@@ -47,7 +47,7 @@ def hold_entries(
     """
     acknowledge(state, positions, spans)  # raises `InvalidInput` for a position without an entry
     own = {ledger_id: bits.copy() for ledger_id, bits in held.get(txn, {}).items()}
-    wanted = _select_positions(subscription, state, {span.ledger_id for span in spans}, own, positions)
+    wanted = _select_unheld_positions(subscription, state, {span.ledger_id for span in spans}, own, positions)
     if up_to is not None:
         acknowledge_to(state, up_to, spans)
         unite_entries(wanted, unacknowledged_entries(state, spans, up_to))
@@ -61,7 +61,7 @@ def hold_entries(
     return own
 
 
-def _select_positions(
+def _select_unheld_positions(
     subscription: str,
     state: CursorState,
     listed: Collection[LedgerId],
@@ -79,7 +79,7 @@ def _select_positions(
     return wanted
 
 
-def require_not_held(
+def require_entries_not_held(
     subscription: str,
     state: CursorState,
     held: Mapping[TransactionId, Positions],

@@ -82,7 +82,7 @@ def parse_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapp
 
 
 COLUMNS: Final = ("txn_tc", "txn_seq", "marker")
-"""Columns of a segment that `BufferFold` reads."""
+"""Columns of a segment that `BufferComputation` reads."""
 
 Entries = Mapping[LedgerId, BitMap]
 """Entry ids by ledger. The bitmaps of a buffer are never changed in place."""
@@ -91,7 +91,7 @@ _VERB_CODES: Final = {None: 0, MarkerVerb.COMMIT.value: 1, MarkerVerb.ABORT.valu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
+class TransactionBuffer:
     """State of the transactions in a topic's log, up to one entry."""
 
     read_to: Position = EARLIEST  # last entry that was read, inclusive; entry -1 of an empty ledger
@@ -110,13 +110,13 @@ class Buffer:
         return Position(first.ledger_id, first.entry_id - 1)
 
 
-class BufferFold:
+class BufferComputation:
     """Computation of a buffer from the segments of a log, in order. The end of the log is fixed by `spans`.
 
     Entries of the earlier buffer `start` in ledgers outside `spans` are dropped.
     """
 
-    def __init__(self, start: Buffer, spans: Sequence[LedgerSpan]) -> None:
+    def __init__(self, start: TransactionBuffer, spans: Sequence[LedgerSpan]) -> None:
         self._start = start.read_to
         self._end_by_ledger = {span.ledger_id: span.entries for span in spans}
         self._hidden = _select_ledgers(start.hidden, self._end_by_ledger)
@@ -135,7 +135,7 @@ class BufferFold:
         `table` has `COLUMNS` of all entries of the segment, in order. Raise `CorruptData` for an unknown verb.
         """
         unread = self.unread_entries(ledger_id)
-        for txn, verb_code, entries in _transaction_runs(ledger_id, first_entry, unread, table):
+        for txn, verb_code, entries in _iterate_transaction_runs(ledger_id, first_entry, unread, table):
             if not verb_code:
                 unite_entries(self._open.setdefault(txn, {}), {ledger_id: entries})
                 continue
@@ -145,15 +145,15 @@ class BufferFold:
             if verb_code == _VERB_CODES[MarkerVerb.ABORT.value]:
                 unite_entries(self._hidden, ended)
 
-    def buffer(self) -> Buffer:
+    def buffer(self) -> TransactionBuffer:
         ends = [Position(ledger_id, entry_count - 1) for ledger_id, entry_count in self._end_by_ledger.items()]
         open_entries = {txn: dict(entries) for txn, entries in self._open.items()}
-        return Buffer(read_to=max([self._start, *ends]), hidden=dict(self._hidden), open=open_entries)
+        return TransactionBuffer(read_to=max([self._start, *ends]), hidden=dict(self._hidden), open=open_entries)
 
 
 def resolve_open_transactions(
-    buffer: Buffer, states: Mapping[TransactionId, TransactionState], known: Buffer | None = None
-) -> Buffer:
+    buffer: TransactionBuffer, states: Mapping[TransactionId, TransactionState], known: TransactionBuffer | None = None
+) -> TransactionBuffer:
     """Return the buffer after the catalog was asked about the transactions that have no marker in the log.
 
     1. A transaction that is OPEN in the catalog stays open.
@@ -170,13 +170,13 @@ def resolve_open_transactions(
         if state is TransactionState.OPEN:
             still_open[txn] = entries
         elif state is None:
-            unite_entries(hidden, entries if known is None else _entries_not_visible(entries, known))
+            unite_entries(hidden, entries if known is None else _select_invisible_entries(entries, known))
         elif not state.is_commit:
             unite_entries(hidden, entries)
-    return Buffer(read_to=buffer.read_to, hidden=hidden, open=still_open)
+    return TransactionBuffer(read_to=buffer.read_to, hidden=hidden, open=still_open)
 
 
-def _entries_not_visible(entries: Entries, known: Buffer) -> Entries:
+def _select_invisible_entries(entries: Entries, known: TransactionBuffer) -> Entries:
     invisible = dict(known.hidden)
     for open_entries in known.open.values():
         unite_entries(invisible, open_entries)
@@ -191,7 +191,7 @@ def _select_ledgers(entries: Entries, ledgers: Collection[LedgerId]) -> dict[Led
     return {ledger_id: bits for ledger_id, bits in entries.items() if ledger_id in ledgers}
 
 
-def _transaction_runs(
+def _iterate_transaction_runs(
     ledger_id: LedgerId, first_entry: int, wanted: range, table: "pa.Table"
 ) -> Iterator[tuple[TransactionId, int, BitMap]]:
     """Yield runs of adjacent entries of one transaction with one verb code."""

@@ -86,7 +86,7 @@ class Participant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owed:
+class OwedParticipant:
     """Participant of a decided transaction that has not been told yet."""
 
     participant: str  # topic id, or topic id/subscription
@@ -110,7 +110,9 @@ def check_timeout(timeout_s: float) -> None:
         raise InvalidInput("timeout", expected=f"{MIN_TIMEOUT_S:g}s to {MAX_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s")
 
 
-def decide_state(txn: TransactionId, state: TransactionState, *, commit: bool, expired: bool) -> TransactionState:
+def decide_transaction_state(
+    txn: TransactionId, state: TransactionState, *, commit: bool, expired: bool
+) -> TransactionState:
     """Return the state after a request to end a transaction. Only one of a commit and a timeout can succeed.
 
     `state` is read under the lock of the row. `expired` means that the deadline has passed by the catalog's clock then.

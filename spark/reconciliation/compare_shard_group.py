@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.plausibility_guards import Overlap
+from logstore.reconciliation.plausibility_guards import CopyOverlap
 from spark.reconciliation.compare_tiered_copies import compare_tiered, count_elsewhere, count_overlap, count_unmeasured
 from spark.reconciliation.shard_group import (
     PRIMARY,
@@ -45,8 +45,8 @@ class GroupComparison:
     """Result of comparing one group: candidates, overlap of both sides, and counts of items that were not compared."""
 
     candidates: pa.Table
-    primary: Overlap
-    tiered: Overlap
+    primary: CopyOverlap
+    tiered: CopyOverlap
     elsewhere: int  # tiered copies in buckets that were not listed
     unmeasured: int  # tiered copies in listed buckets whose offload context states no lengths
     young: int  # ledgers whose rows are too young
@@ -85,7 +85,7 @@ def compare_group(group: ShardGroup, limits: Limits) -> GroupComparison:
     ]
     return GroupComparison(
         candidates=pa.concat_tables(candidates),
-        primary=Overlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(has_row.sum())),
+        primary=CopyOverlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(has_row.sum())),
         tiered=count_overlap(group, limits),
         elsewhere=count_elsewhere(group.copies, limits),
         unmeasured=count_unmeasured(group.copies, limits),

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from infra.catalog.engine.arrow_bulk import arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
 from logstore.atomic_files import replace_atomically
-from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareSides
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareStorageWithCatalogJob
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE
 from logstore.reconciliation.plausibility_guards import AGE_FLOOR_S
 from spark.job_runner import JobRun
@@ -45,7 +45,7 @@ class _Inputs:
     limits: Limits
 
 
-def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareSides) -> BulkSummary:
+def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareStorageWithCatalogJob) -> BulkSummary:
     """Run the job on the driver."""
     listed, references = run.inputs("list-storage"), run.inputs("read-references")
     inputs = _Inputs(
@@ -77,7 +77,7 @@ def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareSides) ->
     return BulkSummary(counts=totals, facts=facts)
 
 
-def _rows_before_us(job: CompareSides, listed: BulkSummary) -> int:
+def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkSummary) -> int:
     """Return the job's cut-off of rows, or an hour before the oldest inventory if that is earlier.
 
     An inventory lacks later objects. Its time is by another clock, and the hour covers the difference.

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.plausibility_guards import Overlap
+from logstore.reconciliation.plausibility_guards import CopyOverlap
 from spark.reconciliation.fact_files import YOUNG
 from spark.reconciliation.shard_group import TIERED, Intents, Limits, ShardGroup, make_findings
 
@@ -168,14 +168,14 @@ def count_unmeasured(copies: pa.Table, limits: Limits) -> int:
     return sum(copy["data_bytes"] is None for copy in _settled_copies(copies, limits))
 
 
-def count_overlap(group: ShardGroup, limits: Limits) -> Overlap:
+def count_overlap(group: ShardGroup, limits: Limits) -> CopyOverlap:
     """Count tiered copies in storage, in the catalog, and in both. Parts of an upload are not a copy."""
     objects = group.tiered.filter(pc.not_equal(group.tiered["part"], "upload"))
     stored = set(zip(objects["ledger_id"].to_pylist(), objects["uuid"].to_pylist(), strict=True))
     copies = [copy for copy in group.copies.to_pylist() if copy["uuid"]]
     named = sum(copy["state"] == "LIVE" and _is_listed(copy, limits) for copy in copies)
     matched = stored & {(copy["ledger_id"], copy["uuid"]) for copy in copies}
-    return Overlap(stored=len(stored), named=named, matched=len(matched))
+    return CopyOverlap(stored=len(stored), named=named, matched=len(matched))
 
 
 def count_elsewhere(copies: pa.Table, limits: Limits) -> int:

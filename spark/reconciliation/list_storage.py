@@ -17,7 +17,7 @@ from infra.objects import read_store_clock_s
 from logstore.errors import InvalidInput
 from logstore.identity.bucket_markers import MARKER_KEY, PROBE_PREFIX
 from logstore.log.ledger_object_keys import SHARDS
-from logstore.reconciliation.bulk_jobs import BulkSummary, ListStorage
+from logstore.reconciliation.bulk_jobs import BulkSummary, ListStorageJob
 from spark.job_runner import JobRun
 from spark.reconciliation.fact_files import (
     OBJECTS,
@@ -69,7 +69,7 @@ class _Counts:
     strange: int = 0
 
 
-def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorage) -> BulkSummary:
+def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorageJob) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
@@ -98,7 +98,7 @@ def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorage) -> B
     )
 
 
-def _read_inventories(addresses: NativeAddresses, job: ListStorage, run: JobRun) -> dict[str, Inventory]:
+def _read_inventories(addresses: NativeAddresses, job: ListStorageJob, run: JobRun) -> dict[str, Inventory]:
     inventory_by_bucket: dict[str, Inventory] = {}
     buckets = {address.bucket for address in addresses.stores}
     now_us = round(read_store_clock_s(addresses.primary.store()) * 1_000_000) if job.inventories else 0

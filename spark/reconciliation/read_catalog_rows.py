@@ -20,7 +20,7 @@ from infra.catalog.reconciliation import bulk_queries
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.offload.tiered_copy import parse_lengths
 from logstore.positions import TopicId
-from logstore.reconciliation.bulk_jobs import BulkSummary, ReadReferences
+from logstore.reconciliation.bulk_jobs import BulkSummary, ReadLedgersAndIntentsJob
 from spark.job_runner import JobRun
 from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, GroupFiles, read_facts, write_facts
 from spark.reconciliation.shard_group import find_positions
@@ -64,7 +64,7 @@ class _Reader:
         return files.close()
 
 
-def read_references(addresses: NativeAddresses, run: JobRun, job: ReadReferences) -> BulkSummary:  # noqa: ARG001 - of every main
+def read_references(addresses: NativeAddresses, run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:  # noqa: ARG001 - of every main
     """Run the job on the driver, after storage was listed. Ledgers are read before intents.
 
     Raises:

@@ -22,14 +22,19 @@ from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind
-from logstore.offload.tiered_copy import data_key, parse_copy_location
+from logstore.offload.tiered_copy import data_key, parse_uuid_and_location
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrub, ScrubPage
-from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, to_table
+from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
+from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, findings_to_table
 from logstore.reconciliation.findings import Finding
-from logstore.reconciliation.services.scrub_checks import Damage, check_copy, check_segment, find_damage
+from logstore.reconciliation.services.scrub_checks import (
+    ObjectDamage,
+    find_damage,
+    require_undamaged_copy,
+    require_undamaged_segment,
+)
 from spark.job_runner import JobRun
 from spark.reconciliation.read_rate import Pace
 from spark.sources.store_addresses import NativeAddresses
@@ -73,7 +78,7 @@ class _Lane:
         return crc32(key.encode()) % self.lanes == self.number
 
 
-def cut_scrub(addresses: NativeAddresses, run: JobRun, job: CutScrub) -> BulkSummary:
+def cut_scrub(addresses: NativeAddresses, run: JobRun, job: CutScrubIntoPagesJob) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
@@ -84,7 +89,7 @@ def cut_scrub(addresses: NativeAddresses, run: JobRun, job: CutScrub) -> BulkSum
     return BulkSummary(counts=counts)
 
 
-def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) -> dict[str, int]:
+def _cut(database_url: str, folder: Path, job: CutScrubIntoPagesJob, *, max_objects: int) -> dict[str, int]:
     pages: list[tuple[int, int]] = []
     counts, page = Counter[str](), Counter[str]()
     max_bytes = min(_MAX_PAGE_BYTES, _MAX_PAGE_S * job.bytes_per_s)
@@ -108,19 +113,19 @@ def _cut(database_url: str, folder: Path, job: CutScrub, *, max_objects: int) ->
     return {name: counts[name] for name in ("ledgers", "objects", "size_bytes")} | {"pages": len(pages)}
 
 
-def _read_copies(catalog: ArrowReader, job: CutScrub) -> Iterator[tuple[int, int, int]]:
+def _read_copies(catalog: ArrowReader, job: CutScrubIntoPagesJob) -> Iterator[tuple[int, int, int]]:
     for batch in catalog.batches(bulk_queries.scrubbed_ledgers(0, job.next_ledger_id, job.topics)):
         columns = (batch.column(name).to_pylist() for name in ("ledger_id", "size_bytes", "objects"))
         yield from zip(*columns, strict=True)
 
 
-def scrub_page(addresses: NativeAddresses, run: JobRun, job: ScrubPage) -> BulkSummary:
+def scrub_page(addresses: NativeAddresses, run: JobRun, job: ScrubPageJob) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
         StoreUnavailable: Storage or the database did not answer. This says nothing about the data.
     """
-    cut = json.loads((Path(run.inputs(CutScrub.name).folder) / _PAGES_FILE).read_text(encoding="utf-8"))
+    cut = json.loads((Path(run.inputs(CutScrubIntoPagesJob.name).folder) / _PAGES_FILE).read_text(encoding="utf-8"))
     first, end = cut["pages"][job.page]
     page = _Range(first, end, tuple(cut["topics"]))
     lanes = _make_lanes(page, bytes_per_s=job.bytes_per_s, parallel_tasks=run.spark.sparkContext.defaultParallelism)
@@ -160,7 +165,7 @@ def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counte
     path = folder / f"findings-{lane.number:06d}.parquet"
     if findings:
         with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:
-            writer.write_table(to_table(findings), row_group_size=FINDINGS_PER_PAGE)
+            writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
     else:
         path.unlink(missing_ok=True)  # of an earlier run of this task, whose findings no longer count
     counts.update(findings=len(findings), size_bytes=reader.pace.spent)
@@ -177,7 +182,8 @@ class _Reader:
         segment = _to_segment(row)
         store = self._addresses.primary.store()
         damage = find_damage(
-            partial(check_segment, store, segment, self.pace.spend), partial(self._is_segment_named, segment)
+            partial(require_undamaged_segment, store, segment, self.pace.spend),
+            partial(self._is_segment_named, segment),
         )
         key = segment_key(segment.ledger_id, segment.number)
         return _to_finding(damage, row, CopyKind.LEDGER, self._addresses.primary.bucket, key) if damage else None
@@ -185,7 +191,7 @@ class _Reader:
     def find_target(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
         """Return store, bucket and uuid of a tiered copy, or `None` if tasks do not read its bucket."""
         try:
-            uuid, location = parse_copy_location(row["ledger_id"], parse_context_or_empty(row["context"]))
+            uuid, location = parse_uuid_and_location(row["ledger_id"], parse_context_or_empty(row["context"]))
         except CorruptData:  # the context is damaged; a plan reports that
             return None
         for address in self._addresses.tiered:
@@ -195,7 +201,7 @@ class _Reader:
 
     def check_copy(self, row: Mapping[str, Any], store: ObjectStore, bucket: str, uuid: str) -> Finding | None:
         ledger_id = LedgerId(row["ledger_id"])
-        check = partial(check_copy, store, uuid, ledger_id, self.pace.spend)
+        check = partial(require_undamaged_copy, store, uuid, ledger_id, self.pace.spend)
         damage = find_damage(check, partial(self._is_copy_named, ledger_id, uuid))
         key = data_key(uuid, ledger_id)
         return _to_finding(damage, row, CopyKind.OFFLOADED_LEDGER, bucket, key, uuid=uuid) if damage else None
@@ -225,7 +231,7 @@ def _to_segment(row: Mapping[str, Any]) -> Segment:
 
 
 def _to_finding(
-    damage: Damage, row: Mapping[str, Any], copy: CopyKind, bucket: str, key: str, *, uuid: str = ""
+    damage: ObjectDamage, row: Mapping[str, Any], copy: CopyKind, bucket: str, key: str, *, uuid: str = ""
 ) -> Finding:
     return Finding(
         kind=damage.kind,

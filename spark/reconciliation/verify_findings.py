@@ -24,8 +24,8 @@ from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.log.segment_metadata import is_confirmation
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, to_table
+from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindingsJob
+from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.orphan_doubts_from_rows import (
     LedgerRows,
@@ -61,7 +61,7 @@ class _Task:
     pages: tuple[int, ...]
 
 
-def verify_findings(addresses: NativeAddresses, run: JobRun, job: VerifyFindings) -> BulkSummary:
+def verify_findings(addresses: NativeAddresses, run: JobRun, job: VerifyFindingsJob) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
@@ -92,7 +92,7 @@ def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAdd
             findings = verify_candidates(page_candidates, stores, catalog, before_us, addresses.application)
             counts.update(finding.kind.value for finding in findings)
             if findings:
-                writer.write_table(to_table(findings), row_group_size=FINDINGS_PER_PAGE)
+                writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
     return counts
 
 

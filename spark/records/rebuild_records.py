@@ -37,8 +37,8 @@ from infra.catalog.records.rows_from_versions import (
 )
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData, MissingData
-from logstore.identity.bucket_markers import NamedBucket, Role
-from logstore.identity.services.lost_catalog_identity import LostCatalog
+from logstore.identity.bucket_markers import BucketRole, NamedBucket
+from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.records.kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 from logstore.records.manifest import Block
@@ -139,8 +139,8 @@ def _summarize(results: list[_TaskResult]) -> BulkSummary:
 
 
 def _open_log(records: StoreAddress, job: RebuildRecords) -> RecordLog:
-    bucket = NamedBucket(role=Role(records.role), bucket=records.bucket, address=records.endpoint)
-    return RecordLog(LostCatalog(job.catalog_id).own(bucket, records.store()))
+    bucket = NamedBucket(role=BucketRole(records.role), bucket=records.bucket, address=records.endpoint)
+    return RecordLog(LostCatalogIdentity(job.catalog_id).own(bucket, records.store()))
 
 
 def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _Task) -> _TaskResult:

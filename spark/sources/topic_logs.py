@@ -9,9 +9,9 @@ from sqlalchemy import Select
 from infra.catalog import SqlCatalog
 from infra.catalog.engine.arrow_bulk import open_arrow_reader
 from logstore.errors import UnknownObject, Unsupported
-from logstore.identity.bucket_markers import NamedBucket, Role
-from logstore.identity.services.marker_checked_buckets import OwnStores
-from logstore.log.services.segment_sources import TieredSegments
+from logstore.identity.bucket_markers import BucketRole, NamedBucket
+from logstore.identity.services.marker_checked_buckets import MarkerChecker
+from logstore.log.services.segment_sources import TieredCopyReader
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import TopicState
 from logstore.ports.objects import OwnedStore
@@ -61,12 +61,12 @@ def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, s
     return {f"{LEFT_OUT}topic {topic_id}": error_by_topic[topic_id] for topic_id in topic_ids}
 
 
-def open_log_stores(addresses: NativeAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredSegments]:
+def open_log_stores(addresses: NativeAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredCopyReader]:
     """Return the primary bucket and the tiered copies. Both refuse a bucket that is not the catalog's."""
-    stores = OwnStores(catalog.identities)
+    stores = MarkerChecker(catalog.identities)
 
     def open_bucket(address: StoreAddress) -> OwnedStore:
-        named = NamedBucket(role=Role(address.role), bucket=address.bucket, address=address.endpoint)
+        named = NamedBucket(role=BucketRole(address.role), bucket=address.bucket, address=address.endpoint)
         return stores.own(named, address.store)
 
     def open_tiered(location: CopyLocation) -> OwnedStore:
@@ -75,4 +75,4 @@ def open_log_stores(addresses: NativeAddresses, catalog: SqlCatalog) -> tuple[Ow
                 return open_bucket(address)
         raise Unsupported(f"bucket {location.bucket}: tasks in Spark read tiered copies in the configured bucket alone")
 
-    return open_bucket(addresses.primary), TieredSegments(offloads=catalog.offloads, buckets=open_tiered)
+    return open_bucket(addresses.primary), TieredCopyReader(offloads=catalog.offloads, buckets=open_tiered)

@@ -14,9 +14,9 @@ from logstore.errors import CorruptData, MissingData, UnknownObject
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.transactions.buffer_serialization import MAX_PARTS_PER_JOB, BufferFiles, BuildBuffers
+from logstore.transactions.buffer_serialization import MAX_PARTS_PER_JOB, BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from spark.job_runner import JobRun
 from spark.sources.store_addresses import NativeAddresses
 from spark.sources.topic_logs import (
@@ -44,7 +44,7 @@ class _TaskResult:
     error_by_topic: dict[TopicId, str] = field(default_factory=dict)
 
 
-def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildBuffers) -> BulkSummary:
+def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildTransactionBuffersJob) -> BulkSummary:
     """Run the job on the driver."""
     (topics,) = run.spread(
         "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, lambda: [topic_sizes()])
@@ -71,7 +71,7 @@ def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _TaskResult
 
 def _rebuild(
     addresses: NativeAddresses, catalog: SqlCatalog, task: _Task, result: _TaskResult
-) -> Iterator[tuple[TopicId, Buffer]]:
+) -> Iterator[tuple[TopicId, TransactionBuffer]]:
     objects, tiered = open_log_stores(addresses, catalog)
     contents = ComponentLedgers(
         components=catalog.components, ledgers=catalog.ledgers, objects=objects, application=addresses.application

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from infra.catalog import SqlCatalog
-from logstore.cursors.services.cursor_snapshots import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
@@ -35,7 +35,7 @@ def contents(world: World) -> ComponentLedgers:
 def subscriptions(world: World, contents: ComponentLedgers) -> Iterator[Subscriptions]:
     """Subscriptions whose state never fits into a row."""
     cursors, ledgers = world.catalog.cursors, world.catalog.ledgers
-    snapshots = CursorLedgers(cursors=cursors, ledgers=ledgers, contents=contents, inline_bytes=1)
+    snapshots = CursorSnapshots(cursors=cursors, ledgers=ledgers, contents=contents, inline_bytes=1)
     with closing(GroupCommitter(world.catalog.commits)) as committer:
         yield Subscriptions(
             cursors=cursors, transactions=world.catalog.transactions, committer=committer, ledgers=snapshots

@@ -29,7 +29,7 @@ from pyroaring import BitMap64
 from pyspark.sql import functions as sql
 
 from infra.catalog.records.rebuild_loading import SqlRebuild
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.ports.catalog.rebuilding import CatalogLoad
 from logstore.records.kinds import RecordKind, block_schema
 from logstore.records.manifest import Block, Ceilings, Manifest
@@ -56,7 +56,7 @@ def beside_bare(on: Stage, records: int, folder: Path) -> dict[str, Any]:
     manifest = _put(on, records, folder / "copies")
     session = WarmSession(SparkSettings(scratch=folder / "spark", master="local[2]"))
     try:
-        mains = record_mains(store_address(on.settings, Role.RECORDS, on.settings.records_bucket))
+        mains = record_mains(store_address(on.settings, BucketRole.RECORDS, on.settings.records_bucket))
         jobs = SparkJobs(session, Publication(folder / "bulk"), lambda: mains)
         with peak_memory() as peak:  # in a round of its own: to look at the pages of all processes takes time from them
             found = _ours(jobs, manifest, folder, "warm-up")

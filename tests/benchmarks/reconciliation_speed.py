@@ -31,7 +31,13 @@ from infra.catalog.engine.catalog_version import upgrade
 from infra.catalog.engine.database import Database
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
-from logstore.reconciliation.bulk_jobs import BulkJob, BulkSummary, CompareSides, ListStorage, ReadReferences
+from logstore.reconciliation.bulk_jobs import (
+    BulkJob,
+    BulkSummary,
+    CompareStorageWithCatalogJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+)
 from spark.job_runner import SparkJobs
 from spark.published_output import Publication
 from spark.reconciliation.compare_sides import compare_sides
@@ -93,7 +99,7 @@ def listing_beside_paginator(on: Stage) -> dict[str, Any]:
 
 def _listed(jobs: SparkJobs, run_id: str) -> float:
     began = time.perf_counter()
-    done = jobs.run(ListStorage(run_id=run_id), lambda progress: None)
+    done = jobs.run(ListStorageJob(run_id=run_id), lambda progress: None)
     return done.counts["objects"] / (time.perf_counter() - began)
 
 
@@ -131,9 +137,9 @@ def _jobs(folder: Path, addresses: NativeAddresses | None = None) -> Iterator[Sp
 def _plan(jobs: SparkJobs, folder: Path, ledgers: int, run_id: str) -> tuple[float, int]:
     """Seconds, and findings."""
     steps: list[BulkJob] = [
-        ListStorage(run_id=run_id, inventories=(str(folder / "manifest.json"),)),
-        ReadReferences(run_id=run_id),
-        CompareSides(run_id=run_id, before_us=_FUTURE, rows_before_us=_FUTURE, next_ledger_id=ledgers),
+        ListStorageJob(run_id=run_id, inventories=(str(folder / "manifest.json"),)),
+        ReadLedgersAndIntentsJob(run_id=run_id),
+        CompareStorageWithCatalogJob(run_id=run_id, before_us=_FUTURE, rows_before_us=_FUTURE, next_ledger_id=ledgers),
     ]
     began = time.perf_counter()
     for step in steps:

@@ -128,7 +128,7 @@ def reads(on: Stage) -> dict[str, Any]:
     odd, even = _topics(on, "reads", 2)
     for _ in range(_ABORTED // _PART):
         txns = _begun(on, _PART)
-        queue = on.log.managed._append_queue(odd)
+        queue = on.log.managed._get_append_queue(odd)
         queue._store([*(_one(txn) for txn in txns), *(_one(None) for _ in txns)])
         _end(on, txns, commit=False)
         on.log.managed.append(even, ProducedEntries(entries=[NewEntry(payload=b"x" * 100) for _ in range(2 * _PART)]))
@@ -181,7 +181,7 @@ def _produced(on: Stage, topics: Sequence[Topic], count: int, participants: int)
     for at, topic in enumerate(topics):
         mine = [txn for number, txn in enumerate(txns) if (at - number) % len(topics) < participants]
         for part in _parts(mine):
-            on.log.managed._append_queue(topic)._store([_one(txn) for txn in part])
+            on.log.managed._get_append_queue(topic)._store([_one(txn) for txn in part])
     return txns
 
 

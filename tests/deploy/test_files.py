@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from infra.coordination.zookeeper_errors import PemFiles
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from tests.architecture.source import ROOT
 from tests.tls import Authority
 from workers.assembly.log_store_from_settings import store_address
@@ -274,7 +274,7 @@ def test_settings_for_files_of_certificates_are_taken_by_every_client(tmp_path: 
     assert access.api_key == "key"
     assert ensemble.protected
     assert ensemble.tls == PemFiles(**{one: str(tmp_path / name) for one, name in _FILES.items()})
-    assert store_address(settings, Role.PRIMARY, "b").ca_file == str(tmp_path / "ca.pem")
+    assert store_address(settings, BucketRole.PRIMARY, "b").ca_file == str(tmp_path / "ca.pem")
     assert _first_key(settings) == "one"
 
 

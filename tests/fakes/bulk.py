@@ -12,16 +12,16 @@ from logstore.reconciliation.bulk_jobs import (
     BulkJob,
     BulkProgress,
     BulkSummary,
-    CompareSides,
-    CutScrub,
-    ListStorage,
-    ReadReferences,
-    ScrubPage,
-    VerifyFindings,
+    CompareStorageWithCatalogJob,
+    CutScrubIntoPagesJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+    ScrubPageJob,
+    VerifyFindingsJob,
 )
-from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, to_table
+from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, findings_to_table
 from logstore.reconciliation.findings import Finding
-from logstore.transactions.buffer_serialization import BufferFiles, BuildBuffers
+from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.transaction_buffer import Buffer
 from spark.published_output import Publication
 
@@ -38,9 +38,9 @@ COMPARED = {
     "expected": 4,
 }
 _COUNTED = {
-    ListStorage.name: ("objects",),
-    ReadReferences.name: ("ledgers",),
-    CompareSides.name: tuple(COMPARED)[2:],
+    ListStorageJob.name: ("objects",),
+    ReadLedgersAndIntentsJob.name: ("ledgers",),
+    CompareStorageWithCatalogJob.name: tuple(COMPARED)[2:],
 }
 
 
@@ -87,24 +87,24 @@ class FakeBulkJobs:
         counted = _COUNTED.get(job.name)
         if counted:
             summary = BulkSummary(counts={name: self.compared[name] for name in counted}, facts=dict(self.facts))
-        if isinstance(job, BuildBuffers):
+        if isinstance(job, BuildTransactionBuffersJob):
             summary = self._build(folder, job)
         if isinstance(job, BuildIndexes):
             summary = self._index(folder, job)
-        if isinstance(job, CutScrub):
+        if isinstance(job, CutScrubIntoPagesJob):
             counts = {"pages": self.pages, "ledgers": self.pages, "objects": 10 * self.pages, "size_bytes": 1_000}
             summary = BulkSummary(counts=counts)
-        if isinstance(job, ScrubPage):
+        if isinstance(job, ScrubPageJob):
             found = self.damaged.get(job.page, [])
             if found:
-                pq.write_table(to_table(found), folder / "findings-0.parquet")
+                pq.write_table(findings_to_table(found), folder / "findings-0.parquet")
             counts = {"objects": 10, "size_bytes": 500, "findings": len(found), "elsewhere": 0}
             summary = BulkSummary(counts=counts, facts=dict(self.facts))
-        if isinstance(job, VerifyFindings):
-            pq.write_table(to_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
+        if isinstance(job, VerifyFindingsJob):
+            pq.write_table(findings_to_table(self.findings), folder / "part-0.parquet", row_group_size=self.page)
         return folder, summary
 
-    def _build(self, folder: Path, job: BuildBuffers) -> BulkSummary:
+    def _build(self, folder: Path, job: BuildTransactionBuffersJob) -> BulkSummary:
         """A part for each topic."""
         built = {one: found for one, found in self.buffers.items() if not job.topics or one in job.topics}
         for part, item in enumerate(built.items()):

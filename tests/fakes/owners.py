@@ -1,7 +1,7 @@
 """Ownership of topics without ZooKeeper: what all workers of a test would be told."""
 
 from logstore.errors import NotOwner, SextonError
-from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.catalog import Fences
 from logstore.ports.owners import OtherOwner
 from logstore.validated_names import TopicName
@@ -45,7 +45,7 @@ class FakeOwnership:
             raise self.trouble
 
     def _bundle(self, topic: TopicName) -> BundleId:
-        return bundle_of(topic, bundles=self._fences.count_bundles())
+        return bundle_of_topic(topic, bundles=self._fences.count_bundles())
 
 
 class FakeOwners:

@@ -1,7 +1,7 @@
 """A process that acquires each bundle that it meets, as an owner that was started a moment ago."""
 
 from logstore.errors import NotOwner
-from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.catalog import Fences
 from logstore.validated_names import TopicName
 
@@ -32,4 +32,4 @@ class OwnsWhatItMeets:
         return self._leases[bundle]
 
     def _bundle(self, topic: TopicName) -> BundleId:
-        return bundle_of(topic, bundles=self._fences.count_bundles())
+        return bundle_of_topic(topic, bundles=self._fences.count_bundles())

@@ -16,7 +16,7 @@ from logstore.errors import AlreadyExists, OutcomeUnknown, RetryableError
 from logstore.failpoints import SimulatedCrash
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS
-from logstore.ownership import bundle_of
+from logstore.ownership import bundle_of_topic
 from logstore.ports.catalog import Cause, Topic
 from logstore.positions import Position
 from logstore.validated_names import TopicName
@@ -111,7 +111,7 @@ class Programs(Generic[SiteT]):
 
     def _unload(self, plan: TopicPlan) -> None:
         """Write down who unloads the topic's bundle."""
-        bundle = bundle_of(TopicName.parse(plan.name), bundles=self._process.catalog.fences.count_bundles())
+        bundle = bundle_of_topic(TopicName.parse(plan.name), bundles=self._process.catalog.fences.count_bundles())
         cause, detail = Cause(actor="tests", reason="the main job", workflow_id=""), {"bundle": bundle}
         self._client(f"unload {bundle}", lambda: self._process.catalog.audit_log.record("unload", cause, detail=detail))
 

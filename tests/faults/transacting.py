@@ -311,7 +311,7 @@ class Transacting(Operators):
         def write() -> int:
             with closing(sqlite3.connect(self.world.database)) as connection, connection:
                 connection.execute("UPDATE transaction_snapshot SET due_us = 1 WHERE due_us > 0")
-            return self._process.buffer_snapshots.write_due()
+            return self._process.buffer_snapshots.write_due_snapshots()
 
         self._client(f"snapshots {name}", write)
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from sqlalchemy import Connection, event
 
 from infra.catalog import Database, SqlCatalog
-from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.failpoints import SimulatedCrash
-from logstore.identity.bucket_markers import MARKER_KEY, NamedBucket, Role, marker_content
-from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, NamedBucket, marker_content
+from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.objects import ObjectInfo
@@ -164,12 +164,12 @@ class World:
 
     def _buckets(self, catalog: SqlCatalog) -> Stores:
         """The buckets as a process of the catalog uses them."""
-        stores = OwnStores(catalog.identities)
-        warm = NamedBucket(role=Role.PRIMARY, bucket="warm", address="")
-        cold = replace(warm, role=Role.TIERED)
+        stores = MarkerChecker(catalog.identities)
+        warm = NamedBucket(role=BucketRole.PRIMARY, bucket="warm", address="")
+        cold = replace(warm, role=BucketRole.TIERED)
         tiered = cache(lambda at: stores.own(replace(cold, bucket=at.bucket), lambda: self.bucket(at)))
-        records = stores.own(replace(warm, role=Role.RECORDS, bucket="records"), lambda: self.records)
-        replica = stores.own(replace(warm, role=Role.REPLICA, bucket=REPLICA), lambda: self.replica)
+        records = stores.own(replace(warm, role=BucketRole.RECORDS, bucket="records"), lambda: self.records)
+        replica = stores.own(replace(warm, role=BucketRole.REPLICA, bucket=REPLICA), lambda: self.replica)
         return Stores(
             primary=stores.own(warm, lambda: self.store),
             tiered=tiered,
@@ -200,7 +200,7 @@ class World:
             ),
         )
         clock = Clock(sleep=lambda _: None)
-        later = TieredCopies(stores.tiered, now_us=lambda: catalog.offloads.now_us() + LATER_US)
+        later = TieredCopyStorage(stores.tiered, now_us=lambda: catalog.offloads.now_us() + LATER_US)
         try:
             with assemble(
                 catalog=catalog,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from logstore.cursors.services.cursor_snapshots import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component
@@ -37,7 +37,7 @@ class World:
     def process(self, *, inline_bytes: int = 40) -> Subscriptions:
         """Another process, with a writer and a cache of its own."""
         committer = self._processes.enter_context(closing(GroupCommitter(self.catalog.commits)))
-        snapshots = CursorLedgers(
+        snapshots = CursorSnapshots(
             cursors=self.catalog.cursors,
             ledgers=self.catalog.ledgers,
             contents=self.contents(),

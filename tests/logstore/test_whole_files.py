@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.atomic_files import create_or_read, replace_atomically
+from logstore.atomic_files import create_or_read_text, replace_atomically
 from logstore.failpoints import SimulatedCrash
 
 
@@ -36,8 +36,8 @@ def test_block_that_raises_changes_nothing(tmp_path: Path) -> None:
 def test_first_writer_has_said_it_for_all(tmp_path: Path) -> None:
     """The others are told what it wrote; the folder is made."""
     path = tmp_path / "folder" / "a.txt"
-    assert create_or_read(path, "one") == "one"
-    assert create_or_read(path, "two") == "one"
+    assert create_or_read_text(path, "one") == "one"
+    assert create_or_read_text(path, "two") == "one"
     assert [one.name for one in path.parent.iterdir()] == ["a.txt"]
 
 
@@ -56,5 +56,5 @@ def test_what_has_its_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(os, "link", link)
-    create_or_read(tmp_path / "a.txt", "one")
+    create_or_read_text(tmp_path / "a.txt", "one")
     assert done == ["sync", "link", "sync"]

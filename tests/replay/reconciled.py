@@ -5,7 +5,7 @@ from contextlib import suppress
 from temporalio.client import WorkflowFailureError
 
 from logstore.errors import CatalogMismatch, CorruptData
-from logstore.reconciliation.bulk_jobs import BulkJob, ScrubPage
+from logstore.reconciliation.bulk_jobs import BulkJob, ScrubPageJob
 from tests.fakes.objects import Operation
 from tests.replay.courses import Handle, ended, first_run
 from tests.workflows.house import Gate, House, assert_eventually
@@ -127,7 +127,7 @@ async def scrub_complete(house: House) -> Handle:
 async def scrub_paused(house: House) -> Handle:
     """Paused between its pages."""
     gate = Gate()
-    house.world.bulk.meanwhile = lambda job, _beat: gate.wait() if isinstance(job, ScrubPage) else None
+    house.world.bulk.meanwhile = lambda job, _beat: gate.wait() if isinstance(job, ScrubPageJob) else None
     async with house.held_at(gate, scrub(house)) as handle:
         await handle.execute_update(ScrubLedgers.pause)
         gate.open()
@@ -156,7 +156,7 @@ async def scrub_failed(house: House) -> Handle:
 async def scrub_running(house: House) -> Handle:
     """Its first page is being read."""
     gate = Gate()
-    house.world.bulk.meanwhile = lambda job, _beat: gate.wait() if isinstance(job, ScrubPage) else None
+    house.world.bulk.meanwhile = lambda job, _beat: gate.wait() if isinstance(job, ScrubPageJob) else None
     return await house.left_at(gate, scrub(house))
 
 

@@ -12,14 +12,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from logstore.errors import StoreUnavailable
-from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadReferences
+from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadLedgersAndIntentsJob
 from spark import job_runner, job_spans
 from spark import warm_session as sessions
 from spark.job_runner import JobRun, Main, SparkJobs
 from spark.published_output import Publication
 from spark.warm_session import WarmSession
 
-_JOB = ReadReferences(run_id="run-1")
+_JOB = ReadLedgersAndIntentsJob(run_id="run-1")
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_spark_jobs_are_spans_below_the_step_that_submitted_them(
     warm.get()
     spans.clear()
 
-    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         run.spread("square", [1, 2, 3], lambda task: task * task)
         pairs = run.spark.sparkContext.parallelize([(1, 1), (2, 2)], 2)
         return BulkSummary(counts={"n": len(pairs.reduceByKey(lambda one, other: one + other).collect())})
@@ -86,7 +86,7 @@ def test_spark_job_that_failed_says_why_and_how_often_it_was_tried(
     def divide(task: int) -> float:
         return 1 / task
 
-    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         return BulkSummary(counts={"n": len(run.spread("divide", [0], divide))})
 
     with pytest.raises(StoreUnavailable):

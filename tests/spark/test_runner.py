@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable
-from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadReferences
+from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadLedgersAndIntentsJob
 from spark.job_runner import JobRun, Main, SparkJobs
 from spark.published_output import Publication
 from spark.warm_session import WarmSession
 from workers.hosting.interceptors import to_application_error
 
-_JOB = ReadReferences(run_id="run-1")
+_JOB = ReadLedgersAndIntentsJob(run_id="run-1")
 
 
 class _Stop(Exception):
@@ -35,7 +35,7 @@ def jobs(warm: WarmSession, tmp_path: Path) -> Callable[[Main], SparkJobs]:
     return lambda main: SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main})
 
 
-def _squares(run: JobRun, job: ReadReferences) -> BulkSummary:
+def _squares(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
     return BulkSummary(counts={"sum": sum(run.spread("square", [1, 2, 3], lambda task: task * task))})
 
 
@@ -43,14 +43,14 @@ def test_job_runs_once_and_answers_the_same_again(jobs: Callable[[Main], SparkJo
     done = jobs(_squares).run(_JOB, _quiet)
     assert done.counts == {"sum": 14}
 
-    def never(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def never(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         raise AssertionError
 
     assert jobs(never).run(_JOB, _quiet) == done
 
 
 def test_what_is_loaded_is_spared_the_collection_after_every_task(jobs: Callable[[Main], SparkJobs]) -> None:
-    def count(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def count(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         return BulkSummary(counts={"n": min(run.spread("count", [1, 2], lambda _: gc.get_freeze_count()))})
 
     assert jobs(count).run(_JOB, _quiet).counts["n"] > 10_000
@@ -97,7 +97,7 @@ def test_error_of_the_watcher_cancels_the_job_and_what_it_submits_later(
 ) -> None:
     later: list[BaseException] = []
 
-    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         try:
             run.spread("sleep", [1], _sleeps(tmp_path))
         except Exception as error:
@@ -123,7 +123,7 @@ def test_second_job_waits_for_the_first_and_may_be_cancelled_meanwhile(
     """A worker may serve several queues, and each job may name a cluster of its own."""
     began, go_on = threading.Event(), threading.Event()
 
-    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         began.set()
         go_on.wait(60)
         return BulkSummary(counts={"alive": int(run.spark is warm.get())})
@@ -137,7 +137,7 @@ def test_second_job_waits_for_the_first_and_may_be_cancelled_meanwhile(
         first = thread.submit(runner.run, _JOB, _quiet)
         began.wait(60)
         with pytest.raises(_Stop):
-            runner.run(ReadReferences(run_id="run-2"), stop, master="local[1]")
+            runner.run(ReadLedgersAndIntentsJob(run_id="run-2"), stop, master="local[1]")
         go_on.set()
         assert first.result().counts == {"alive": 1}
 
@@ -151,7 +151,7 @@ def test_attempt_that_hangs_is_left_behind_and_publishes_nothing(
     waited: list[bool] = []
     done: list[int] = []
 
-    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         if job.run_id == "run-2":
             return _squares(run, job)
         hangs.set()
@@ -168,7 +168,7 @@ def test_attempt_that_hangs_is_left_behind_and_publishes_nothing(
     with pytest.raises(_Stop):
         runner.run(_JOB, stop)
     (left,) = (one for one in threading.enumerate() if one.name == f"bulk {_JOB.name}")
-    assert runner.run(ReadReferences(run_id="run-2"), _quiet).counts == {"sum": 14}
+    assert runner.run(ReadLedgersAndIntentsJob(run_id="run-2"), _quiet).counts == {"sum": 14}
     go_on.set()
     left.join(60)
     assert waited == [True]
@@ -197,7 +197,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
         finally:
             ended.set()
 
-    def main(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         began.append(job.run_id)
         return BulkSummary()
 
@@ -212,7 +212,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
     monkeypatch.undo()
     go_on.set()
     ended.wait(60)
-    assert runner.run(ReadReferences(run_id="run-2"), _quiet).counts == {}
+    assert runner.run(ReadLedgersAndIntentsJob(run_id="run-2"), _quiet).counts == {}
     assert began == ["run-2"]
     assert refused == ["_Abandoned"], "no session is ended or started for a job that nobody waits for"
 
@@ -222,7 +222,7 @@ def test_folder_that_an_executor_does_not_see_is_refused_by_name(
 ) -> None:
     """At once and terminally: no further attempt mounts it."""
 
-    def unseen(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def unseen(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         (run.folder / ".nonce").rename(run.folder / ".elsewhere")
         return BulkSummary(counts={"n": len(run.spread("look", [1], lambda task: task))})
 
@@ -234,7 +234,7 @@ def test_folder_that_an_executor_does_not_see_is_refused_by_name(
 def test_folder_of_the_same_name_on_another_machine_is_refused(jobs: Callable[[Main], SparkJobs]) -> None:
     """It is there, and it is not the one to which the driver writes."""
 
-    def other(run: JobRun, job: ReadReferences) -> BulkSummary:
+    def other(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         (run.folder / ".nonce").write_text("another")
         return BulkSummary(counts={"n": len(run.spread("look", [1], lambda task: task))})
 

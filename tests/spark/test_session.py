@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import InvalidInput, ServiceFailed
-from logstore.reconciliation.spark_master_url import check_master
+from logstore.reconciliation.spark_master_url import require_spark_master_url
 from spark.warm_session import SparkSettings, WarmSession, _properties
 
 
@@ -73,7 +73,7 @@ def test_master_of_an_unknown_form_is_refused_before_java_starts(master: str, tm
     ],
 )
 def test_master_of_a_known_form_is_taken(master: str) -> None:
-    check_master(master)
+    require_spark_master_url(master)
 
 
 def test_master_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from activities.records.record_log_upkeep import RecordDefragmentation, RecordRe
 from activities.transactions.build_snapshots import BufferBuilding
 from activities.transactions.coordinate_transactions import Coordination
 from logstore.ports.owners import Owners
-from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.records.services.flush_requests import SharedFlushes
 from workers.assembly.log_store import LogStore
 
@@ -198,8 +198,8 @@ def create_apply_preview(log: LogStore) -> ApplyPreview:
     )
 
 
-def _create_stored_orphans(log: LogStore) -> StoredOrphans:
-    return StoredOrphans(
+def _create_stored_orphans(log: LogStore) -> OrphanInspector:
+    return OrphanInspector(
         objects=log.objects,
         buckets=log.buckets,
         application=log.policies.application,

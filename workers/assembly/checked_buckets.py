@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from logstore.identity.bucket_markers import NamedBucket, Role
-from logstore.identity.services.lost_catalog_identity import LostCatalog
-from logstore.identity.services.marker_checked_buckets import OwnStore, OwnStores
+from logstore.identity.bucket_markers import BucketRole, NamedBucket
+from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
+from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket, MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.retrying_clock import Backoff
 from workers.settings import Settings, read_stack_record
@@ -28,12 +28,12 @@ def is_own_stack(settings: Settings) -> bool:
 
 
 def own_buckets(
-    settings: Settings, stores: OwnStores, *, hasty: bool = False, require_current: Callable[[], None] | None = None
-) -> Callable[[Role, CopyLocation], OwnStore]:
+    settings: Settings, stores: MarkerChecker, *, hasty: bool = False, require_current: Callable[[], None] | None = None
+) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
     """Return a function that opens a bucket by role and location.
 
     Each bucket is compared with the catalog at its first use. `require_current` is called for primary and tiered
-    buckets. If it raises an error, the bucket is not used (`OwnStores.own`).
+    buckets. If it raises an error, the bucket is not used (`MarkerChecker.own`).
     """
 
     @cache
@@ -44,19 +44,19 @@ def own_buckets(
         return S3Buckets(home, partial(_open_bucket, settings, hasty), own_stack=is_own_stack(settings))
 
     @cache
-    def get_configured(role: Role, location: CopyLocation) -> OwnStore:
+    def get_configured(role: BucketRole, location: CopyLocation) -> MarkerCheckedBucket:
         named_bucket = NamedBucket(role=role, bucket=location.bucket, address=settings.s3_endpoint)
         return stores.own(named_bucket, lambda: open_buckets()(location), currency_check(role))
 
     @cache
-    def get_stated(role: Role, store: "S3ObjectStore") -> OwnStore:
+    def get_stated(role: BucketRole, store: "S3ObjectStore") -> MarkerCheckedBucket:
         named_bucket = NamedBucket(role=role, bucket=store.bucket, address=store.endpoint)
         return stores.own(named_bucket, lambda: store, currency_check(role))
 
-    def currency_check(role: Role) -> Callable[[], None] | None:
-        return require_current if role in {Role.PRIMARY, Role.TIERED} else None
+    def currency_check(role: BucketRole) -> Callable[[], None] | None:
+        return require_current if role in {BucketRole.PRIMARY, BucketRole.TIERED} else None
 
-    def get_bucket(role: Role, location: CopyLocation) -> OwnStore:
+    def get_bucket(role: BucketRole, location: CopyLocation) -> MarkerCheckedBucket:
         is_configured = location == CopyLocation(location.bucket)
         return get_configured(role, location) if is_configured else get_stated(role, open_buckets()(location))
 
@@ -65,7 +65,7 @@ def own_buckets(
 
 def open_marked_catalog(
     settings: Settings,
-) -> "tuple[LostCatalog, Callable[[Role, str], tuple[NamedBucket, S3ObjectStore]]]":
+) -> "tuple[LostCatalogIdentity, Callable[[BucketRole, str], tuple[NamedBucket, S3ObjectStore]]]":
     """Return the catalog that the marker of the records bucket names, and a function that opens buckets by name.
 
     The catalog's database is not read. The caller compares the buckets with the catalog.
@@ -75,15 +75,15 @@ def open_marked_catalog(
     home = primary_bucket(settings)
     buckets = S3Buckets(home, partial(_open_bucket, settings, False), own_stack=is_own_stack(settings))
 
-    def get_bucket(role: Role, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
+    def get_bucket(role: BucketRole, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
         return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), buckets(CopyLocation(bucket))
 
-    return LostCatalog.from_bucket(*get_bucket(Role.RECORDS, settings.records_bucket)), get_bucket
+    return LostCatalogIdentity.from_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)), get_bucket
 
 
 def own_buckets_by_name(
-    settings: Settings, stores: OwnStores, *, hasty: bool = False
-) -> Callable[[Role, str], OwnStore]:
+    settings: Settings, stores: MarkerChecker, *, hasty: bool = False
+) -> Callable[[BucketRole, str], MarkerCheckedBucket]:
     """Return a function that opens a bucket of the configured store by role and name.
 
     Each bucket is compared with the catalog at its first use.

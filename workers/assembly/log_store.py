@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from logstore.cursors.services.cursor_snapshots import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.buckets import BucketLimits
 from logstore.delayed.services.building import IndexPublisher
@@ -16,14 +16,14 @@ from logstore.delayed.services.delivery import Delivery
 from logstore.delayed.services.merging import Merger
 from logstore.delayed.services.sealing import Sealer
 from logstore.delayed.services.snapshots import BucketSnapshots
-from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
+from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import ManagedLedger, RollPolicy
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
-from logstore.log.services.segment_sources import TieredSegments
+from logstore.log.services.segment_sources import TieredCopyReader
 from logstore.offload.services.tiered_copy_upload import Offloader
 from logstore.ports.bulk import BulkJobs
 from logstore.ports.catalog import Catalog
@@ -130,8 +130,8 @@ def assemble(
             buckets=ports.buckets,
             record_objects=stores.records,
             storages={
-                CopyKind.LEDGER.value: PrimaryCopies(ports.objects),
-                CopyKind.OFFLOADED_LEDGER.value: TieredCopies(ports.buckets, now_us=catalog.offloads.now_us),
+                CopyKind.LEDGER.value: PrimaryCopyStorage(ports.objects),
+                CopyKind.OFFLOADED_LEDGER.value: TieredCopyStorage(ports.buckets, now_us=catalog.offloads.now_us),
             },
             policies=policies,
             committer=ports.committer,
@@ -190,8 +190,8 @@ class _Ports:
     committer: GroupCommitter
 
     @property
-    def tiered(self) -> TieredSegments:
-        return TieredSegments(offloads=self.catalog.offloads, buckets=self.buckets)
+    def tiered(self) -> TieredCopyReader:
+        return TieredCopyReader(offloads=self.catalog.offloads, buckets=self.buckets)
 
 
 def _create_managed_ledger(ports: _Ports) -> ManagedLedger:
@@ -210,7 +210,7 @@ def _create_managed_ledger(ports: _Ports) -> ManagedLedger:
 
 def _create_subscriptions(ports: _Ports, contents: ComponentLedgers) -> Subscriptions:
     cursors, inline_bytes = ports.catalog.cursors, ports.policies.cursor_inline_bytes
-    snapshots = CursorLedgers(
+    snapshots = CursorSnapshots(
         cursors=cursors, ledgers=ports.catalog.ledgers, contents=contents, inline_bytes=inline_bytes, clock=ports.clock
     )
     transactions = ports.catalog.transactions

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.delayed.buckets import BucketLimits
-from logstore.identity.bucket_markers import Role
-from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.identity.bucket_markers import BucketRole
+from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.log.services import RollPolicy
 from logstore.offload.tiered_copy import DRIVER, CopyLocation
 from logstore.ports.bulk import BulkJobs
@@ -46,9 +46,9 @@ def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]
     """Open the log store with an open catalog. The catalog stays open after the block."""
     get_bucket = own_buckets(
         settings,
-        OwnStores(catalog.identities),
+        MarkerChecker(catalog.identities),
         require_current=lambda: require_current(
-            catalog.records, get_bucket(Role.RECORDS, CopyLocation(settings.records_bucket))
+            catalog.records, get_bucket(BucketRole.RECORDS, CopyLocation(settings.records_bucket))
         ),
     )
     with (
@@ -56,11 +56,11 @@ def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]
         assemble(
             catalog=catalog,
             stores=Stores(
-                primary=get_bucket(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
-                tiered=partial(get_bucket, Role.TIERED),
-                records=get_bucket(Role.RECORDS, CopyLocation(settings.records_bucket)),
+                primary=get_bucket(BucketRole.PRIMARY, CopyLocation(settings.primary_bucket)),
+                tiered=partial(get_bucket, BucketRole.TIERED),
+                records=get_bucket(BucketRole.RECORDS, CopyLocation(settings.records_bucket)),
                 now_us=make_store_clock(settings),
-                replicas={name: get_bucket(Role.REPLICA, CopyLocation(name)) for name in settings.replicas},
+                replicas={name: get_bucket(BucketRole.REPLICA, CopyLocation(name)) for name in settings.replicas},
             ),
             policies=_policies(settings),
             bulk=bulk,
@@ -130,7 +130,7 @@ def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
     def mains() -> Mapping[str, "Main"]:
         from spark.job_mains import native_mains, record_mains  # noqa: PLC0415
 
-        records = store_address(settings, Role.RECORDS, settings.records_bucket)
+        records = store_address(settings, BucketRole.RECORDS, settings.records_bucket)
         return {**native_mains(native_addresses(settings)), **record_mains(records)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
@@ -140,7 +140,7 @@ def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
         session.close()
 
 
-def store_address(settings: Settings, role: Role, bucket: str) -> "StoreAddress":
+def store_address(settings: Settings, role: BucketRole, bucket: str) -> "StoreAddress":
     """Return the address by which executors reach a bucket of the configured store."""
     from spark.sources.store_addresses import StoreAddress  # noqa: PLC0415 - start-up time
 
@@ -154,7 +154,7 @@ def native_addresses(settings: Settings) -> "NativeAddresses":
 
     return NativeAddresses(
         database_url=settings.database_url,
-        primary=store_address(settings, Role.PRIMARY, settings.primary_bucket),
-        tiered=(store_address(settings, Role.TIERED, settings.tiered_bucket),),
+        primary=store_address(settings, BucketRole.PRIMARY, settings.primary_bucket),
+        tiered=(store_address(settings, BucketRole.TIERED, settings.tiered_bucket),),
         application=settings.application,
     )

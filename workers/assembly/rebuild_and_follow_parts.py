@@ -17,8 +17,8 @@ from infra.catalog.engine.database_connections import mask_passwords
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from infra.catalog.records.replica_database import open_replica
 from logstore.errors import ServiceRefused
-from logstore.identity.bucket_markers import Role
-from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.identity.bucket_markers import BucketRole
+from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog.rebuilding import RebuildDatabase
 from logstore.records.services.adopting import Adopter
@@ -43,7 +43,7 @@ class RebuildParts:
 
 @contextmanager
 def open_rebuild(
-    settings: Settings, buckets: Sequence[tuple[Role, str]], *, require_no_workers: Callable[[], None] | None
+    settings: Settings, buckets: Sequence[tuple[BucketRole, str]], *, require_no_workers: Callable[[], None] | None
 ) -> Iterator[RebuildParts]:
     """Open a rebuild into `database_url` of the settings.
 
@@ -51,18 +51,21 @@ def open_rebuild(
     the old catalog lives. `None` skips this check.
     """
     lost, get_bucket = open_marked_catalog(settings)
-    log = RecordLog(lost.own(*get_bucket(Role.RECORDS, settings.records_bucket)))
+    log = RecordLog(lost.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
     start = ColdStart(log)
     database = SqlRebuild(settings.database_url)
 
-    def list_marked() -> Sequence[tuple[Role, str]]:
+    def list_marked() -> Sequence[tuple[BucketRole, str]]:
         marked = []
         for bucket, store in [get_bucket(role, name) for role, name in buckets]:
             try:
                 if lost.has_marker(bucket, store):
                     marked.append((bucket.role, bucket.bucket))
             except ServiceRefused:
-                if bucket.role in {Role.PRIMARY, Role.RECORDS}:  # other buckets are compared at their first use
+                if bucket.role in {
+                    BucketRole.PRIMARY,
+                    BucketRole.RECORDS,
+                }:  # other buckets are compared at their first use
                     raise
         return marked
 
@@ -82,11 +85,11 @@ def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> Loaded
     catalog = stack.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
     )
-    get_bucket = own_buckets(settings, OwnStores(catalog.identities))
+    get_bucket = own_buckets(settings, MarkerChecker(catalog.identities))
     adopter = Adopter(
         adoption=catalog.adoption,
-        objects=get_bucket(Role.PRIMARY, CopyLocation(settings.primary_bucket)),
-        buckets=partial(get_bucket, Role.TIERED),
+        objects=get_bucket(BucketRole.PRIMARY, CopyLocation(settings.primary_bucket)),
+        buckets=partial(get_bucket, BucketRole.TIERED),
         application=settings.application,
     )
     flusher = Flusher(
@@ -125,9 +128,9 @@ class FollowParts:
 def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
     """Open the replica database in `database_url`. It follows `bucket`: the records bucket or a replica bucket."""
     catalog, get_bucket = open_marked_catalog(settings)
-    source = RecordLog(catalog.own(*get_bucket(Role.RECORDS, settings.records_bucket)))
+    source = RecordLog(catalog.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket
-    followed = RecordLog(catalog.own(*get_bucket(Role.REPLICA, bucket))) if copied else source
+    followed = RecordLog(catalog.own(*get_bucket(BucketRole.REPLICA, bucket))) if copied else source
     url = mask_passwords(settings.database_url)  # so that the replica keeps its name when the password changes
     follow = FollowSettings(
         replica=f"{bucket}/{hashlib.sha256(url.encode()).hexdigest()[:8]}",

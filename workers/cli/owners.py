@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from logstore.errors import InvalidInput, PreconditionFailed
-from logstore.ownership import BundleId, bundle_name, bundle_of, parse_bundle
+from logstore.ownership import BundleId, bundle_name, bundle_of_topic, parse_bundle_name
 from logstore.ports.catalog import Cause
 from logstore.validated_names import TopicName
 from workers.cli.answer_output import Answer, note
@@ -54,7 +54,7 @@ def list_(
     topic_bundle = None
     if topic is not None:
         context.get_topic(topic)  # refuse an unknown topic, because every name belongs to a bundle
-        topic_bundle = bundle_of(TopicName.parse_existing(topic), bundles=context.catalog.fences.count_bundles())
+        topic_bundle = bundle_of_topic(TopicName.parse_existing(topic), bundles=context.catalog.fences.count_bundles())
     with _open_directory(context) as directory:
         ownership = read_ownership(context.catalog.fences, directory)
     bundles = [
@@ -194,4 +194,4 @@ def _parse_bundle(text: str, bundles: int) -> BundleId:
         number = BundleId(int(text))
         bundle_name(number, bundles=bundles)  # refuses a number without a bundle
         return number
-    return parse_bundle(text, bundles=bundles)
+    return parse_bundle_name(text, bundles=bundles)

@@ -122,7 +122,7 @@ class StoreJobs(JobClient):
         Raises:
             PreconditionFailed: The age is below the safe minimum.
         """
-        plausibility_guards.check_age(older_than_s, unsafe=unsafe_age)
+        plausibility_guards.require_min_age(older_than_s, unsafe=unsafe_age)
         run_id = f"plan-{uuid.uuid4().hex[:12]}"
         request = ReconcileOrphansInput(
             run_id=run_id,

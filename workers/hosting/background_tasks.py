@@ -54,19 +54,19 @@ async def prune_traces(settings: Settings, *, interval_s: float = _PRUNE_INTERVA
 _SNAPSHOTS_INTERVAL_S: Final = 1.0  # a fifth of the time after which a snapshot is due
 
 
-async def write_snapshots(write_due: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S) -> None:
+async def write_snapshots(write_due_snapshots: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S) -> None:
     """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
 
     Each worker writes snapshots of topics that no other worker has taken. If a worker dies, its topics become due
     again. Transaction coordinators do not write snapshots, because they would have to stay awake for it.
 
-    `write_due` writes a page of snapshots and returns the number of due snapshots. `interval_s` is the pause after a
-    page without due snapshots.
+    `write_due_snapshots` writes a page of snapshots and returns the number of due snapshots. `interval_s` is the pause
+    after a page without due snapshots.
     """
     has_logged = False
     while True:
         try:
-            due_count, has_logged = await asyncio.to_thread(write_due), False
+            due_count, has_logged = await asyncio.to_thread(write_due_snapshots), False
         except SextonError as error:
             if not has_logged:
                 _log.warning("no snapshot of transactions is written, because the catalog does not answer: %s", error)

@@ -11,7 +11,7 @@ from infra.coordination.single_owner import SingleOwner
 from infra.coordination.zookeeper_errors import PemFiles
 from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, SextonError
-from logstore.ownership import BundleId, Lease, bundle_of
+from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.catalog import Fences
 from logstore.ports.owners import Owners
 from logstore.validated_names import TopicName
@@ -49,7 +49,9 @@ class TopicCaches:
     def on_acquired(self, lease: Lease) -> None:
         self._log.subscriptions.forget()
         parse_name, bundles = TopicName.from_encoded, self._bundles
-        self._log.managed.reload_hints(lambda topic: bundle_of(parse_name(topic.name), bundles=bundles) == lease.bundle)
+        self._log.managed.reload_topic_hints(
+            lambda topic: bundle_of_topic(parse_name(topic.name), bundles=bundles) == lease.bundle
+        )
 
     def on_unloaded(self, bundle: BundleId) -> None:
         del bundle

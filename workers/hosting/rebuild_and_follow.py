@@ -24,7 +24,7 @@ from temporalio.worker import Worker
 from infra.catalog.engine.database_connections import mask_passwords
 from logstore import failpoints
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.records.absent_share import MAX_ABSENT_SHARE
 from logstore.records.jobs import FollowedRecords
 from logstore.records.rebuilding import RebuildId
@@ -264,7 +264,7 @@ def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
     """
     rebuild_id = RebuildId.parse(rebuild)
     catalog, get_bucket = open_marked_catalog(settings)
-    start = ColdStart(RecordLog(catalog.own(*get_bucket(Role.RECORDS, settings.records_bucket))))
+    start = ColdStart(RecordLog(catalog.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket))))
     return asyncio.run(_abandon(settings, catalog.catalog_id(), start, rebuild_id))
 
 

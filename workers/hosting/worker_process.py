@@ -147,7 +147,7 @@ async def _serve(
         with worker_set.workers(queues, name) as workers:
             async with (
                 run_in_background(prune_traces(settings)),
-                run_in_background(write_snapshots(log.buffer_snapshots.write_due)),
+                run_in_background(write_snapshots(log.buffer_snapshots.write_due_snapshots)),
                 run_in_background(watch_rebuild_pins(client, ColdStart(log.records.log))),
                 _publish_gauges(log, endpoints, settings),
                 watch_currency(log, interval_s=settings.records_interval) as outdated,

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from infra.catalog import open_catalog
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
-from logstore.identity.bucket_markers import PROBE_PREFIX, Role
-from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.identity.bucket_markers import PROBE_PREFIX, BucketRole
+from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from workers.assembly.checked_buckets import own_buckets_by_name, primary_bucket
 from workers.catalog_match import list_buckets
 from workers.settings import Settings
@@ -29,9 +29,9 @@ def check_deletes(settings: Settings) -> str:
     store = primary_bucket(settings, hasty=True)
     role_by_bucket = {bucket: role for role, bucket in list_buckets(settings)}
     with open_catalog(settings.database_url) as catalog, ThreadPoolExecutor(len(role_by_bucket)) as pool:
-        own_bucket = own_buckets_by_name(settings, OwnStores(catalog.identities), hasty=True)
+        own_bucket = own_buckets_by_name(settings, MarkerChecker(catalog.identities), hasty=True)
 
-        def find_problem(bucket: str, role: Role) -> str | None:
+        def find_problem(bucket: str, role: BucketRole) -> str | None:
             try:
                 own_bucket(role, bucket).check()
                 return _find_delete_problem(store.for_bucket(bucket))

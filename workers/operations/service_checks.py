@@ -22,7 +22,7 @@ from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import crashed_worker_ids, live_workers
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
-from logstore.identity.services.marker_checked_buckets import OwnStores
+from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Identities
 from workers.assembly.checked_buckets import own_buckets_by_name, primary_bucket
@@ -226,7 +226,7 @@ def _check_identity(settings: Settings) -> Row:
 
 def _list_identity_checks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
     if settings.has_object_store:
-        own_bucket = own_buckets_by_name(settings, OwnStores(identities), hasty=True)
+        own_bucket = own_buckets_by_name(settings, MarkerChecker(identities), hasty=True)
         for role, bucket in list_buckets(settings):
             store = own_bucket(role, bucket)
             yield f"{role.value} bucket {bucket}", partial(lambda store: store.check() is MarkerState.OURS, store)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
 from logstore.errors import InvalidInput
-from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_master
+from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_spark_master_url
 
 _MAX_PATH_CHARS: Final = 4_096
 _ADDRESS_PATTERN = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/,]+):(?P<port>[0-9]{1,5})")
@@ -73,7 +73,7 @@ _validate_build_id = _make_validator(  # the rule of Temporal's worker controlle
 
 def validate_spark_master(value: str) -> str:
     """Return the value if it is the address of a Spark master in a supported form. Otherwise raise the rule."""
-    if not is_master(value):
+    if not is_spark_master_url(value):
         raise ValueError(MASTER_FORMS)
     return value
 

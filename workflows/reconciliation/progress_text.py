@@ -8,7 +8,7 @@ from temporalio.exceptions import ActivityError
 
 from logstore import errors
 from logstore.deletion.intents import GuardRefusal
-from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences
+from logstore.reconciliation.bulk_jobs import CompareStorageWithCatalogJob, ListStorageJob, ReadLedgersAndIntentsJob
 from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, add_counts
 from workflows.guard_refusals import find_refusal
 from workflows.reconciliation.job_definitions import (
@@ -23,12 +23,12 @@ GUARDS: Final = frozenset(
     if isinstance(kind, type) and issubclass(kind, errors.PreconditionFailed | errors.InvalidInput)
 )
 _LABEL_BY_COUNT: Final = {
-    (ListStorage.name, "objects"): "objects of ledgers in storage",
-    (ListStorage.name, "strange"): "other objects in storage",
-    (ListStorage.name, "uploads"): "unfinished uploads in storage",
-    (ReadReferences.name, "ledgers"): "ledgers in the catalog",
-    (CompareSides.name, "young"): "ledgers too young to be judged",
-    (CompareSides.name, "candidates"): "differences, each of which is looked at once more",
+    (ListStorageJob.name, "objects"): "objects of ledgers in storage",
+    (ListStorageJob.name, "strange"): "other objects in storage",
+    (ListStorageJob.name, "uploads"): "unfinished uploads in storage",
+    (ReadLedgersAndIntentsJob.name, "ledgers"): "ledgers in the catalog",
+    (CompareStorageWithCatalogJob.name, "young"): "ledgers too young to be judged",
+    (CompareStorageWithCatalogJob.name, "candidates"): "differences, each of which is looked at once more",
 }
 """Labels of the counts of bulk jobs that operators see. The other counts are for guards."""
 

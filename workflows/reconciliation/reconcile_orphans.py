@@ -29,7 +29,12 @@ with workflow.unsafe.imports_passed_through():
         PlanInput,
     )
     from activities.reconciliation.plan_orphans import Planning
-    from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
+    from logstore.reconciliation.bulk_jobs import (
+        CompareStorageWithCatalogJob,
+        ListStorageJob,
+        ReadLedgersAndIntentsJob,
+        VerifyFindingsJob,
+    )
     from logstore.reconciliation.findings import PlanResult
     from workflows import activity_options, guard_refusals, search_attributes
     from workflows.reconciliation.job_definitions import (
@@ -81,12 +86,12 @@ class ReconcileOrphans:
         begun = await self._begin()
         if begun.done:
             return begun.done
-        for job in (ListStorage.name, ReadReferences.name, CompareSides.name):
+        for job in (ListStorageJob.name, ReadLedgersAndIntentsJob.name, CompareStorageWithCatalogJob.name):
             await self._run(job)
         self._set_step("checking")
         plan = PlanInput(run_id=self._run_id)
         await workflow.execute_activity_method(Planning.check_sides, plan, **activity_options.CATALOG)
-        await self._run(VerifyFindings.name)
+        await self._run(VerifyFindingsJob.name)
         self._set_step("concluding")
         return await workflow.execute_activity_method(Planning.conclude_plan, plan, **_CONCLUDE_OPTIONS)
 

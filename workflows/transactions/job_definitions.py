@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from logstore.transactions.transaction_ids_and_states import Owed
+from logstore.transactions.transaction_ids_and_states import OwedParticipant
 from workflows.job_definition import Job
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
@@ -57,7 +57,7 @@ class BroadcastProgress:
 
     state: str = ""
     settled: int = 0
-    owed: list[Owed] = field(default_factory=list)  # the first 20 participants that are owed
+    owed: list[OwedParticipant] = field(default_factory=list)  # the first 20 participants that are owed
     owed_count: int = 0
     attempts: int = 0
 

@@ -18,7 +18,7 @@ from infra.catalog.engine.dialect_sql import among
 from infra.catalog.transactions.participant_rows import insert_participants, read_held, replace_held
 from logstore.cursors.cursor_state import (
     CursorState,
-    DelayedRange,
+    DelayedSegmentRange,
     LedgerSpan,
     apply_acknowledgement,
     complete_state,
@@ -31,7 +31,7 @@ from logstore.errors import TerminalError, TransactionNotOpen, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import Acknowledge, AcknowledgeResult, WriteResult
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.pending_acks import hold_entries, require_not_held
+from logstore.transactions.pending_acks import compute_held_entries, require_entries_not_held
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 _Key = tuple[TopicId, str]
@@ -62,14 +62,16 @@ class HeldEntries:
         if transaction_state is not TransactionState.OPEN:
             raise TransactionNotOpen(str(txn), doing="acknowledge", state=transaction_state.value)
         entries_by_txn = self._held[write.topic_id, write.subscription]
-        entries_by_txn[txn] = hold_entries(
+        entries_by_txn[txn] = compute_held_entries(
             write.subscription, state, spans, entries_by_txn, txn, positions=write.positions, up_to=write.up_to
         )
         self._changed[txn, Participant(write.topic_id, write.subscription)] = entries_by_txn[txn]
 
     def require_free(self, write: Acknowledge, state: CursorState) -> None:
         entries_by_txn = self._held.get((write.topic_id, write.subscription), {})
-        require_not_held(write.subscription, state, entries_by_txn, positions=write.positions, up_to=write.up_to)
+        require_entries_not_held(
+            write.subscription, state, entries_by_txn, positions=write.positions, up_to=write.up_to
+        )
 
     def store(self) -> None:
         if not self._changed:
@@ -142,7 +144,7 @@ def _apply(
     return AcknowledgeResult(mark_delete=state.mark_delete)
 
 
-def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Position) -> Iterator[DelayedRange]:
+def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Position) -> Iterator[DelayedSegmentRange]:
     assert write.up_to is not None
     ledger, lists, segment = t.ledger.c, t.ledger_list.c, t.segment.c
     after = tuple_(segment.ledger_id, segment.first_entry + segment.entries) > (
@@ -168,4 +170,4 @@ def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Pos
         .order_by(segment.ledger_id, segment.first_entry)
     )
     for ledger_id, first, entries in connection.execute(query):
-        yield DelayedRange(LedgerId(ledger_id), range(first, first + entries))
+        yield DelayedSegmentRange(LedgerId(ledger_id), range(first, first + entries))

@@ -12,7 +12,7 @@ from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.cursor_state import (
     CursorState,
     LedgerSpan,
-    advance,
+    advance_mark_delete,
     first_releases,
     pack_acknowledged,
     unpack_acknowledged,
@@ -78,7 +78,7 @@ def read_mark_deletes(connection: Connection, topic_id: TopicId) -> dict[str, Po
         return marks
     listed = spans(connection, topic_id, from_ledger=first)
     complete_rows = connection.execute(select(t.cursor).where(c.topic_id == topic_id))
-    return {row.name: advance(to_stored_cursor(row).state, listed).mark_delete for row in complete_rows}
+    return {row.name: advance_mark_delete(to_stored_cursor(row).state, listed).mark_delete for row in complete_rows}
 
 
 def to_stored_cursor(row: Row[Any]) -> StoredCursor:
@@ -173,7 +173,7 @@ def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[L
     listed = spans(connection, topic_id) if locked else []
     moved = []
     for cursor in locked:
-        state, cursor.state = cursor.state, advance(cursor.state, listed)
+        state, cursor.state = cursor.state, advance_mark_delete(cursor.state, listed)
         moved += [cursor] if cursor.state != state else []
     store_cursors(connection, moved)
 

@@ -27,7 +27,7 @@ from infra.catalog.log.ledger_rows import data_list_id, lock_component_list, pub
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.cursors.cursor_state import (
     CursorSnapshot,
-    advance,
+    advance_mark_delete,
     complete_state,
     first_releases,
     initial_state,
@@ -121,7 +121,7 @@ class SqlCursors(CatalogAdapter):
         cursor = _lock_unchanged(connection, change, topic)
         if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:
             return False
-        cursor.state = advance(complete_state(cursor.state, snapshot), spans(connection, change.topic_id))
+        cursor.state = advance_mark_delete(complete_state(cursor.state, snapshot), spans(connection, change.topic_id))
         if len(pack_acknowledged(cursor.state.acknowledged)) > limit_bytes:
             return False
         now = self._db.now_us(connection)

@@ -16,9 +16,9 @@ from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import (
     LedgerFacts,
     RetentionPolicy,
-    detachable_prefix,
     reason_to_keep,
-    require_unneeded,
+    require_unneeded_ledgers,
+    select_detachable_prefix,
     simulate_roll,
 )
 from logstore.errors import InvalidInput, UnknownObject
@@ -77,7 +77,7 @@ def _select_by_retention(connection: Connection, view: ListView, rolled: LedgerI
     in_list, is_listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
     total_bytes = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(in_list, is_listed)).scalar_one()
     facts = _read_ledger_facts(connection, in_list, view.now_us)
-    prefix = detachable_prefix(
+    prefix = select_detachable_prefix(
         (simulate_roll(ledger, view.now_us) if ledger.ledger_id == rolled else ledger for ledger in facts),
         marks=view.marks,
         policy=view.policy,
@@ -100,7 +100,7 @@ def _select_by_id(
         connection, view, [ledger_id for ledger_id in ids if ledger_id not in listed_ledgers]
     )
     marks = {} if force else view.marks
-    require_unneeded(view.topic, listed_ledgers.values(), last=view.last, marks=marks)
+    require_unneeded_ledgers(view.topic, listed_ledgers.values(), last=view.last, marks=marks)
     return Detachable(ids=sorted(listed_ledgers), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
 
 

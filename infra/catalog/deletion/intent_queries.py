@@ -18,7 +18,7 @@ from infra.catalog.engine.dialect_sql import (
     parse_context_or_empty,
     parse_json_object,
 )
-from logstore.deletion.intent_queue_rules import split_into_ranges
+from logstore.deletion.intent_queue_rules import split_batch_into_ranges
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import CopyKind
@@ -130,7 +130,7 @@ def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int,
     rows_of_page = ((row.row_id, number_in(row.segments), bool(row.left)) for row in page)
     return [
         RowRange(first=ids[0], last=ids[-1], rows=len(ids))
-        for ids in islice(split_into_ranges(rows_of_page, rows), limit)
+        for ids in islice(split_batch_into_ranges(rows_of_page, rows), limit)
     ]
 
 

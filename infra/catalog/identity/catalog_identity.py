@@ -12,12 +12,12 @@ from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_inspection import read_live_copies, read_live_ledger
 from logstore.deletion.intents import DeletionState, find_missing_property
 from logstore.errors import CatalogVersionMismatch
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import InspectedCopy
 from logstore.positions import LedgerId
 
-_KIND_BY_ROLE = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
+_KIND_BY_ROLE = {BucketRole.PRIMARY: CopyKind.LEDGER, BucketRole.TIERED: CopyKind.OFFLOADED_LEDGER}
 _C, _P = t.ledger_copy.c, t.pending_deletion.c
 
 
@@ -42,17 +42,17 @@ class SqlIdentities(CatalogAdapter):
             self._catalog_id = str(stored_id)
         return self._catalog_id
 
-    def marked_buckets(self) -> frozenset[tuple[Role, str]]:
+    def marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         query = select(t.bucket_marker.c.role, t.bucket_marker.c.bucket)
         rows = self._db.read(lambda connection: connection.execute(query).all())
-        return frozenset((Role(row.role), row.bucket) for row in rows)
+        return frozenset((BucketRole(row.role), row.bucket) for row in rows)
 
     @writes()
-    def record_marker(self, connection: Connection, role: Role, bucket: str) -> None:
+    def record_marker(self, connection: Connection, role: BucketRole, bucket: str) -> None:
         row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
         connection.execute(insert_if_absent(connection, t.bucket_marker).values(row))
 
-    def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
+    def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KIND_BY_ROLE.get(role)
         if kind is None:
             return []

@@ -13,7 +13,7 @@ from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner
 from logstore.positions import LedgerId, TopicId
-from logstore.reconciliation.orphan_doubts_from_rows import CopyRow, LedgerRows, SegmentSums, StatedOwner
+from logstore.reconciliation.orphan_doubts_from_rows import CopyRow, LedgerRows, OwnerInRow, SegmentSums
 
 _MAX_LEDGERS_PER_QUERY: Final = 5_000
 _L, _C, _P = t.ledger.c, t.ledger_copy.c, t.pending_deletion.c
@@ -63,7 +63,7 @@ def _group_by_ledger(rows: Iterable[Mapping[str, Any]]) -> Mapping[int, Sequence
     return rows_by_ledger
 
 
-def _to_owner(row: Mapping[str, Any], name: str) -> StatedOwner | None:
+def _to_owner(row: Mapping[str, Any], name: str) -> OwnerInRow | None:
     """Return the owner that a row states. `None`: the row is damaged, or its list or topic has no row."""
     if not row["topic"]:
         return None
@@ -75,7 +75,7 @@ def _to_owner(row: Mapping[str, Any], name: str) -> StatedOwner | None:
             topic=row["topic"],
             keys=json.loads(row["keys"]),
         )
-        return StatedOwner(digest=owner.digest, topic=owner.topic, created_us=int(row["created_us"]), row=name)
+        return OwnerInRow(digest=owner.digest, topic=owner.topic, created_us=int(row["created_us"]), row=name)
     except (ValueError, AttributeError, TypeError):
         return None
 

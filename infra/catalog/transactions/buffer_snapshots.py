@@ -28,7 +28,7 @@ from infra.catalog.transactions.buffer_rows import open_entries, read_buffers
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import SNAPSHOT_AFTER_S, SNAPSHOT_CHANGES, SnapshotSwitch, StoredSnapshot, TopicState
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_buffer import TransactionBuffer
 
 
 class SqlTransactionSnapshots(CatalogAdapter):
@@ -37,7 +37,7 @@ class SqlTransactionSnapshots(CatalogAdapter):
     def current(self, topic_id: TopicId) -> StoredSnapshot:
         return self._db.read(lambda connection: read_snapshot(connection, topic_id))
 
-    def buffer(self, topic_id: TopicId) -> Buffer:
+    def buffer(self, topic_id: TopicId) -> TransactionBuffer:
         return self._db.read(lambda connection: _buffer(connection, topic_id))
 
     @writes("catalog.take_due_snapshots")
@@ -74,9 +74,9 @@ class SqlTransactionSnapshots(CatalogAdapter):
         return True
 
 
-def _buffer(connection: Connection, topic_id: TopicId) -> Buffer:
+def _buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
     """Read at one moment. A transaction that is open at that moment has no marker up to the last entry."""
-    return Buffer(
+    return TransactionBuffer(
         read_to=last_entry(connection, topic_id, empty_too=True) or EARLIEST,
         open=open_entries(connection, topic_id),
         hidden=read_buffers(connection, [topic_id])[topic_id].hidden,

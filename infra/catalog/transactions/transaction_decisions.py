@@ -28,7 +28,7 @@ from logstore.ports.catalog import (
     WriteResult,
 )
 from logstore.positions import TopicId
-from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, decide_state
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState, decide_transaction_state
 
 LockedTransactions = Mapping[TransactionId, Row[Any]]
 """Rows of `transaction` that the current SQL transaction has locked."""
@@ -88,7 +88,9 @@ def _decide(
     if row is None:
         return UnknownObject("txn", expected="a transaction of this catalog", found=str(write.txn))
     try:
-        return decide_state(write.txn, states[write.txn], commit=write.commit, expired=row.deadline_us <= now_us)
+        return decide_transaction_state(
+            write.txn, states[write.txn], commit=write.commit, expired=row.deadline_us <= now_us
+        )
     except SextonError as error:
         return error
 

@@ -35,7 +35,7 @@ _RETRY_PAUSE_S: Final = 5.0
 _CursorKey = tuple[TopicId, str]  # topic and name of the subscription
 
 
-class CursorLedgers:
+class CursorSnapshots:
     """Cursor snapshots of one process. A snapshot is read once, because ledgers are immutable.
 
     A state larger than `inline_bytes` moves from the row to a ledger. It moves back at half this size. Only one thread
@@ -63,7 +63,7 @@ class CursorLedgers:
 
     def load(self, ledger_id: LedgerId) -> CursorSnapshot | None:
         """Return the snapshot in a ledger, or `None` if the catalog or storage has no such ledger."""
-        cached = self.get_cached(ledger_id)
+        cached = self.get_cached_snapshot(ledger_id)
         if cached:
             return cached
         packed = self._contents.read(ledger_id)
@@ -73,7 +73,7 @@ class CursorLedgers:
             CursorSnapshot(ledger_id=ledger_id, acknowledged=unpack_acknowledged(packed)), len(packed)
         )
 
-    def get_cached(self, ledger_id: LedgerId) -> CursorSnapshot | None:
+    def get_cached_snapshot(self, ledger_id: LedgerId) -> CursorSnapshot | None:
         with self._lock:
             if ledger_id not in self._cache:
                 return None
@@ -87,7 +87,7 @@ class CursorLedgers:
                 self._cache.popitem(last=False)
         return snapshot
 
-    def settle_after(
+    def write_or_fold_after_acknowledgement(
         self, topic_id: TopicId, name: str, answer: AcknowledgeResult, held: CursorSnapshot | None
     ) -> None:
         """Write or fold the snapshot after an acknowledgement, if its size requires it. Failures are only logged.
@@ -104,10 +104,10 @@ class CursorLedgers:
     def settle(self, topic_id: TopicId, name: str) -> None:
         """Write or fold the cursor's snapshot if its size requires it. Failures are only logged."""
         key = (topic_id, name)
-        if not self._start_writing(key):
+        if not self._claim_cursor(key):
             return
         try:
-            self._settle(topic_id, self._cursors.get(topic_id, name))
+            self._write_or_fold(topic_id, self._cursors.get(topic_id, name))
             self._not_before_s.pop(key, None)
         except SextonError as error:
             self._not_before_s[key] = self._clock.monotonic_s() + _RETRY_PAUSE_S
@@ -116,7 +116,7 @@ class CursorLedgers:
             with self._lock:
                 self._busy.discard(key)
 
-    def _start_writing(self, key: _CursorKey) -> bool:
+    def _claim_cursor(self, key: _CursorKey) -> bool:
         with self._lock:
             may_retry = self._clock.monotonic_s() >= self._not_before_s.get(key, float("-inf"))
             is_claimed = may_retry and key not in self._busy
@@ -127,7 +127,7 @@ class CursorLedgers:
     def _is_small(self, size_bytes: int) -> bool:
         return size_bytes <= self._inline_bytes // 2
 
-    def _settle(self, topic_id: TopicId, row: StoredCursor) -> None:
+    def _write_or_fold(self, topic_id: TopicId, row: StoredCursor) -> None:
         snapshot = None if row.snapshot_ledger is None else self.load(row.snapshot_ledger)
         if row.snapshot_ledger is not None and snapshot is None:
             return  # replaced or lost: the next acknowledgement finds out
@@ -136,17 +136,17 @@ class CursorLedgers:
         packed = pack_acknowledged(acknowledged)
         change = SnapshotChange(topic_id=topic_id, subscription=row.name, expected=row.snapshot_ledger, seeks=row.seeks)
         if snapshot and self._is_small(len(packed)):
-            self._fold(change, snapshot)
+            self._fold_into_row(change, snapshot)
         elif len(pack_acknowledged(row.state.acknowledged)) > self._inline_bytes:
-            self._write(change, row, packed)
+            self._write_snapshot(change, row, packed)
 
-    def _fold(self, change: SnapshotChange, snapshot: CursorSnapshot) -> None:
+    def _fold_into_row(self, change: SnapshotChange, snapshot: CursorSnapshot) -> None:
         limit, deadline_s = self._inline_bytes, self._clock.monotonic_s() + _RETRY_PAUSE_S
         self._clock.retry(
             lambda: self._cursors.fold_snapshot(change, snapshot, limit_bytes=limit), deadline_s=deadline_s
         )
 
-    def _write(self, change: SnapshotChange, row: StoredCursor, packed: bytes) -> None:
+    def _write_snapshot(self, change: SnapshotChange, row: StoredCursor, packed: bytes) -> None:
         draft = EntryDraft(
             topic_id=change.topic_id,
             component=Component.MANAGED_CURSOR,

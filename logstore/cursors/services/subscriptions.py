@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from logstore.cursors.cursor_state import CursorSnapshot, CursorState, complete_state
-from logstore.cursors.services.cursor_snapshots import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.errors import CatalogBusy, MissingData, SextonError, SnapshotNeeded
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Acknowledge, AcknowledgeResult, Cursors, StoredCursor, Transactions
@@ -41,7 +41,7 @@ class Subscriptions:
     """Subscriptions of all topics. It is thread-safe, and several processes may run it at once."""
 
     def __init__(
-        self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, ledgers: CursorLedgers
+        self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, ledgers: CursorSnapshots
     ) -> None:
         self._cursors, self._transactions = cursors, transactions
         self._committer = committer
@@ -56,7 +56,7 @@ class Subscriptions:
             PreconditionFailed: The topic is not ACTIVE.
             MissingData, CorruptData, StoreUnavailable, CatalogBusy: The errors of `get`.
         """
-        return self._complete(topic_id, self._cursors.subscribe(topic_id, name, latest=latest))
+        return self._load_subscription(topic_id, self._cursors.subscribe(topic_id, name, latest=latest))
 
     def get(self, topic_id: TopicId, name: str) -> Subscription:
         """Return the subscription.
@@ -67,7 +67,7 @@ class Subscriptions:
             CorruptData: Its cursor ledger is damaged.
             StoreUnavailable, CatalogBusy: The catalog or storage did not answer.
         """
-        return self._complete(topic_id, self._cursors.get(topic_id, name))
+        return self._load_subscription(topic_id, self._cursors.get(topic_id, name))
 
     def read_state(self, topic_id: TopicId, name: str) -> CursorState:
         """Return the state for a consumer. Entries that open transactions hold count as acknowledged."""
@@ -91,7 +91,7 @@ class Subscriptions:
 
     def all(self, topic_id: TopicId) -> list[Subscription]:
         """Return the topic's subscriptions, ascending by name. A lost cursor ledger is reported in `lost_snapshot`."""
-        return [self._complete_or_lost(topic_id, row) for row in self._cursors.all(topic_id)]
+        return [self._load_subscription_or_loss(topic_id, row) for row in self._cursors.all(topic_id)]
 
     def acknowledge(
         self,
@@ -127,16 +127,16 @@ class Subscriptions:
             topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, txn=txn, releases=releases
         )
         ledger_id = self._snapshot_by_subscription.get((topic_id, name))
-        held = None if ledger_id is None else self._ledgers.get_cached(ledger_id)
+        held = None if ledger_id is None else self._ledgers.get_cached_snapshot(ledger_id)
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             try:
                 answer = self._committer.write(replace(request, snapshot=held))
             except SnapshotNeeded as refused:
-                held = self._load(topic_id, name, LedgerId(refused.needed))
+                held = self._load_needed_snapshot(topic_id, name, LedgerId(refused.needed))
             else:
                 if answer.snapshot_ledger is None:
                     self._snapshot_by_subscription.pop((topic_id, name), None)
-                self._ledgers.settle_after(topic_id, name, answer, held)
+                self._ledgers.write_or_fold_after_acknowledgement(topic_id, name, answer, held)
                 return answer
         raise _snapshot_keeps_changing(topic_id, name)
 
@@ -148,7 +148,7 @@ class Subscriptions:
             InvalidInput: The position is after the end.
             PreconditionFailed: The topic is not ACTIVE.
         """
-        return self._complete(topic_id, self._cursors.seek(topic_id, name, position))
+        return self._load_subscription(topic_id, self._cursors.seek(topic_id, name, position))
 
     def settle(self, topic_id: TopicId) -> list[SextonError]:
         """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
@@ -169,9 +169,9 @@ class Subscriptions:
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset(self._cursors.outgrown(topic_ids))
 
-    def _complete_or_lost(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
+    def _load_subscription_or_loss(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
         try:
-            return self._complete(topic_id, row)
+            return self._load_subscription(topic_id, row)
         except MissingData:
             current = self._cursors.get(topic_id, row.name)
             return Subscription(
@@ -183,7 +183,7 @@ class Subscriptions:
                 lost_snapshot=current.snapshot_ledger,
             )
 
-    def _complete(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
+    def _load_subscription(self, topic_id: TopicId, row: StoredCursor) -> Subscription:
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             snapshot = None
             if row.snapshot_ledger is not None:
@@ -193,26 +193,26 @@ class Subscriptions:
                 return Subscription(
                     name=row.name, state=state, created_us=row.created_us, seeks=row.seeks, releases=row.releases
                 )
-            row = self._read_changed_row(topic_id, row.name, row.snapshot_ledger)
+            row = self._require_changed_row(topic_id, row.name, row.snapshot_ledger)
         raise _snapshot_keeps_changing(topic_id, row.name)
 
     def forget(self) -> None:
         """Forget the snapshots of all subscriptions. The next commit of each subscription is refused once."""
         self._snapshot_by_subscription.clear()
 
-    def _load(self, topic_id: TopicId, name: str, needed: LedgerId) -> CursorSnapshot | None:
+    def _load_needed_snapshot(self, topic_id: TopicId, name: str, needed: LedgerId) -> CursorSnapshot | None:
         ledger_id: LedgerId | None = needed
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             if ledger_id is None:
                 return None
             snapshot = self._ledgers.load(ledger_id)
             if snapshot:
-                self._remember(topic_id, name, ledger_id)
+                self._remember_snapshot(topic_id, name, ledger_id)
                 return snapshot
-            ledger_id = self._read_changed_row(topic_id, name, ledger_id).snapshot_ledger
+            ledger_id = self._require_changed_row(topic_id, name, ledger_id).snapshot_ledger
         raise _snapshot_keeps_changing(topic_id, name)
 
-    def _read_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
+    def _require_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
         """Read the row again after its cursor ledger was missing.
 
         A replaced snapshot leaves the row before it is deleted. Raise `MissingData` if the row still has that ledger.
@@ -223,7 +223,7 @@ class Subscriptions:
             raise MissingData(f"{problem}; a seek replaces the state")
         return row
 
-    def _remember(self, topic_id: TopicId, name: str, ledger_id: LedgerId) -> None:
+    def _remember_snapshot(self, topic_id: TopicId, name: str, ledger_id: LedgerId) -> None:
         if len(self._snapshot_by_subscription) >= _MAX_REMEMBERED_SUBSCRIPTIONS:
             self._snapshot_by_subscription.clear()
         self._snapshot_by_subscription[topic_id, name] = ledger_id

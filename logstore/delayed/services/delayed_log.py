@@ -10,7 +10,7 @@ from logstore.delayed.sealing import select_delayed_rows
 from logstore.errors import MissingData
 from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredSegments
+from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
 from logstore.ports.catalog import Ledger, Ledgers, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, Position, TopicId
@@ -32,7 +32,7 @@ class DelayedLog:
     The reader takes the primary copy of a segment, or the tiered copy if the primary copy is gone.
     """
 
-    def __init__(self, *, ledgers: Ledgers, objects: ObjectStore, tiered: TieredSegments | None = None) -> None:
+    def __init__(self, *, ledgers: Ledgers, objects: ObjectStore, tiered: TieredCopyReader | None = None) -> None:
         self._ledgers, self._objects, self._tiered = ledgers, objects, tiered
 
     def segments(self, topic_id: TopicId, *, behind: Position, last: Position) -> Iterator[tuple[Ledger, Segment]]:

@@ -163,8 +163,8 @@ class LogReader:
             columns=self._columns,
             cursor_state=self._state,
             frontier=frontier,
-            without=self._filter,
-            postponing=self._filter,
+            excluded=self._filter,
+            postponer=self._filter,
         )
         self._scan = cast("Generator[Entry]", scan)
         return True

@@ -22,8 +22,8 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
 from logstore.log.services.read_cache import ReadCache
-from logstore.log.services.segment_reader import SegmentGone, open_ranges, read_footer, row_group_range
-from logstore.log.services.upload_read_back import read_twice
+from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_range
+from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.ports.catalog import Ledgers, NewBucket, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
@@ -87,13 +87,13 @@ class BucketSnapshots:
 
     def segment(self, bucket: Bucket, number: int) -> DelayedRows:
         cached = self._open(bucket)
-        return read_twice(lambda: self._read_segment(bucket, cached, number))
+        return reread_if_corrupt(lambda: self._read_segment(bucket, cached, number))
 
     def _read_segment(self, bucket: Bucket, cached: _CachedFooter, number: int) -> DelayedRows:
         name = _object_key(bucket)
         start, length = row_group_range(cached.metadata, number)
         with _translate_segment_gone(bucket):
-            file = open_ranges(self._objects, cached.row)
+            file = open_range_file(self._objects, cached.row)
             content = file.read_range(start, length)
             check_segment_digest(cached.footer, number, content)
             file.hold([(start, content)], compared=True)
@@ -107,7 +107,7 @@ class BucketSnapshots:
             yield self.segment(bucket, number)
 
     def _open(self, bucket: Bucket) -> _CachedFooter:
-        return self._footers.read(bucket.bucket_id, lambda: read_twice(lambda: self._read(bucket)))
+        return self._footers.read(bucket.bucket_id, lambda: reread_if_corrupt(lambda: self._read(bucket)))
 
     def _read(self, bucket: Bucket) -> _CachedFooter:
         rows, name = self._ledgers.segments(bucket.bucket_id), _object_key(bucket)

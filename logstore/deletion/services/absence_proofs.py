@@ -17,7 +17,7 @@ from itertools import groupby, islice
 from typing import Final, TypeVar
 
 from logstore.deletion.intents import DeletionIntent
-from logstore.deletion.services.shared_store_requests import SharedListings, UnconfirmedKeys, find_unconfirmed
+from logstore.deletion.services.shared_store_requests import SharedListings, UnconfirmedKeys, find_unconfirmed_keys
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key
 from logstore.ports.objects import DeleteReport, ObjectStore
@@ -37,16 +37,16 @@ _PARALLEL_REQUESTS: Final = 8
 _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
 
 
-def doubt_absence(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     """Return why ledgers may exist despite an empty listing, by row. Rows without an entry are proved absent.
 
     The first request without an answer stops all others. The remaining rows get its error.
     """
-    doubts = _list_again(objects, intents)
-    return doubts | _ask_by_name(objects, [intent for intent in intents if intent.row_id not in doubts])
+    doubts = _find_doubts_by_second_listing(objects, intents)
+    return doubts | _find_doubts_by_reads(objects, [intent for intent in intents if intent.row_id not in doubts])
 
 
-def judge_deletion(
+def find_unconfirmed_by_row(
     objects: ObjectStore, report: DeleteReport, keys_by_row: Mapping[int, Sequence[str]]
 ) -> dict[int, UnconfirmedKeys | None]:
     """Return the keys that do not count as deleted, by row. `None`: all keys of the row count.
@@ -57,8 +57,8 @@ def judge_deletion(
     Raises:
         SextonError: The work was stopped from outside, or the store refused the request.
     """
-    unconfirmed_by_row = {row: find_unconfirmed(keys, report) for row, keys in keys_by_row.items()}
-    kept_key = find_kept_key(objects, sorted(report.deleted))
+    unconfirmed_by_row = {row: find_unconfirmed_keys(keys, report) for row, keys in keys_by_row.items()}
+    kept_key = find_undeleted_key(objects, sorted(report.deleted))
     if kept_key is None:
         return unconfirmed_by_row
     problem = f"{kept_key}: the store confirmed its deletion and still has it"
@@ -68,7 +68,7 @@ def judge_deletion(
     }
 
 
-def find_kept_key(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
+def find_undeleted_key(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
     """Return a key that the store still has, from a sample of keys whose deletion it confirmed.
 
     Keys without an answer are ignored.
@@ -85,7 +85,7 @@ def find_kept_key(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
             return False
 
     sample = random.sample(deleted, SAMPLE_KEYS) if len(deleted) > SAMPLE_KEYS else deleted
-    for key, answer in _ask_all(sample, exists):
+    for key, answer in _call_in_parallel(sample, exists):
         if isinstance(answer, SextonError):
             raise answer
         if answer:
@@ -93,7 +93,7 @@ def find_kept_key(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
     return None
 
 
-def find_existing(objects: ObjectStore, names: Iterable[tuple[int, str]]) -> set[int]:
+def find_ledgers_with_objects(objects: ObjectStore, names: Iterable[tuple[int, str]]) -> set[int]:
     """Return the ledgers of which a named object exists. `names` has ledger and key, and is read on demand.
 
     Raises:
@@ -102,7 +102,9 @@ def find_existing(objects: ObjectStore, names: Iterable[tuple[int, str]]) -> set
     existing: set[int] = set()
     remaining = iter(names)
     while batch := list(islice(remaining, _NAMES_PER_BATCH)):
-        for (ledger_id, _), answer in _ask_all(batch, lambda name: objects.get_range(name[1], 0, 1) is not None):
+        for (ledger_id, _), answer in _call_in_parallel(
+            batch, lambda name: objects.get_range(name[1], 0, 1) is not None
+        ):
             if isinstance(answer, SextonError):
                 raise answer
             if answer:
@@ -110,7 +112,7 @@ def find_existing(objects: ObjectStore, names: Iterable[tuple[int, str]]) -> set
     return existing
 
 
-def registered_keys(intent: DeletionIntent) -> Iterator[str]:
+def possible_segment_keys(intent: DeletionIntent) -> Iterator[str]:
     """Return the keys of all segments that the catalog may have registered. Lost races leave gaps in the numbers.
 
     Raises:
@@ -123,7 +125,7 @@ def registered_keys(intent: DeletionIntent) -> Iterator[str]:
     return (segment_key(intent.ledger_id, number) for number in numbers)
 
 
-def _list_again(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+def _find_doubts_by_second_listing(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     ordered = sorted(intents, key=lambda intent: (intent.ledger_id % SHARDS, intent.ledger_id))
     shards = [list(shard) for _, shard in groupby(ordered, key=lambda intent: intent.ledger_id % SHARDS)]
     doubts: dict[int, SextonError] = {}
@@ -140,17 +142,19 @@ def _list_again(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict
                 doubts_of_shard[intent.row_id] = StoreUnavailable(message)
         return doubts_of_shard
 
-    for shard, answer in _ask_all(shards, list_shard):
+    for shard, answer in _call_in_parallel(shards, list_shard):
         doubts |= answer if isinstance(answer, dict) else {intent.row_id: answer for intent in shard}
     return doubts
 
 
-def _ask_by_name(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+def _find_doubts_by_reads(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     doubts: dict[int, SextonError] = {}
-    remaining = _iterate_names(intents, doubts)
+    remaining = _iterate_possible_keys(intents, doubts)
     while batch := list(islice(remaining, _NAMES_PER_BATCH)):
         failure: SextonError | None = None
-        for (row_id, key), answer in _ask_all(batch, lambda name: objects.get_range(name[1], 0, 1) is not None):
+        for (row_id, key), answer in _call_in_parallel(
+            batch, lambda name: objects.get_range(name[1], 0, 1) is not None
+        ):
             if isinstance(answer, SextonError):
                 failure = answer
                 doubts.setdefault(row_id, answer)
@@ -162,11 +166,13 @@ def _ask_by_name(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dic
     return doubts
 
 
-def _iterate_names(intents: Sequence[DeletionIntent], doubts: dict[int, SextonError]) -> Iterator[tuple[int, str]]:
+def _iterate_possible_keys(
+    intents: Sequence[DeletionIntent], doubts: dict[int, SextonError]
+) -> Iterator[tuple[int, str]]:
     """Yield row and key of each object to request. Add rows with a damaged segment number to `doubts`."""
     for intent in intents:
         try:
-            keys = registered_keys(intent)
+            keys = possible_segment_keys(intent)
         except CorruptData as error:
             doubts[intent.row_id] = error
         else:
@@ -174,13 +180,13 @@ def _iterate_names(intents: Sequence[DeletionIntent], doubts: dict[int, SextonEr
             yield from ((intent.row_id, key) for key in keys)
 
 
-def _ask_all(
+def _call_in_parallel(
     questions: Sequence[Question], ask: Callable[[Question], Answer]
 ) -> Iterator[tuple[Question, Answer | SextonError]]:
     """Ask in parallel. After the first error, all remaining questions get that error."""
     errors: list[SextonError] = []
 
-    def ask_unless_failed(question: Question) -> Answer | SextonError:
+    def call_unless_failed(question: Question) -> Answer | SextonError:
         if errors:
             return errors[0]
         raise_if_stopped()
@@ -191,5 +197,5 @@ def _ask_all(
             return error
 
     with ThreadPoolExecutor(min(_PARALLEL_REQUESTS, max(1, len(questions))), thread_name_prefix="absence") as threads:
-        answers = [threads.submit(copy_context().run, ask_unless_failed, question) for question in questions]
+        answers = [threads.submit(copy_context().run, call_unless_failed, question) for question in questions]
         yield from ((question, answer.result()) for question, answer in zip(questions, answers, strict=True))

@@ -12,13 +12,13 @@ from itertools import chain, islice
 from threading import Event
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
-from logstore.deletion.services.absence_proofs import MAX_ASKED_SEGMENTS, doubt_absence, judge_deletion
+from logstore.deletion.services.absence_proofs import MAX_ASKED_SEGMENTS, find_absence_doubts, find_unconfirmed_by_row
 from logstore.deletion.services.shared_store_requests import (
     SharedListings,
     UnconfirmedKeys,
-    confirm_bucket,
     delete,
-    to_removal,
+    find_bucket_errors_by_row,
+    to_removal_result,
 )
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.failpoints import effect
@@ -39,14 +39,14 @@ _PARALLEL_HEADS = 8
 _Object = tuple[ObjectInfo, Mapping[str, str]]
 
 
-class PrimaryCopies:
+class PrimaryCopyStorage:
     """`CopyStorage` over the primary bucket."""
 
     def __init__(self, objects: OwnedStore) -> None:
         self._objects = objects
 
     def inspect(self, intent: DeletionIntent) -> StoredCopy:
-        return self._judge(intent, self._objects.list(ledger_prefix(intent.ledger_id)))
+        return self._judge_listing(intent, self._objects.list(ledger_prefix(intent.ledger_id)))
 
     def prepare_inspection(self, intents: Sequence[DeletionIntent]) -> Callable[[DeletionIntent], StoredCopy]:
         listings = SharedListings(self._objects, intents)
@@ -54,11 +54,11 @@ class PrimaryCopies:
         def inspect(intent: DeletionIntent) -> StoredCopy:
             shared = listings.pop(intent.ledger_id)
             listing = self._objects.list(ledger_prefix(intent.ledger_id)) if shared is None else shared
-            return self._judge(intent, listing, prove_absence=False)
+            return self._judge_listing(intent, listing, prove_absence=False)
 
         return inspect
 
-    def _judge(
+    def _judge_listing(
         self, intent: DeletionIntent, listing: Iterable[ObjectInfo], *, prove_absence: bool = True
     ) -> StoredCopy:
         """Judge a ledger by its listing.
@@ -68,23 +68,23 @@ class PrimaryCopies:
           empty listing, and a HEAD of each segment that may be registered.
         - Registered segments that the listing lacks are requested by name, and deleted if they exist.
         """
-        uploads = self._list_uploads(intent)
+        uploads = self._list_dead_uploads(intent)
         items = list({item.key: item for item in listing}.values())
         if not items:
             absent = StoredCopy(verdict=CopyVerdict.ABSENT)
             if prove_absence or uploads:
-                absent = self._prove_absent(intent)
+                absent = self._require_absent(intent)
             return replace(absent, verdict=CopyVerdict.OWN, uploads=uploads) if uploads else absent
         prefix = ledger_prefix(intent.ledger_id)  # Sexton writes no subfolders, so keys in one are unknown
         direct_keys = [item.key for item in items if "/" not in item.key.removeprefix(prefix)]
         metas = tuple(key for key in direct_keys if owner_digest_from_key(key))
         data = tuple(key for key in direct_keys if segment_number_from_key(key) is not None)
-        unlisted = self._head_segments_absent_from_listing(intent, frozenset(data))
+        unlisted = self._head_unlisted_segments(intent, frozenset(data))
         problems = (find_ownership_problem(intent, key, metadata) for key, (_, metadata) in unlisted.items())
-        foreign = self._find_contradiction(intent, items, metas, data) or next(filter(None, problems), None)
+        foreign = self._find_foreign_object(intent, items, metas, data) or next(filter(None, problems), None)
         expected = _expected_keys(intent)
         own_meta = meta_key(intent.ledger_id, intent.owner)  # missing if the listing ended too early
-        unlisted |= {} if metas or foreign else _head_all(self._objects, iter([own_meta]))
+        unlisted |= {} if metas or foreign else _head_in_parallel(self._objects, iter([own_meta]))
         return StoredCopy(
             verdict=CopyVerdict.FOREIGN if foreign else CopyVerdict.OWN,
             data_keys=tuple(sorted({*data, *unlisted} - {own_meta})),
@@ -97,33 +97,33 @@ class PrimaryCopies:
             detail=foreign or "",
         )
 
-    def _list_uploads(self, intent: DeletionIntent) -> tuple[str, ...]:
+    def _list_dead_uploads(self, intent: DeletionIntent) -> tuple[str, ...]:
         """Return the keys of dead uploads. Only an unpublished index of delayed messages can have any."""
         if intent.component != Component.DELAYED_INDEX or intent.segments:
             return ()
         return tuple(upload.key for upload in self._objects.open_uploads(ledger_prefix(intent.ledger_id)))
 
-    def _prove_absent(self, intent: DeletionIntent) -> StoredCopy:
+    def _require_absent(self, intent: DeletionIntent) -> StoredCopy:
         key = meta_key(intent.ledger_id, intent.owner)
         if self._objects.head(key):
             raise StoreUnavailable(f"{key}: HEAD finds it, LIST does not; deleting nothing on such a listing")
         first = next(iter(self._objects.list(ledger_prefix(intent.ledger_id))), None)
         if first:
             raise StoreUnavailable(f"{first.key}: a second LIST finds it, the first one does not")
-        for key in self._head_segments_absent_from_listing(intent, frozenset()):
+        for key in self._head_unlisted_segments(intent, frozenset()):
             raise StoreUnavailable(f"{key}: HEAD finds it, two LISTs do not; deleting nothing on such listings")
         return StoredCopy(verdict=CopyVerdict.ABSENT)
 
-    def _head_segments_absent_from_listing(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Object]:
+    def _head_unlisted_segments(self, intent: DeletionIntent, listed: frozenset[str]) -> dict[str, _Object]:
         """Return existing segments that the listing lacks. Lost races leave gaps, so any number may be registered."""
         if intent.segments and intent.last_segment - len(listed) >= MAX_ASKED_SEGMENTS:
             expected = f"at most {MAX_ASKED_SEGMENTS:,} segments that no listing shows"
             raise CorruptData(f"ledger {intent.ledger_id}: expected {expected}, found the number {intent.last_segment}")
         numbers = range(intent.last_segment + 1) if intent.segments else ()
         keys = (segment_key(intent.ledger_id, number) for number in numbers)
-        return _head_all(self._objects, (key for key in keys if key not in listed))
+        return _head_in_parallel(self._objects, (key for key in keys if key not in listed))
 
-    def _find_contradiction(
+    def _find_foreign_object(
         self, intent: DeletionIntent, items: list[ObjectInfo], metas: tuple[str, ...], data: tuple[str, ...]
     ) -> str | None:
         """Return why an object is not of this ledger. `None` if all objects are of this ledger.
@@ -149,9 +149,9 @@ class PrimaryCopies:
         return None if stored is None else find_ownership_problem(intent, key, stored[1])
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
-        doubts = doubt_absence(self._objects, absent)
+        doubts = find_absence_doubts(self._objects, absent)
         proved = [intent for intent in absent if intent.row_id not in doubts]
-        return doubts | confirm_bucket(self._objects, proved)
+        return doubts | find_bucket_errors_by_row(self._objects, proved)
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """Prefer the ledger's own `meta.json`, then another `meta.json`, then the metadata of the first object."""
@@ -174,20 +174,22 @@ class PrimaryCopies:
                 objects.abort_uploads(key)
         with effect("storage.delete_data"):
             data_report = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-        unconfirmed_data = judge_deletion(objects, data_report, {row: copy.data_keys for row, copy in copies.items()})
+        unconfirmed_data = find_unconfirmed_by_row(
+            objects, data_report, {row: copy.data_keys for row, copy in copies.items()}
+        )
         remaining = {
-            row: unconfirmed_data[row] or self._list_remaining(copies[row], is_single=len(copies) == 1)
+            row: unconfirmed_data[row] or self._list_remaining_segments(copies[row], is_single=len(copies) == 1)
             for row in copies
         }
         without_data = {row: copy for row, copy in copies.items() if not remaining[row]}
         with effect("storage.delete_meta"):
             meta_report = delete(objects, without_data.values(), lambda copy: copy.meta_keys, on_progress)
-        unconfirmed_meta = judge_deletion(
+        unconfirmed_meta = find_unconfirmed_by_row(
             objects, meta_report, {row: copy.meta_keys for row, copy in without_data.items()}
         )
-        return {row: to_removal(copies[row], remaining[row] or unconfirmed_meta[row]) for row in copies}
+        return {row: to_removal_result(copies[row], remaining[row] or unconfirmed_meta[row]) for row in copies}
 
-    def _list_remaining(self, copy: StoredCopy, *, is_single: bool) -> UnconfirmedKeys | None:
+    def _list_remaining_segments(self, copy: StoredCopy, *, is_single: bool) -> UnconfirmedKeys | None:
         """List the copy again if it is removed alone or its first listing was incomplete. Return its segments.
 
         If that listing fails, `meta.json` of this ledger stays. Other ledgers are not affected.
@@ -202,7 +204,7 @@ class PrimaryCopies:
         return UnconfirmedKeys(len(data), f"{data[0]} appeared in a second listing") if data else None
 
 
-def _head_all(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Object]:
+def _head_in_parallel(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Object]:
     """Return the existing objects by key. Requests run in parallel and stop at the first error."""
     object_by_key: dict[str, _Object] = {}
     first, has_failed = list(islice(keys, 1)), Event()

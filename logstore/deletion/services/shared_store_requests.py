@@ -43,7 +43,7 @@ class SharedListings:
             group_keys = sum(self._expected_keys[member] for member in group)
             other_ledgers = _count_between(group[0], group[-1]) - len(group) + 3
             first_page = max(1, min(_MAX_KEYS_PER_PAGE, group_keys + group_keys * other_ledgers // len(group)))
-            self._listed |= _list_group(self._objects, group, first_page=first_page)
+            self._listed |= _list_neighbours(self._objects, group, first_page=first_page)
         return self._listed.pop(ledger_id, None)
 
 
@@ -66,7 +66,7 @@ def _count_between(ledger_id: LedgerId, later: LedgerId) -> int:
     return (later - ledger_id) // SHARDS - 1
 
 
-def _list_group(
+def _list_neighbours(
     objects: ObjectStore, group: Sequence[LedgerId], *, first_page: int
 ) -> dict[LedgerId, list[ObjectInfo]]:
     """List from the first ledger to the last. Return the objects of the ledgers that the listing covers.
@@ -129,7 +129,7 @@ def delete(
     return report
 
 
-def find_unconfirmed(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
+def find_unconfirmed_keys(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
     """Return the keys that the report does not confirm. `None` if it confirms all."""
     failed = [key for key in keys if key not in report.deleted]
     if not failed:
@@ -138,7 +138,7 @@ def find_unconfirmed(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKe
     return UnconfirmedKeys(len(failed), f"{failed[0]}: {reason}", report.unanswered.isdisjoint(failed))
 
 
-def confirm_bucket(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+def find_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     """Return an error for each row if the bucket is not the catalog's, because absence then proves nothing."""
     try:
         if absent:
@@ -148,7 +148,7 @@ def confirm_bucket(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dic
     return {}
 
 
-def to_removal(copy: StoredCopy, unconfirmed: UnconfirmedKeys | None) -> RemovalResult:
+def to_removal_result(copy: StoredCopy, unconfirmed: UnconfirmedKeys | None) -> RemovalResult:
     """Return the result of one copy's removal.
 
     A store also confirms absent keys. So only keys that the inspection found count as deleted objects.

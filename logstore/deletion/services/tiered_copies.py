@@ -8,17 +8,17 @@ as deleted.
 from collections.abc import Callable, Mapping, Sequence
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
-from logstore.deletion.services.absence_proofs import judge_deletion
-from logstore.deletion.services.shared_store_requests import confirm_bucket, delete, to_removal
+from logstore.deletion.services.absence_proofs import find_unconfirmed_by_row
+from logstore.deletion.services.shared_store_requests import delete, find_bucket_errors_by_row, to_removal_result
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import parse_meta_fields
-from logstore.offload.tiered_copy import CopyLocation, data_key, index_key, parse_copy_location, upload_ends_us
+from logstore.offload.tiered_copy import CopyLocation, data_key, index_key, parse_uuid_and_location, upload_ends_us
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, RemovalResult
 from logstore.stop_checks import raise_if_stopped
 
 
-class TieredCopies:
+class TieredCopyStorage:
     """`CopyStorage` over tiered buckets. The offload context of each intent has the location of its copy.
 
     Args:
@@ -39,8 +39,8 @@ class TieredCopies:
         Raises:
             UploadOpen: An upload may still run, and could store deleted objects again.
         """
-        self._check_upload(intent)
-        uuid, location = parse_copy_location(intent.ledger_id, intent.context)
+        self._require_upload_ended(intent)
+        uuid, location = parse_uuid_and_location(intent.ledger_id, intent.context)
         objects, keys = self._buckets(location), (data_key(uuid, intent.ledger_id), index_key(uuid, intent.ledger_id))
         listed_keys = {item.key for item in objects.list(keys[0])}
         unknown = sorted(listed_keys.difference(keys))
@@ -52,21 +52,23 @@ class TieredCopies:
             raise StoreUnavailable(
                 f"{keys[0]}: LIST finds {sorted(listed_keys)}, HEAD {sorted(object_by_key)}; asking again"
             )
-        uploads = _list_uploads(objects, intent, keys)
+        uploads = _list_dead_uploads(objects, intent, keys)
         problems = (find_ownership_problem(intent, key, metadata) for key, (_, metadata) in object_by_key.items())
         return _to_stored_copy(keys, object_by_key, uploads, next(filter(None, problems), None), location)
 
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         doubts: dict[int, SextonError] = {}
-        location_by_row = {intent.row_id: parse_copy_location(intent.ledger_id, intent.context)[1] for intent in absent}
+        location_by_row = {
+            intent.row_id: parse_uuid_and_location(intent.ledger_id, intent.context)[1] for intent in absent
+        }
         for location in sorted(set(location_by_row.values())):
             intents = [intent for intent in absent if location_by_row[intent.row_id] == location]
-            doubts |= confirm_bucket(self._buckets(location), intents)
+            doubts |= find_bucket_errors_by_row(self._buckets(location), intents)
         return doubts
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """Prefer the statement in the index, then the metadata of the data object."""
-        uuid, location = parse_copy_location(intent.ledger_id, intent.context)
+        uuid, location = parse_uuid_and_location(intent.ledger_id, intent.context)
         objects = self._buckets(location)
         stored = objects.get(index_key(uuid, intent.ledger_id))
         if stored is not None:
@@ -75,7 +77,7 @@ class TieredCopies:
         data = objects.head(data_key(uuid, intent.ledger_id))
         return dict(data[1]) if data else None
 
-    def _check_upload(self, intent: DeletionIntent) -> None:
+    def _require_upload_ended(self, intent: DeletionIntent) -> None:
         ends_us = upload_ends_us(intent.context)
         remaining_us = 0 if ends_us is None else ends_us - self._now_us()
         if remaining_us > 0:
@@ -88,11 +90,11 @@ class TieredCopies:
         removals: dict[int, RemovalResult] = {}
         for location in sorted({copy.location for copy in copies.values() if copy.location}):
             copies_there = {row: copy for row, copy in copies.items() if copy.location == location}
-            removals |= _remove(self._buckets(location).begin_removal(), copies_there, on_progress)
+            removals |= _remove_from_bucket(self._buckets(location).begin_removal(), copies_there, on_progress)
         return removals
 
 
-def _list_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
+def _list_dead_uploads(objects: ObjectStore, intent: DeletionIntent, keys: tuple[str, str]) -> tuple[str, ...]:
     """Return the keys of dead uploads. A published copy has none."""
     if upload_ends_us(intent.context) is None:
         return ()
@@ -122,7 +124,7 @@ def _to_stored_copy(
     )
 
 
-def _remove(
+def _remove_from_bucket(
     objects: ObjectStore, copies: Mapping[int, StoredCopy], on_progress: Callable[[int], None]
 ) -> dict[int, RemovalResult]:
     for key in (key for copy in copies.values() for key in copy.uploads):
@@ -131,11 +133,15 @@ def _remove(
             objects.abort_uploads(key)
     with effect("tiered.delete_data"):
         data_report = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-    unconfirmed_data = judge_deletion(objects, data_report, {row: copy.data_keys for row, copy in copies.items()})
+    unconfirmed_data = find_unconfirmed_by_row(
+        objects, data_report, {row: copy.data_keys for row, copy in copies.items()}
+    )
     without_data = {row: copy for row, copy in copies.items() if not unconfirmed_data[row]}
     with effect("tiered.delete_index"):
         index_report = delete(objects, without_data.values(), lambda copy: copy.meta_keys, on_progress)
-    unconfirmed_index = judge_deletion(
+    unconfirmed_index = find_unconfirmed_by_row(
         objects, index_report, {row: copy.meta_keys for row, copy in without_data.items()}
     )
-    return {row: to_removal(copy, unconfirmed_data[row] or unconfirmed_index[row]) for row, copy in copies.items()}
+    return {
+        row: to_removal_result(copy, unconfirmed_data[row] or unconfirmed_index[row]) for row, copy in copies.items()
+    }

@@ -3,20 +3,20 @@
 from collections.abc import Iterable, Sequence
 
 from logstore.errors import CatalogMismatch
-from logstore.identity.bucket_markers import MarkerState, NamedBucket, Role, describe_owner, is_marker
-from logstore.identity.services.marker_checked_buckets import OwnStore, OwnStores, read_marker
+from logstore.identity.bucket_markers import BucketRole, MarkerState, NamedBucket, describe_owner, is_marker
+from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket, MarkerChecker, read_marker
 from logstore.ports.catalog import InspectedCopy
 from logstore.ports.objects import ObjectStore
 
 
-class LostCatalog:
+class LostCatalogIdentity:
     """Implementation of `Identities` without a database. Buckets in `marked` are refused if their marker is missing."""
 
-    def __init__(self, catalog_id: str, marked: Iterable[tuple[Role, str]] = ()) -> None:
+    def __init__(self, catalog_id: str, marked: Iterable[tuple[BucketRole, str]] = ()) -> None:
         self._catalog_id, self._marked = catalog_id, frozenset(marked)
 
     @classmethod
-    def from_bucket(cls, bucket: NamedBucket, store: ObjectStore) -> "LostCatalog":
+    def from_bucket(cls, bucket: NamedBucket, store: ObjectStore) -> "LostCatalogIdentity":
         """Return the catalog whose records are in a bucket.
 
         Raises:
@@ -33,19 +33,19 @@ class LostCatalog:
     def catalog_id(self) -> str:
         return self._catalog_id
 
-    def marked_buckets(self) -> frozenset[tuple[Role, str]]:
+    def marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         return self._marked
 
-    def record_marker(self, role: Role, bucket: str) -> None:
+    def record_marker(self, role: BucketRole, bucket: str) -> None:
         """Do nothing, because there is no catalog yet."""
 
-    def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
+    def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:  # noqa: ARG002 - of the port
         return []
 
-    def own(self, bucket: NamedBucket, store: ObjectStore) -> OwnStore:
+    def own(self, bucket: NamedBucket, store: ObjectStore) -> MarkerCheckedBucket:
         """Return a bucket that must have the marker. The marker is compared before the first use."""
-        identities = LostCatalog(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
-        return OwnStores(identities).own(bucket, lambda: store)
+        identities = LostCatalogIdentity(self._catalog_id, [*self._marked, (bucket.role, bucket.bucket)])
+        return MarkerChecker(identities).own(bucket, lambda: store)
 
     def has_marker(self, bucket: NamedBucket, store: ObjectStore) -> bool:
         """Return whether a bucket has the catalog's marker.
@@ -54,4 +54,4 @@ class LostCatalog:
             CatalogMismatch: The bucket belongs to another catalog.
             StoreUnavailable, ServiceRefused: The store did not answer, or refuses the request.
         """
-        return OwnStores(LostCatalog(self._catalog_id)).check(bucket, store) is MarkerState.OURS
+        return MarkerChecker(LostCatalogIdentity(self._catalog_id)).check(bucket, store) is MarkerState.OURS

@@ -17,9 +17,9 @@ from logstore.errors import AlreadyExists, CatalogMismatch, RetryableError, Stor
 from logstore.failpoints import effect
 from logstore.identity.bucket_markers import (
     MARKER_KEY,
+    BucketRole,
     MarkerState,
     NamedBucket,
-    Role,
     compare_marker,
     describe_owner,
     is_marker,
@@ -28,7 +28,7 @@ from logstore.identity.bucket_markers import (
 )
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyState
-from logstore.log.services.upload_read_back import put_and_require
+from logstore.log.services.upload_read_back import put_and_read_back
 from logstore.offload.tiered_copy import data_key, index_key, was_published
 from logstore.ports.catalog import Identities, InspectedCopy
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
@@ -39,9 +39,9 @@ _MAX_EVIDENCE_COPIES: Final = 16  # as evidence one existing copy is enough, if 
 _KEYS_PER_LISTING: Final = 1_000  # one page
 _MIN_EMPTY_LISTINGS: Final = 2  # listings before a bucket counts as empty
 _FIRST_KEYS: Final = {
-    Role.PRIMARY: (segment_key(LedgerId(0), 0),),
+    BucketRole.PRIMARY: (segment_key(LedgerId(0), 0),),
     # a sweep removes the manifest, and an earlier build stored no BEGUN_KEY
-    Role.RECORDS: (BEGUN_KEY, manifest_key(1)),
+    BucketRole.RECORDS: (BEGUN_KEY, manifest_key(1)),
 }
 """Keys that a catalog writes first, by role."""
 _MAX_MARKER_READS: Final = 3  # reads while GET and HEAD disagree, because a response may be truncated
@@ -50,7 +50,7 @@ MAX_UNANSWERED_S: Final = 60.0
 """Longest time after the last answered check for which a process still writes. A rebuild waits as long."""
 
 
-class OwnStores:
+class MarkerChecker:
     """Check of markers against a catalog's id. It writes missing markers. Thread-safe."""
 
     def __init__(self, identities: Identities) -> None:
@@ -63,7 +63,7 @@ class OwnStores:
         require_current: Callable[[], None] | None = None,
         *,
         now_s: Callable[[], float] = time.monotonic,
-    ) -> "OwnStore":
+    ) -> "MarkerCheckedBucket":
         """Return the bucket. It is connected, and its marker is compared, before the first use.
 
         Args:
@@ -72,7 +72,7 @@ class OwnStores:
             require_current: Function that raises if the database is no longer the catalog. `None`: no such check.
             now_s: Monotonic clock.
         """
-        return OwnStore(self, bucket, connect, require_current, now_s)
+        return MarkerCheckedBucket(self, bucket, connect, require_current, now_s)
 
     def check(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
         """Return the state of the bucket's marker. This changes nothing.
@@ -101,7 +101,7 @@ class OwnStores:
                 marker has foreign objects, or lacks all objects of this catalog.
         """
         if self.check(bucket, store) is MarkerState.UNMARKED:
-            self._adopt(bucket, store)
+            self._mark_with_evidence(bucket, store)
         if (bucket.role, bucket.bucket) not in self._identities.marked_buckets():
             with effect("identity.record_marker"):
                 self._identities.record_marker(bucket.role, bucket.bucket)
@@ -120,9 +120,9 @@ class OwnStores:
         if error := mismatch_error(state, owner, catalog_id=catalog_id, bucket=bucket, marked=()):
             raise error
 
-    def _adopt(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def _mark_with_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
         try:
-            self._check_evidence(bucket, store)
+            self._require_evidence(bucket, store)
         except CatalogMismatch:
             # Another process may have marked the bucket meanwhile, and written into it.
             if self.check(bucket, store) is MarkerState.UNMARKED:
@@ -131,11 +131,11 @@ class OwnStores:
             try:
                 marker = marker_content(self._identities.catalog_id())
                 with effect("identity.put_marker"):
-                    put_and_require(store, MARKER_KEY, marker, metadata={})
+                    put_and_read_back(store, MARKER_KEY, marker, metadata={})
             except AlreadyExists:  # another process stored a marker, and its content counts
                 self.confirm(bucket, store)
 
-    def _check_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Require an object of this catalog.
 
         If the catalog has certainly stored none, require that no foreign object exists.
@@ -144,22 +144,22 @@ class OwnStores:
         """
         expected = self._identities.known_copies(bucket.role, bucket.bucket, limit=_MAX_EVIDENCE_COPIES)
         # checks all copies, because none may contradict
-        if sum(_has_statement(bucket, store, copy) for copy in expected):
+        if sum(_has_own_statement(bucket, store, copy) for copy in expected):
             return
-        certain = sum(map(_is_certain, expected))
+        certain = sum(map(_was_certainly_stored, expected))
         if certain:
             raise _evidence_error(bucket, f"one of {certain} ledgers that this catalog has there", "none of them")
-        foreign_key = _find_key(bucket.role, store)
+        foreign_key = _find_key_of_role(bucket.role, store)
         if foreign_key:
             raise _evidence_error(bucket, "nothing yet, because this catalog has no ledger there", repr(foreign_key))
 
 
-class OwnStore:
+class MarkerCheckedBucket:
     """Implementation of `OwnedStore`. Each process compares the marker once, before the first request."""
 
     def __init__(
         self,
-        stores: OwnStores,
+        stores: MarkerChecker,
         bucket: NamedBucket,
         connect: Callable[[], ObjectStore],
         require_current: Callable[[], None] | None,
@@ -183,23 +183,23 @@ class OwnStore:
         """Compare the marker unless it was compared. After a failure, the next use compares again.
 
         Raises:
-            CatalogMismatch, StoreUnavailable, ServiceRefused: As `OwnStores.require`.
+            CatalogMismatch, StoreUnavailable, ServiceRefused: As `MarkerChecker.require`.
             CatalogOutdated: The database is older than its record log. Only buckets with that check raise this.
         """
-        self._compare_once()
+        self._compare_marker_once()
 
-    def _compare_once(self) -> bool:
+    def _compare_marker_once(self) -> bool:
         """Compare marker and database unless they were compared. Return whether this call compared them."""
         if not self._is_compared:
             with self._lock:
                 if not self._is_compared:
                     self._stores.require(self._bucket, self._connect())
-                    self._check_current()
+                    self._require_current_catalog()
                     self._is_compared = True
                     return True
         return False
 
-    def _check_current(self) -> None:
+    def _require_current_catalog(self) -> None:
         if self._require_current is not None:
             begun_s = self._now_s()
             try:
@@ -209,7 +209,7 @@ class OwnStore:
                 raise
             self._answered_s, self._next_check_s = begun_s, begun_s + _CHECK_INTERVAL_S
 
-    def _check_current_if_due(self) -> None:
+    def _require_current_catalog_if_due(self) -> None:
         """Check the database after the interval, in one thread. If the record log does not answer, readers continue."""
         if (
             self._require_current is None
@@ -218,33 +218,33 @@ class OwnStore:
         ):
             return
         try:
-            self._check_current()
+            self._require_current_catalog()
         except RetryableError:
             self._next_check_s = self._now_s() + _CHECK_INTERVAL_S
         finally:
             self._lock.release()
 
-    def _for_reads(self) -> ObjectStore:
+    def _connect_for_read(self) -> ObjectStore:
         self.require()
-        self._check_current_if_due()
+        self._require_current_catalog_if_due()
         return self._connect()
 
-    def _for_uploads(self) -> ObjectStore:
+    def _connect_for_upload(self) -> ObjectStore:
         """Require that the last answered check is at most `MAX_UNANSWERED_S` old.
 
         Otherwise, while the record log does not answer, a process of an old catalog could append for ever. Entries that
         it appends after a rebuild has read storage are lost.
         """
         failed_checks = self._failed_checks
-        store = self._for_reads()
-        if self._needs_answer():
-            self._require_answer(failed_checks)
+        store = self._connect_for_read()
+        if self._needs_recent_check():
+            self._require_recent_check(failed_checks)
         return store
 
-    def _needs_answer(self) -> bool:
+    def _needs_recent_check(self) -> bool:
         return self._require_current is not None and self._now_s() - self._answered_s >= MAX_UNANSWERED_S
 
-    def _require_answer(self, failed_checks: int) -> None:
+    def _require_recent_check(self, failed_checks: int) -> None:
         """Check the database once for all waiting uploads. The uploads share the result, even a failure.
 
         `failed_checks` is the number of failed checks when the upload began.
@@ -253,48 +253,48 @@ class OwnStore:
             StoreUnavailable: A check has failed since.
         """
         with self._lock:
-            if not self._needs_answer():
+            if not self._needs_recent_check():
                 return
             if self._failed_checks > failed_checks:
                 raise StoreUnavailable(f"the record log gave no answer: {self._last_failure}")
-            self._check_current()
+            self._require_current_catalog()
 
     def begin_removal(self) -> ObjectStore:
         """Check the database now, because a removal cannot be undone."""
-        if not self._compare_once():
-            self._check_current()
+        if not self._compare_marker_once():
+            self._require_current_catalog()
         return self._connect()
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        self._for_uploads().put_if_absent(key, body, metadata=metadata)
+        self._connect_for_upload().put_if_absent(key, body, metadata=metadata)
 
     def put_file_if_absent(
         self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
     ) -> None:
-        self._for_uploads().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
+        self._connect_for_upload().put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
 
     def open_uploads(self, prefix: str) -> list[OpenUpload]:
-        return self._for_reads().open_uploads(prefix)
+        return self._connect_for_read().open_uploads(prefix)
 
     def abort_uploads(self, key: str) -> None:
         self.begin_removal().abort_uploads(key)
 
     def get(self, key: str) -> StoredObject | None:
-        return self._for_reads().get(key)
+        return self._connect_for_read().get(key)
 
     def get_range(
         self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
     ) -> bytes | None:
-        return self._for_reads().get_range(key, start, length, expected_metadata=expected_metadata)
+        return self._connect_for_read().get_range(key, start, length, expected_metadata=expected_metadata)
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
-        return self._for_reads().head(key)
+        return self._connect_for_read().head(key)
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
-        return self._for_reads().list(prefix, start_after=start_after, first_page=first_page)
+        return self._connect_for_read().list(prefix, start_after=start_after, first_page=first_page)
 
     def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
-        return self._for_reads().list_folder(prefix)
+        return self._connect_for_read().list_folder(prefix)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         return self.begin_removal().delete(keys)
@@ -326,7 +326,7 @@ def _read_owner(store: ObjectStore) -> str | None:
     return None if content is None else describe_owner(content)
 
 
-def _has_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
+def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
     """Return whether the bucket has the copy's statement, and the statement is the catalog's.
 
     Raises:
@@ -348,7 +348,7 @@ def _has_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy)
     return False
 
 
-def _find_key(role: Role, store: ObjectStore) -> str | None:
+def _find_key_of_role(role: BucketRole, store: ObjectStore) -> str | None:
     """Return a key of the role's form. `None`: two listings are empty, and no first key exists."""
     for _ in range(_MIN_EMPTY_LISTINGS):
         keys = (item.key for item in islice(store.list(role.prefix), _KEYS_PER_LISTING))
@@ -357,7 +357,7 @@ def _find_key(role: Role, store: ObjectStore) -> str | None:
     return next((key for key in _FIRST_KEYS.get(role, ()) if store.head(key)), None)
 
 
-def _is_certain(copy: InspectedCopy) -> bool:
+def _was_certainly_stored(copy: InspectedCopy) -> bool:
     """Return whether the copy was certainly stored.
 
     The creator of a newborn ledger may have died. The objects of a dead letter may belong to another catalog.

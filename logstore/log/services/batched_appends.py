@@ -20,7 +20,13 @@ from logstore.log.producer_sequences import ProducerSequence
 from logstore.log.segment_format import encode_segment
 from logstore.log.segment_metadata import sha256_hex
 from logstore.log.services import deduplication
-from logstore.log.services.segment_placement import AppendUploads, Placer, SegmentBody, SegmentStart, TopicHints
+from logstore.log.services.segment_placement import (
+    AppendUploads,
+    EncodedSegment,
+    PlacedSegment,
+    SegmentPlacer,
+    TopicHints,
+)
 from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
@@ -58,7 +64,7 @@ class Appender:
         registration_timeout_s: Time after its start at which an unregistered batch is given up.
     """
 
-    def __init__(self, *, ledgers: Ledgers, placer: Placer, clock: Clock, registration_timeout_s: float) -> None:
+    def __init__(self, *, ledgers: Ledgers, placer: SegmentPlacer, clock: Clock, registration_timeout_s: float) -> None:
         self._ledgers = ledgers
         self._placer = placer
         self._clock = clock
@@ -76,26 +82,28 @@ class Appender:
             StoreUnavailable, CatalogBusy: The parts were not stored, after several attempts.
             OutcomeUnknown: The parts may be stored. Only producers with sequence ids can safely repeat the call.
         """
-        return self._append(_AppendTarget(topic, hints, AppendUploads()), parts)
+        return self._store_parts(_AppendTarget(topic, hints, AppendUploads()), parts)
 
-    def _append(self, target: _AppendTarget, parts: Sequence[ProducedEntries]) -> Sequence[AppendResult | SextonError]:
+    def _store_parts(
+        self, target: _AppendTarget, parts: Sequence[ProducedEntries]
+    ) -> Sequence[AppendResult | SextonError]:
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
-            checked_parts = self._without_duplicates(target.topic, target.hints, parts, deadline_s)
+            checked_parts = self._drop_duplicates(target.topic, target.hints, parts, deadline_s)
             accepted_parts = [part for part in checked_parts if not isinstance(part, SequenceHeld)]
             if len(accepted_parts) < len(checked_parts):
-                return self._append_others(target, parts, checked_parts)
+                return self._store_accepted_parts(target, parts, checked_parts)
             if not _count_entries(accepted_parts):
                 return _to_results(parts, accepted_parts, None)
             try:
-                body = self._encode(accepted_parts)
+                body = self._encode_segment(accepted_parts)
             except _encoding_errors():
                 # Check the other parts again. Entries of a refused part must not count when duplicates are searched.
-                return self._append_others(target, parts, [_find_encoding_error(part) for part in parts])
+                return self._store_accepted_parts(target, parts, [_find_encoding_error(part) for part in parts])
             try:
                 placed = self._placer.place(target.topic, target.hints, body, target.uploads, deadline_s=deadline_s)
             except TransactionNotOpen as refused:
-                return self._append_open(target, parts, refused)
+                return self._store_parts_of_open_transactions(target, parts, refused)
             except ProducerFenced:  # another process stored entries of a producer
                 target.hints.sequences.clear()
             else:
@@ -104,48 +112,48 @@ class Appender:
                     target.hints.sequences[moved.producer] = known.advance(moved.last, moved.txn)
                 return _to_results(parts, accepted_parts, placed)
 
-    def _append_others(
+    def _store_accepted_parts(
         self, target: _AppendTarget, parts: Sequence[ProducedEntries], verdicts: Sequence[object]
     ) -> Sequence[AppendResult | SextonError]:
         """Store the parts whose verdict is not an error. Return results and errors in the order of the parts."""
         accepted_parts = [
             part for part, verdict in zip(parts, verdicts, strict=True) if not isinstance(verdict, SextonError)
         ]
-        answers = iter(self._append(target, accepted_parts) if accepted_parts else ())
+        answers = iter(self._store_parts(target, accepted_parts) if accepted_parts else ())
         return [verdict if isinstance(verdict, SextonError) else next(answers) for verdict in verdicts]
 
-    def _append_open(
+    def _store_parts_of_open_transactions(
         self, target: _AppendTarget, parts: Sequence[ProducedEntries], error: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
         """Append without the parts of a decided transaction. No part was stored before."""
         verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
-        return self._append_others(target, parts, verdicts)
+        return self._store_accepted_parts(target, parts, verdicts)
 
-    def _without_duplicates(
+    def _drop_duplicates(
         self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
         """Drop duplicates that the catalog confirms. A dropped entry is acknowledged without being stored.
 
         Hints alone suffice to keep an entry, because the registration checks the entry again.
         """
-        producers = deduplication.numbered_producers(parts)
+        producers = deduplication.producers_with_sequence_ids(parts)
         if producers <= hints.sequences.keys():
-            unique_parts = deduplication.drop(parts, hints.sequences)
+            unique_parts = deduplication.drop_duplicates(parts, hints.sequences)
             if all(unique_part is part for unique_part, part in zip(unique_parts, parts, strict=True)):
                 return unique_parts
         sequences = self._clock.retry(
             lambda: self._ledgers.producer_sequences(topic.topic_id, producers), deadline_s=deadline_s
         )
         hints.remember({name: sequences.get(name, ProducerSequence()) for name in producers})
-        return deduplication.drop(parts, sequences)
+        return deduplication.drop_duplicates(parts, sequences)
 
-    def _encode(self, unique_parts: Sequence[ProducedEntries]) -> SegmentBody:
+    def _encode_segment(self, unique_parts: Sequence[ProducedEntries]) -> EncodedSegment:
         content = encode_segment(unique_parts, publish_ms=self._clock.now_us() // 1000)
-        return SegmentBody(
+        return EncodedSegment(
             content=content,
             sha256=sha256_hex(content),
             entries=_count_entries(unique_parts),
-            producers=deduplication.advances(unique_parts),
+            producers=deduplication.producer_advances(unique_parts),
             **_collect_transactions(unique_parts),
             delayed=sum(entry.deliver_at_ms is not None for part in unique_parts for entry in part.entries),
         )
@@ -177,7 +185,7 @@ def _find_encoding_error(part: ProducedEntries) -> InvalidInput | None:
 
 
 def _to_results(
-    parts: Sequence[ProducedEntries], unique_parts: Sequence[ProducedEntries], placed: SegmentStart | None
+    parts: Sequence[ProducedEntries], unique_parts: Sequence[ProducedEntries], placed: PlacedSegment | None
 ) -> list[AppendResult]:
     results = []
     next_entry = placed.first_entry if placed else 0
@@ -197,7 +205,7 @@ _MAX_BATCH_BYTES: Final = 32 << 20
 Answer = AppendResult | BaseException
 
 
-class _Waiter:
+class _QueuedAppend:
     __slots__ = ("answer", "leads", "produced", "size_bytes", "woken")
 
     def __init__(self, produced: ProducedEntries) -> None:
@@ -219,7 +227,7 @@ class AppendQueue:
     def __init__(self, store: Callable[[Sequence[ProducedEntries]], Sequence[AppendResult | SextonError]]) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._queue: deque[_Waiter] = deque()
+        self._queue: deque[_QueuedAppend] = deque()
         self._led = False
 
     @property
@@ -234,19 +242,19 @@ class AppendQueue:
             SextonError: Error that `store` returned or raised.
             OutcomeUnknown: The leader of the batch was interrupted.
         """
-        waiter = _Waiter(produced)
+        waiter = _QueuedAppend(produced)
         with self._lock:
             self._queue.append(waiter)
             waiter.leads, self._led = not self._led, True
         if not waiter.leads:
-            self._wait(waiter)
+            self._wait_for_answer(waiter)
         if waiter.leads:
-            self._lead()
+            self._store_batch_as_leader()
         if isinstance(waiter.answer, AppendResult):
             return waiter.answer
         raise waiter.answer or OutcomeUnknown("append: the thread that led its batch was interrupted")
 
-    def _wait(self, waiter: _Waiter) -> None:
+    def _wait_for_answer(self, waiter: _QueuedAppend) -> None:
         try:
             waiter.woken.wait()
         except BaseException:  # after an interruption the append must not be stored later, nor its thread become leader
@@ -254,14 +262,14 @@ class AppendQueue:
                 if waiter in self._queue:
                     self._queue.remove(waiter)
                 if waiter.leads:
-                    self._hand_over()
+                    self._choose_next_leader()
             raise
 
-    def _lead(self) -> None:
-        batch: list[_Waiter] = []
+    def _store_batch_as_leader(self) -> None:
+        batch: list[_QueuedAppend] = []
         try:
             with self._lock:
-                batch = self._take()
+                batch = self._take_batch()
             answers = self._store([waiter.produced for waiter in batch])
             for waiter, answer in zip(batch, answers, strict=True):
                 waiter.answer = answer
@@ -270,11 +278,11 @@ class AppendQueue:
                 waiter.answer = waiter.answer or error
         finally:
             with self._lock:
-                self._hand_over()
+                self._choose_next_leader()
             for waiter in batch:
                 waiter.woken.set()
 
-    def _take(self) -> list[_Waiter]:
+    def _take_batch(self) -> list[_QueuedAppend]:
         """Return the leader's own append, at the head of the queue, and the next appends that fit into the batch."""
         batch = [self._queue.popleft()]
         entries, size_bytes = len(batch[0].produced.entries), batch[0].size_bytes
@@ -286,7 +294,7 @@ class AppendQueue:
             batch.append(self._queue.popleft())
         return batch
 
-    def _hand_over(self) -> None:
+    def _choose_next_leader(self) -> None:
         self._led = bool(self._queue)
         if self._queue:
             self._queue[0].leads = True

@@ -23,7 +23,7 @@ from logstore.log.segment_format import FOOTER_FIELD, decode_segment, digest_foo
 from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
 from logstore.log.services.segment_reader import digest_metadata, verify_segment_body
 from logstore.log.services.segment_registration import report_abandoned_upload
-from logstore.log.services.upload_read_back import put_and_require, read_twice, require_stored
+from logstore.log.services.upload_read_back import put_and_read_back, require_stored_object, reread_if_corrupt
 from logstore.ports.catalog import Components, Ledgers, Segment
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
@@ -71,7 +71,7 @@ class FileDraft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Segment:
+class _EncodedDraft:
     content: bytes | BinaryIO
     size_bytes: int
     sha256: str
@@ -122,7 +122,7 @@ class ComponentLedgers:
             OutcomeUnknown: The ledger may be published.
         """
         deadline_s = self._clock.monotonic_s() + self._patience_s
-        created = self._store(draft, deadline_s)
+        created = self._store_draft(draft, deadline_s)
         with report_abandoned_upload(self._ledgers, created.ledger_id, epoch=created.epoch, clock=self._clock):
             return self._clock.retry(lambda: publish(created), deadline_s=deadline_s)
 
@@ -131,16 +131,16 @@ class ComponentLedgers:
 
         If the ledger is not published within the registration timeout, it counts as abandoned.
         """
-        return self._store(draft, self._clock.monotonic_s() + self._patience_s)
+        return self._store_draft(draft, self._clock.monotonic_s() + self._patience_s)
 
-    def _store(self, draft: EntryDraft | FileDraft, deadline_s: float) -> CreatedLedger:
-        segment = _segment_of(draft, publish_ms=self._clock.now_us() // 1000)
+    def _store_draft(self, draft: EntryDraft | FileDraft, deadline_s: float) -> CreatedLedger:
+        segment = _encode_draft(draft, publish_ms=self._clock.now_us() // 1000)
         owner = (draft.topic_id, draft.component, draft.keys)
         create = partial(self._components.create, *owner, application=self._application)
         for _ in range(_MAX_ATTEMPTS):
             statement = self._clock.retry(create, deadline_s=deadline_s)
             with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
-                if self._put(statement, segment, deadline_s):
+                if self._put_objects(statement, segment, deadline_s):
                     return CreatedLedger(
                         ledger_id=statement.ledger_id,
                         epoch=statement.epoch,
@@ -160,12 +160,12 @@ class ComponentLedgers:
         if not rows:
             return None
         try:
-            return read_twice(lambda: self._read(rows[0]))
+            return reread_if_corrupt(lambda: self._read_segment(rows[0]))
         except CorruptData as error:
             advice = f"Run `sexton ledger explain {ledger_id}`: it says what to do"
             raise CorruptData(f"ledger {ledger_id} is corrupt: {error}. {advice}") from error
 
-    def _read(self, segment: Segment) -> bytes | None:
+    def _read_segment(self, segment: Segment) -> bytes | None:
         key = segment_key(segment.ledger_id, segment.number)
         stored = self._objects.get(key)
         if stored is None:
@@ -176,7 +176,7 @@ class ComponentLedgers:
             raise CorruptData(f"{key}: expected one entry, found {len(payloads)}")
         return bytes(payloads[0].as_py())
 
-    def _put(self, statement: LedgerStatement, segment: _Segment, deadline_s: float) -> bool:
+    def _put_objects(self, statement: LedgerStatement, segment: _EncodedDraft, deadline_s: float) -> bool:
         """Store both objects. Return `False` if storage has another ledger of that id.
 
         Each object is read back after its PUT. If it is missing, it is put again.
@@ -192,15 +192,15 @@ class ComponentLedgers:
 
         def put_meta() -> None:
             with effect("component.put_meta"):
-                put_and_require(self._objects, own_meta_key, meta, metadata=metadata)
+                put_and_read_back(self._objects, own_meta_key, meta, metadata=metadata)
 
         def put_segment() -> None:
             with effect("component.put_segment"):
                 if isinstance(content, bytes):
-                    put_and_require(self._objects, key, content, metadata=expected_metadata)
+                    put_and_read_back(self._objects, key, content, metadata=expected_metadata)
                 else:
                     self._objects.put_file_if_absent(key, content, metadata=expected_metadata, proceed=proceed)
-                    require_stored(self._objects, key, size_bytes=segment.size_bytes, metadata=expected_metadata)
+                    require_stored_object(self._objects, key, size_bytes=segment.size_bytes, metadata=expected_metadata)
 
         try:
             for put in (put_meta, put_segment):
@@ -211,15 +211,15 @@ class ComponentLedgers:
         return True
 
 
-def _segment_of(draft: EntryDraft | FileDraft, *, publish_ms: int) -> _Segment:
+def _encode_draft(draft: EntryDraft | FileDraft, *, publish_ms: int) -> _EncodedDraft:
     if isinstance(draft, FileDraft):
         file = draft.file
         mark, size_bytes = digest_footer(file), file.tell()
         file.seek(0)
         sha256 = hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest()
         vouched = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(mark), **draft.facts}
-        return _Segment(content=file, size_bytes=size_bytes, sha256=sha256, metadata=vouched)
+        return _EncodedDraft(content=file, size_bytes=size_bytes, sha256=sha256, metadata=vouched)
     entry = NewEntry(payload=draft.content, properties=draft.properties)
     body = encode_segment([ProducedEntries(entries=[entry])], publish_ms=publish_ms)
     digest = sha256_hex(body)
-    return _Segment(content=body, size_bytes=len(body), sha256=digest, metadata=digest_metadata(body, digest))
+    return _EncodedDraft(content=body, size_bytes=len(body), sha256=digest, metadata=digest_metadata(body, digest))

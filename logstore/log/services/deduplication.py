@@ -20,7 +20,7 @@ _MAX_SEQUENCE = 2**63 - 1
 _NO_SEQUENCE = ProducerSequence()
 
 
-def check(produced: ProducedEntries) -> None:
+def require_valid_sequence_ids(produced: ProducedEntries) -> None:
     """Refuse an append whose sequence ids are invalid.
 
     Raises:
@@ -43,12 +43,12 @@ def check(produced: ProducedEntries) -> None:
         previous_id = sequence_id
 
 
-def numbered_producers(parts: Iterable[ProducedEntries]) -> set[str]:
+def producers_with_sequence_ids(parts: Iterable[ProducedEntries]) -> set[str]:
     """Return the producers of entries with a sequence id."""
     return {part.producer for part in parts if part.producer and any(_has_sequence_id(part))}
 
 
-def drop(
+def drop_duplicates(
     parts: Sequence[ProducedEntries], registered: Mapping[str, ProducerSequence]
 ) -> list[ProducedEntries | SequenceHeld]:
     """Return the parts without duplicates, in order. A part may become empty, or is refused as a whole.
@@ -56,10 +56,12 @@ def drop(
     A part is also compared with earlier parts of its producer.
     """
     sequence_by_producer = dict(registered)
-    return [_drop(part, sequence_by_producer) for part in parts]
+    return [_drop_duplicates_of_part(part, sequence_by_producer) for part in parts]
 
 
-def _drop(part: ProducedEntries, sequence_by_producer: dict[str, ProducerSequence]) -> ProducedEntries | SequenceHeld:
+def _drop_duplicates_of_part(
+    part: ProducedEntries, sequence_by_producer: dict[str, ProducerSequence]
+) -> ProducedEntries | SequenceHeld:
     if not part.producer:
         return part
     known = sequence_by_producer.get(part.producer, _NO_SEQUENCE)
@@ -75,17 +77,17 @@ def _drop(part: ProducedEntries, sequence_by_producer: dict[str, ProducerSequenc
     return part if len(unique_entries) == len(part.entries) else replace(part, entries=unique_entries)
 
 
-def advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerAdvance, ...]:
+def producer_advances(parts: Iterable[ProducedEntries]) -> tuple[ProducerAdvance, ...]:
     """Return the sequence ids that a segment with these parts registers, ascending by producer, then in order."""
     ids_by_key: dict[tuple[str, TransactionId | None], list[int]] = {}
     for part in parts:
         if part.producer and any(_has_sequence_id(part)):
             ids_by_key.setdefault((part.producer, part.txn), []).extend(_sequence_ids(part.entries))
-    producer_advances = [
+    advances = [
         ProducerAdvance(producer=key[0], first=sequence_ids[0], last=sequence_ids[-1], txn=key[1])
         for key, sequence_ids in ids_by_key.items()
     ]
-    return tuple(sorted(producer_advances, key=attrgetter("producer")))
+    return tuple(sorted(advances, key=attrgetter("producer")))
 
 
 def _has_sequence_id(part: ProducedEntries) -> Iterable[bool]:

@@ -31,7 +31,7 @@ from logstore.log.services.read_filter import (
     fetch_segment,
 )
 from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredSegments
+from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
 from logstore.ports.catalog import Frontier, Ledger, Ledgers, Segment, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import EARLIEST, LedgerId, Position
@@ -51,7 +51,7 @@ _CACHE_BYTES: Final = 32 << 20
 """Size of the cache of columns that were read by position, for all readers of a process."""
 
 
-class Reader:
+class EntryReader:
     """Reader of a topic's entries from the copies of its ledgers.
 
     Args:
@@ -59,7 +59,7 @@ class Reader:
         transactions: Limits the entries that readers may see.
         objects: The primary bucket.
         clock: Clock for delivery times.
-        tiered: Reader of tiered copies.
+        tiered: EntryReader of tiered copies.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Reader:
         transactions: Transactions,
         objects: ObjectStore,
         clock: Clock,
-        tiered: TieredSegments | None = None,
+        tiered: TieredCopyReader | None = None,
     ) -> None:
         self._ledgers, self._transactions = ledgers, transactions
         self._tiered = tiered
@@ -91,28 +91,30 @@ class Reader:
         from_position: Position | None = None,
         columns: Sequence[str] = READABLE_COLUMNS,
         cursor_state: CursorState | None = None,
-        upto: Position | None = None,
+        up_to: Position | None = None,
         frontier: Frontier | None = None,
-        without: ExcludedEntries | None = None,
-        postponing: Postponer | None = None,
+        excluded: ExcludedEntries | None = None,
+        postponer: Postponer | None = None,
     ) -> Iterator[Entry]:
         view = ReadFilter(
             columns=_validate_columns(columns),
             state=cursor_state,
-            upto=upto,
-            without=without or {},
-            postponing=postponing or (DiscardingPostponer(self._clock) if cursor_state else None),
+            up_to=up_to,
+            excluded=excluded or {},
+            postponer=postponer or (DiscardingPostponer(self._clock) if cursor_state else None),
         )
-        return self._scan(topic, view, EARLIEST if from_position is None else from_position, frontier)
+        return self._scan_from(topic, view, EARLIEST if from_position is None else from_position, frontier)
 
-    def _scan(self, topic: Topic, view: ReadFilter, position: Position, frontier: Frontier | None) -> Iterator[Entry]:
+    def _scan_from(
+        self, topic: Topic, view: ReadFilter, position: Position, frontier: Frontier | None
+    ) -> Iterator[Entry]:
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
-        committed = self._committed(topic, view, position, frontier)
+        committed = self._limit_to_frontier(topic, view, position, frontier)
         if committed is None:
             return
         view = committed
         while True:
-            segments = self._segments(topic, view, position)
+            segments = self._iterate_segments(topic, view, position)
             selected = (
                 (ledger, segment, ids)
                 for ledger, segment in segments
@@ -121,12 +123,12 @@ class Reader:
             fetched = self._prefetcher.run(selected, lambda item: fetch_segment(source.read, *item, view))
             try:
                 for _, fetched_segment in fetched:
-                    if view.postponing and fetched_segment.later:
-                        view.postponing.postpone(fetched_segment.segment.ledger_id, fetched_segment.later)
+                    if view.postponer and fetched_segment.later:
+                        view.postponer.postpone(fetched_segment.segment.ledger_id, fetched_segment.later)
                     yield from fetched_segment.entries(view.columns)
                     position = fetched_segment.end
             except SegmentGone as gone:
-                self._check_trimmed(topic, gone)
+                self._require_trimmed(topic, gone)
             else:
                 return
 
@@ -137,7 +139,7 @@ class Reader:
             ids_by_ledger[position.ledger_id].add(position.entry_id)
         if not ids_by_ledger:
             return []
-        committed = self._committed(topic, view, Position(min(ids_by_ledger), 0))
+        committed = self._limit_to_frontier(topic, view, Position(min(ids_by_ledger), 0))
         if committed is None:
             return []
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic.name}")
@@ -155,10 +157,10 @@ class Reader:
                 for _, fetched_segment in self._prefetcher.run(items, lambda item: fetch_segment(fetch, *item, view)):
                     fetched.update((entry.position, entry) for entry in fetched_segment.entries(view.columns))
             except SegmentGone as gone:
-                self._check_trimmed(topic, gone)
+                self._require_trimmed(topic, gone)
         return [fetched[position] for position in positions if position in fetched]
 
-    def _committed(
+    def _limit_to_frontier(
         self, topic: Topic, view: ReadFilter, at: Position, known: Frontier | None = None
     ) -> ReadFilter | None:
         """Return the filter up to the first message of an open transaction, or `None` if no entry is visible."""
@@ -166,26 +168,26 @@ class Reader:
         frontier = known or self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
             return None
-        upto = frontier.last if view.upto is None else min(view.upto, frontier.last)
-        return replace(view, upto=upto, unseen=frontier.hidden)
+        up_to = frontier.last if view.up_to is None else min(view.up_to, frontier.last)
+        return replace(view, up_to=up_to, unseen=frontier.hidden)
 
-    def _segments(self, topic: Topic, view: ReadFilter, at: Position) -> Iterator[tuple[Ledger, Segment]]:
+    def _iterate_segments(self, topic: Topic, view: ReadFilter, at: Position) -> Iterator[tuple[Ledger, Segment]]:
         """Yield registered segments from `at` on, in order. Their rows are read ledger by ledger."""
-        upto = view.upto
-        assert upto is not None  # `_committed` has set it
+        up_to = view.up_to
+        assert up_to is not None  # `_limit_to_frontier` has set it
         first_ledger = (
             at.ledger_id if view.state is None else view.state.mark_delete.ledger_id
         )  # all earlier entries are acknowledged
-        for ledger in self._listed(topic, max(at.ledger_id, first_ledger), upto.ledger_id):
+        for ledger in self._iterate_ledgers(topic, max(at.ledger_id, first_ledger), up_to.ledger_id):
             start = max(0, at.entry_id) if ledger.ledger_id == at.ledger_id else 0
-            if Position(ledger.ledger_id, start) > upto:
+            if Position(ledger.ledger_id, start) > up_to:
                 return
             is_closed = ledger.state is LedgerState.CLOSED  # an open ledger may have grown since it was listed
             if view.state is not None and is_closed and ledger.span.last <= view.state.mark_delete:
                 continue
-            yield from ((ledger, row) for row in self._rows(ledger, start))
+            yield from ((ledger, row) for row in self._read_segment_rows(ledger, start))
 
-    def _rows(self, ledger: Ledger, start: int) -> list[Segment]:
+    def _read_segment_rows(self, ledger: Ledger, start: int) -> list[Segment]:
         """Return the ledger's segments with entries from `start` on.
 
         Raises:
@@ -196,7 +198,7 @@ class Reader:
         _require_no_gap(ledger, rows, range(start, ledger.entries))
         return rows
 
-    def _listed(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
+    def _iterate_ledgers(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
         """Yield ledgers with ids from `first` to `last`, both inclusive, page by page.
 
         Raises:
@@ -213,7 +215,7 @@ class Reader:
             if not page or page[0].ledger_id != reached:
                 raise SegmentGone(reached, f"ledger {reached}")
 
-    def _check_trimmed(self, topic: Topic, gone: SegmentGone) -> None:
+    def _require_trimmed(self, topic: Topic, gone: SegmentGone) -> None:
         """Return if the ledger was trimmed. A trim removes the ledger from the list before it deletes objects.
 
         Raises:

@@ -32,7 +32,7 @@ _MAX_UNAVAILABLE_IN_A_ROW: Final = 2
 """Number of failures in a row after which the catalog counts as unavailable. One failure may concern only its write."""
 
 
-class _Item(NamedTuple):
+class _QueuedWrite(NamedTuple):
     write: Write
     future: "Future[Any]"
     context: Context  # of the submitting thread; a commit is part of the trace of its first write
@@ -53,10 +53,10 @@ class GroupCommitter:
         self._commits = commits
         self._capacity = capacity
         self._patience_s = patience_s
-        self._waiting: deque[_Item] = deque()
+        self._waiting: deque[_QueuedWrite] = deque()
         self._changed = threading.Condition()
         self._refusal: str | None = None
-        self._thread = threading.Thread(target=self._work, name="group-commit", daemon=True)
+        self._thread = threading.Thread(target=self._run_writer, name="group-commit", daemon=True)
         self._thread.start()
 
     @overload
@@ -74,10 +74,10 @@ class GroupCommitter:
             CatalogBusy: There was no room within `patience_s`. The write was not queued.
             StoreUnavailable: The committer is closed or its thread died. The write was not queued.
         """
-        return self._queue(write)
+        return self._enqueue(write)
 
-    def _queue(self, write: Write) -> "Future[Any]":
-        item = _Item(write, Future(), copy_context())
+    def _enqueue(self, write: Write) -> "Future[Any]":
+        item = _QueuedWrite(write, Future(), copy_context())
         with self._changed:
             has_room = self._changed.wait_for(
                 lambda: self._refusal is not None or len(self._waiting) < self._capacity, timeout=self._patience_s
@@ -108,7 +108,7 @@ class GroupCommitter:
             OutcomeUnknown: The time ended while the write was being committed.
             SextonError: Error of `Commits.commit`.
         """
-        future: Future[Any] = self._queue(write)
+        future: Future[Any] = self._enqueue(write)
         try:
             result: RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult = (
                 future.result(timeout_s)
@@ -126,15 +126,15 @@ class GroupCommitter:
             self._changed.notify_all()
         self._thread.join(timeout_s)
 
-    def _work(self) -> None:
-        items: list[_Item] = []
+    def _run_writer(self) -> None:
+        items: list[_QueuedWrite] = []
         try:
-            while items := self._take():
-                self._commit(items)
+            while items := self._wait_for_writes():
+                self._commit_batch(items)
         except BaseException as death:  # noqa: BLE001 - after any error, no caller may wait for a dead thread
-            self._die(items, death)
+            self._fail_all_writes(items, death)
 
-    def _take(self) -> list[_Item]:
+    def _wait_for_writes(self) -> list[_QueuedWrite]:
         """Wait for writes and return all of them. Return an empty list when the committer is closed and drained."""
         with self._changed:
             while True:
@@ -146,7 +146,7 @@ class GroupCommitter:
                 if live or not queued:
                     return live
 
-    def _commit(self, items: list[_Item]) -> None:
+    def _commit_batch(self, items: list[_QueuedWrite]) -> None:
         try:
             results = items[0].context.run(self._commits.commit, [item.write for item in items])
             if len(results) != len(items):
@@ -155,7 +155,7 @@ class GroupCommitter:
             for item in items:
                 item.future.set_exception(_to_outcome_unknown(error))
         except Exception as error:  # noqa: BLE001 - a faulty item may raise any error; committed alone, it fails alone
-            self._commit_alone(items, error)
+            self._commit_one_by_one(items, error)
         else:
             for item, result in zip(items, results, strict=True):
                 if isinstance(result, SextonError):
@@ -163,7 +163,7 @@ class GroupCommitter:
                 else:
                     item.future.set_result(result)
 
-    def _commit_alone(self, items: list[_Item], error: Exception) -> None:
+    def _commit_one_by_one(self, items: list[_QueuedWrite], error: Exception) -> None:
         if len(items) == 1:
             items[0].future.set_exception(error)
             return
@@ -175,14 +175,14 @@ class GroupCommitter:
         unavailable_in_a_row = 0
         for item in items:
             if unavailable_in_a_row < _MAX_UNAVAILABLE_IN_A_ROW:
-                self._commit([item])
+                self._commit_batch([item])
                 unavailable_in_a_row = (
                     unavailable_in_a_row + 1 if isinstance(item.future.exception(), StoreUnavailable) else 0
                 )
             else:
                 item.future.set_exception(StoreUnavailable(f"group commit: not tried, the catalog is away: {error}"))
 
-    def _die(self, items: list[_Item], death: BaseException) -> None:
+    def _fail_all_writes(self, items: list[_QueuedWrite], death: BaseException) -> None:
         _LOG.error("group commit: the writer died", exc_info=death)
         with self._changed:
             self._refusal = f"this process's writer died: {death!r}"

@@ -76,7 +76,7 @@ class Roller:
             last = self._ledgers.last_ledger(topic_id)
             if last and last.state is LedgerState.OPEN and not last.entries:
                 return RollResult(closed=None, opened=last.ledger_id)
-            opened = self._open_after(topic_id, last)
+            opened = self._open_ledger_after(topic_id, last)
             if opened is not None:
                 was_open = last is not None and last.state is LedgerState.OPEN
                 return RollResult(closed=last.ledger_id if last and was_open else None, opened=opened)
@@ -87,17 +87,17 @@ class Roller:
 
     def next_ledger(self, topic_id: TopicId, last: Ledger | None) -> Ledger | None:
         """Try to open a ledger after `last`. Return the list's last ledger, whichever process opened it."""
-        self._open_after(topic_id, last)
+        self._open_ledger_after(topic_id, last)
         return self._ledgers.last_ledger(topic_id)
 
-    def _open_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
+    def _open_ledger_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
         """Create a ledger and attach it after `last`. Return `None` after a lost race, or if storage has its id."""
         deadline = self._clock.monotonic_s() + self._patience_s
         statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline)
         after = last.ledger_id if last else None
         try:
             with report_abandoned_upload(self._ledgers, statement.ledger_id, epoch=statement.epoch, clock=self._clock):
-                self._clock.retry(lambda: self._put_meta(statement), deadline_s=deadline)
+                self._clock.retry(lambda: self._put_statement(statement), deadline_s=deadline)
                 attached = self._clock.retry(lambda: self._attach(statement.ledger_id, after), deadline_s=deadline)
         except AlreadyExists:
             _LOG.error("ledger %s: storage holds another one of that id; taking the next id", statement.ledger_id)
@@ -108,7 +108,7 @@ class Roller:
         with effect("roll.create_row"):
             return self._ledgers.create(topic_id, application=self._application)
 
-    def _put_meta(self, statement: LedgerStatement) -> None:
+    def _put_statement(self, statement: LedgerStatement) -> None:
         key, body = meta_key(statement.ledger_id, statement.owner), statement.to_json()
         with effect("roll.put_meta"):
             try:

@@ -40,7 +40,7 @@ class LogEndPoller:
         self._ledgers = ledgers
         self._lock = threading.Lock()
         self._parked: list[_ParkedReader] = []
-        self._looking = False
+        self._is_polling = False
         self._closed = threading.Event()
 
     def close(self) -> None:
@@ -60,9 +60,9 @@ class LogEndPoller:
             if self._closed.is_set():
                 return end
             self._parked.append(reader)
-            if not self._looking:
-                self._looking = True
-                threading.Thread(target=self._look, name="arrivals", daemon=True).start()
+            if not self._is_polling:
+                self._is_polling = True
+                threading.Thread(target=self._poll_while_readers_wait, name="arrivals", daemon=True).start()
         try:
             reader.woken.wait(timeout_s)
         finally:
@@ -70,12 +70,12 @@ class LogEndPoller:
                 self._parked = [other for other in self._parked if other is not reader]
         return reader.end
 
-    def _look(self) -> None:
+    def _poll_while_readers_wait(self) -> None:
         pause, was_reported = _POLL_PAUSES_S[0], False
-        while waiting := self._waiting():
+        while waiting := self._list_waiting_readers():
             has_moved = False
             try:
-                has_moved, was_reported = self._wake(waiting), False
+                has_moved, was_reported = self._wake_moved_readers(waiting), False
             except Exception as error:  # noqa: BLE001 - after any error the next poll may succeed
                 if not was_reported:
                     _LOG.warning("readers wait on, because the catalog does not say where logs end: %s", error)
@@ -83,7 +83,7 @@ class LogEndPoller:
             pause = _POLL_PAUSES_S[0] if has_moved else min(1.5 * pause, _POLL_PAUSES_S[1])
             self._closed.wait(pause)
 
-    def _wake(self, waiting: Sequence[_ParkedReader]) -> bool:
+    def _wake_moved_readers(self, waiting: Sequence[_ParkedReader]) -> bool:
         ends = self.ends({reader.topic_id for reader in waiting})
         moved_readers = [reader for reader in waiting if ends.get(reader.topic_id) != reader.end]
         for reader in moved_readers:
@@ -91,11 +91,11 @@ class LogEndPoller:
             reader.woken.set()
         return bool(moved_readers)
 
-    def _waiting(self) -> list[_ParkedReader]:
+    def _list_waiting_readers(self) -> list[_ParkedReader]:
         """Return the parked readers. If there are none, the thread ends."""
         with self._lock:
             waiting = [] if self._closed.is_set() else [reader for reader in self._parked if not reader.woken.is_set()]
-            self._looking = bool(waiting)
+            self._is_polling = bool(waiting)
             return waiting
 
 

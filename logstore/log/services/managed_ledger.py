@@ -11,14 +11,14 @@ from logstore.errors import InvalidInput
 from logstore.log.entries import Entry, ProducedEntries
 from logstore.log.services import deduplication
 from logstore.log.services.batched_appends import Appender, AppendQueue, AppendResult
-from logstore.log.services.entry_reader import Reader
+from logstore.log.services.entry_reader import EntryReader
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.ledger_roll import Roller, RollPolicy, RollResult
 from logstore.log.services.log_end_watch import LogEndPoller, Watch
 from logstore.log.services.read_filter import READABLE_COLUMNS, ExcludedEntries, Postponer
-from logstore.log.services.segment_placement import Placer, TopicHints
-from logstore.log.services.segment_registration import Registrar
-from logstore.log.services.segment_sources import TieredSegments
+from logstore.log.services.segment_placement import SegmentPlacer, TopicHints
+from logstore.log.services.segment_registration import SegmentRegistrar
+from logstore.log.services.segment_sources import TieredCopyReader
 from logstore.ports.catalog import Frontier, Ledgers, Topic, Transactions
 from logstore.ports.objects import ObjectStore
 from logstore.positions import Position, TopicId
@@ -43,7 +43,7 @@ class ManagedLedger:
         policy: Limits of a ledger.
         clock: Clock, for tests.
         registration_timeout_s: Time after the start of an append within which its segment must be registered.
-        tiered: Reader of tiered copies, used if a primary copy is missing or damaged.
+        tiered: EntryReader of tiered copies, used if a primary copy is missing or damaged.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ManagedLedger:
         policy: RollPolicy | None = None,
         clock: Clock | None = None,
         registration_timeout_s: float = 600.0,
-        tiered: TieredSegments | None = None,
+        tiered: TieredCopyReader | None = None,
     ) -> None:
         self._ledgers = ledgers
         self._policy = policy or RollPolicy()
@@ -69,23 +69,23 @@ class ManagedLedger:
             clock=self._clock,
             patience_s=registration_timeout_s,
         )
-        placer = self._placer(objects, committer, application)
+        placer = self._create_placer(objects, committer, application)
         self._appender = Appender(
             ledgers=ledgers, placer=placer, clock=self._clock, registration_timeout_s=registration_timeout_s
         )
-        self._reader = Reader(
+        self._reader = EntryReader(
             ledgers=ledgers, transactions=transactions, objects=objects, clock=self._clock, tiered=tiered
         )
         self._arrivals = LogEndPoller(ledgers)
-        self._lanes: dict[TopicId, AppendQueue] = {}
+        self._queues: dict[TopicId, AppendQueue] = {}
         self._hints: dict[TopicId, tuple[Topic, TopicHints]] = {}
-        self._lanes_lock = threading.Lock()
+        self._queues_lock = threading.Lock()
 
-    def _placer(self, objects: ObjectStore, committer: GroupCommitter, application: str) -> Placer:
-        return Placer(
+    def _create_placer(self, objects: ObjectStore, committer: GroupCommitter, application: str) -> SegmentPlacer:
+        return SegmentPlacer(
             ledgers=self._ledgers,
             objects=objects,
-            registrar=Registrar(ledgers=self._ledgers, committer=committer, clock=self._clock),
+            registrar=SegmentRegistrar(ledgers=self._ledgers, committer=committer, clock=self._clock),
             roller=self._roller,
             policy=self._policy,
             application=application,
@@ -112,8 +112,8 @@ class ManagedLedger:
             StoreUnavailable, CatalogBusy: The entries were not stored, after several attempts.
             OutcomeUnknown: The entries may be stored.
         """
-        deduplication.check(produced)
-        return self._append_queue(topic).append(produced)
+        deduplication.require_valid_sequence_ids(produced)
+        return self._get_append_queue(topic).append(produced)
 
     def roll(self, topic: Topic) -> RollResult:
         """Close the last ledger and open the next one. An empty open ledger is kept.
@@ -158,10 +158,10 @@ class ManagedLedger:
         from_position: Position | None = None,
         columns: Sequence[str] = READABLE_COLUMNS,
         cursor_state: CursorState | None = None,
-        upto: Position | None = None,
+        up_to: Position | None = None,
         frontier: Frontier | None = None,
-        without: ExcludedEntries | None = None,
-        postponing: Postponer | None = None,
+        excluded: ExcludedEntries | None = None,
+        postponer: Postponer | None = None,
     ) -> Iterator[Entry]:
         """Yield visible entries in order, up to the first message of an open transaction.
 
@@ -171,10 +171,10 @@ class ManagedLedger:
             columns: Names from `READABLE_COLUMNS`. Other columns are not fetched and are `None`, except `publish_ms`.
             cursor_state: State of a subscription. Entries that it has acknowledged are skipped, and so are messages
                 before their delivery time.
-            upto: Last entry, inclusive.
+            up_to: Last entry, inclusive.
             frontier: Frontier that the caller has just read, for this position or an earlier one.
-            without: Entries to skip. It is asked for each segment. A segment without other entries is not fetched.
-            postponing: Receives messages that are not due, and decides which messages are due. With `None`, only
+            excluded: Entries to skip. It is asked for each segment. A segment without other entries is not fetched.
+            postponer: Receives messages that are not due, and decides which messages are due. With `None`, only
                 `cursor_state` postpones messages.
 
         Raises:
@@ -188,10 +188,10 @@ class ManagedLedger:
             from_position=from_position,
             columns=columns,
             cursor_state=cursor_state,
-            upto=upto,
+            up_to=up_to,
             frontier=frontier,
-            without=without,
-            postponing=postponing,
+            excluded=excluded,
+            postponer=postponer,
         )
 
     def read_entries_at(
@@ -212,7 +212,7 @@ class ManagedLedger:
         from_position: Position | None = None,
         columns: Sequence[str] = READABLE_COLUMNS,
         cursor_state: CursorState | None = None,
-        upto: Position | None = None,
+        up_to: Position | None = None,
     ) -> list[Entry]:
         """Return at most `max_entries` entries of `scan`.
 
@@ -221,7 +221,7 @@ class ManagedLedger:
         """
         if max_entries < 1:
             raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
-        entries = self.scan(topic, from_position=from_position, columns=columns, cursor_state=cursor_state, upto=upto)
+        entries = self.scan(topic, from_position=from_position, columns=columns, cursor_state=cursor_state, up_to=up_to)
         return list(islice(entries, max_entries))
 
     def watch(self, topic: Topic) -> Watch:
@@ -241,14 +241,14 @@ class ManagedLedger:
         """
         return Watch(self._arrivals, topic.topic_id)
 
-    def reload_hints(self, belongs: Callable[[Topic], bool]) -> int:
-        """Reload the last ledgers of those remembered topics that `belongs` selects. Return their number.
+    def reload_topic_hints(self, is_selected: Callable[[Topic], bool]) -> int:
+        """Reload the last ledgers of those remembered topics that `is_selected` selects. Return their number.
 
         Appends may continue, because the catalog checks each condition at registration. After an error the hints of
         these topics are empty.
         """
-        with self._lanes_lock:
-            selected = [(topic, hints) for topic, hints in self._hints.values() if belongs(topic)]
+        with self._queues_lock:
+            selected = [(topic, hints) for topic, hints in self._hints.values() if is_selected(topic)]
         for _, hints in selected:
             hints.ledger = None
         epoch = self._ledgers.epoch() if selected else 0
@@ -261,15 +261,15 @@ class ManagedLedger:
         self._arrivals.close()
         self._reader.close()
 
-    def _append_queue(self, topic: Topic) -> AppendQueue:
-        with self._lanes_lock:
-            lane = self._lanes.get(topic.topic_id)
-            if lane is None:
-                if len(self._lanes) >= _MAX_REMEMBERED_TOPICS:
-                    self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.idle}
-                    self._hints = {known: self._hints[known] for known in self._lanes}
+    def _get_append_queue(self, topic: Topic) -> AppendQueue:
+        with self._queues_lock:
+            queue = self._queues.get(topic.topic_id)
+            if queue is None:
+                if len(self._queues) >= _MAX_REMEMBERED_TOPICS:
+                    self._queues = {known: queue for known, queue in self._queues.items() if not queue.idle}
+                    self._hints = {known: self._hints[known] for known in self._queues}
                 hints = TopicHints()
                 self._hints[topic.topic_id] = (topic, hints)
-                lane = AppendQueue(partial(self._appender.append, topic, hints))
-                self._lanes[topic.topic_id] = lane
-            return lane
+                queue = AppendQueue(partial(self._appender.append, topic, hints))
+                self._queues[topic.topic_id] = queue
+            return queue

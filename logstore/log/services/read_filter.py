@@ -67,25 +67,25 @@ class ReadFilter:
 
     columns: tuple[str, ...]
     state: CursorState | None = None
-    upto: Position | None = None
+    up_to: Position | None = None
     unseen: Mapping[LedgerId, BitMap] = field(default_factory=dict)  # markers, and messages of aborted transactions
-    without: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
-    postponing: Postponer | None = None  # None: messages that are not due are also returned
+    excluded: ExcludedEntries = field(default_factory=dict[LedgerId, BitMap])  # asked for each segment
+    postponer: Postponer | None = None  # None: messages that are not due are also returned
 
     def select_entries(self, segment: Segment, at: Position) -> BitMap:
         """Return the entry ids of the segment from `at` on that are not excluded, whether due or not."""
         first, end = segment.first_entry, segment.first_entry + segment.entries
         if segment.ledger_id == at.ledger_id:
             first = max(first, at.entry_id)
-        if self.upto and segment.ledger_id >= self.upto.ledger_id:
-            end = min(end, self.upto.entry_id + 1) if segment.ledger_id == self.upto.ledger_id else first
+        if self.up_to and segment.ledger_id >= self.up_to.ledger_id:
+            end = min(end, self.up_to.entry_id + 1) if segment.ledger_id == self.up_to.ledger_id else first
         left_out = self.unseen.get(segment.ledger_id, _EMPTY_BITMAP)
         if self.state is not None:
             mark = self.state.mark_delete
             if segment.ledger_id <= mark.ledger_id:
                 first = max(first, mark.entry_id + 1) if segment.ledger_id == mark.ledger_id else end
             left_out = left_out | self.state.acknowledged.get(segment.ledger_id, _EMPTY_BITMAP)
-        return BitMap(range(first, end)) - left_out - self.without.get(segment.ledger_id, _EMPTY_BITMAP)
+        return BitMap(range(first, end)) - left_out - self.excluded.get(segment.ledger_id, _EMPTY_BITMAP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +109,12 @@ class FetchedSegment:
             values = {name: rows.column(name).to_pylist() for name in columns}
             for at, entry_id in enumerate(entry_ids):
                 row = {name: column[at] for name, column in values.items()}
-                yield _entry(Position(self.segment.ledger_id, entry_id), row)
+                yield _to_entry(Position(self.segment.ledger_id, entry_id), row)
 
 
 def fetch_segment(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap, view: ReadFilter) -> FetchedSegment:
     """Fetch the columns of these entries with `fetch`, a function like `SegmentSource.read`. Raise its errors."""
-    if view.postponing is None or not ids or segment.delayed == 0:
+    if view.postponer is None or not ids or segment.delayed == 0:
         table = fetch(ledger, segment, view.columns) if ids else None
         return FetchedSegment(segment=segment, ids=ids, table=table, later={})
     has_due_entries = segment.delayed < len(ids)
@@ -125,14 +125,14 @@ def fetch_segment(fetch: "Fetch", ledger: Ledger, segment: Segment, ids: BitMap,
         (_DELIVERY_COLUMN,) if fetches_times_first else tuple(dict.fromkeys((*view.columns, _DELIVERY_COLUMN)))
     )
     table = fetch(ledger, segment, first_columns)
-    later = _find_postponed(table, segment, ids, view.postponing.due_ms())
+    later = _find_messages_not_due(table, segment, ids, view.postponer.due_ms())
     due = ids - BitMap(later)
     if fetches_times_first:
         table = fetch(ledger, segment, view.columns) if due else None
     return FetchedSegment(segment=segment, ids=due, table=table if due else None, later=later)
 
 
-def _find_postponed(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
+def _find_messages_not_due(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: int) -> dict[int, int]:
     """Return delivery times after `due_ms`, by entry id, ascending."""
     import numpy as np  # noqa: PLC0415 - start-up time
 
@@ -143,6 +143,6 @@ def _find_postponed(table: "pa.Table", segment: Segment, ids: BitMap, due_ms: in
     return dict(zip(entries[is_postponed].tolist(), entry_times[is_postponed].tolist(), strict=True))
 
 
-def _entry(position: Position, row: dict[str, Any]) -> Entry:
+def _to_entry(position: Position, row: dict[str, Any]) -> Entry:
     row["properties"] = dict(row.get("properties") or ())
     return Entry(position=position, **row)

@@ -46,7 +46,7 @@ class SchemaRegistry:
             newest = self._schemas.newest(topic.topic_id)
             if newest and newest.digest == digest:
                 return newest
-            written = self._write(topic, content, digest)
+            written = self._write_schema(topic, content, digest)
             if written:
                 return written
         raise CatalogBusy(
@@ -84,7 +84,7 @@ class SchemaRegistry:
             )
         return schema_version, content
 
-    def _write(self, topic: Topic, content: bytes, digest: str) -> SchemaVersion | None:
+    def _write_schema(self, topic: Topic, content: bytes, digest: str) -> SchemaVersion | None:
         draft = EntryDraft(
             topic_id=topic.topic_id,
             component=Component.SCHEMA_STORAGE,

@@ -20,7 +20,7 @@ from logstore.log.segment_metadata import (
 )
 from logstore.log.services.ledger_roll import Roller, RollPolicy
 from logstore.log.services.segment_reader import digest_metadata
-from logstore.log.services.segment_registration import Registrar, report_abandoned_upload, upload_confirmation
+from logstore.log.services.segment_registration import SegmentRegistrar, report_abandoned_upload, upload_confirmation
 from logstore.ports.catalog import (
     Ledger,
     Ledgers,
@@ -66,7 +66,7 @@ class TopicHints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentBody:
+class EncodedSegment:
     """Encoded segment to upload."""
 
     content: bytes
@@ -93,7 +93,7 @@ class AppendUploads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentStart:
+class PlacedSegment:
     """Position of a segment's entries."""
 
     ledger_id: LedgerId
@@ -128,7 +128,7 @@ _MAX_LOST_RACES: Final = 24
 """Number of lost races of one segment after which its writer gives up."""
 
 
-class Placer:
+class SegmentPlacer:
     """Uploads segments to the primary bucket and registers them."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Placer:
         *,
         ledgers: Ledgers,
         objects: ObjectStore,
-        registrar: Registrar,
+        registrar: SegmentRegistrar,
         roller: Roller,
         policy: RollPolicy,
         application: str,
@@ -151,8 +151,8 @@ class Placer:
         self._clock = clock
 
     def place(
-        self, topic: Topic, hints: TopicHints, body: SegmentBody, uploads: AppendUploads, *, deadline_s: float
-    ) -> SegmentStart:
+        self, topic: Topic, hints: TopicHints, body: EncodedSegment, uploads: AppendUploads, *, deadline_s: float
+    ) -> PlacedSegment:
         """Upload and register the segment. After a lost race try a higher number or another ledger.
 
         Raises:
@@ -167,11 +167,11 @@ class Placer:
         while attempts.losses <= _MAX_LOST_RACES:
             ledger = self._choose_ledger(topic, hints, attempts)
             number = attempts.tried[ledger.ledger_id] = attempts.next_number(ledger)
-            write = _registration(topic, ledger, hints.epoch, number, body)
-            metadata = self._metadata(topic, ledger, write.epoch, body, uploads.next())
+            write = _build_registration(topic, ledger, hints.epoch, number, body)
+            metadata = self._build_metadata(topic, ledger, write.epoch, body, uploads.next())
             try:
                 with report_abandoned_upload(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
-                    self._upload(segment_key(write.ledger_id, write.number), body, metadata, attempts)
+                    self._upload_segment(segment_key(write.ledger_id, write.number), body, metadata, attempts)
                     registered = self._registrar.register(write, deadline_s=attempts.deadline_s)
             except LedgerFenced:
                 attempts.fenced.add(ledger.ledger_id)
@@ -181,14 +181,14 @@ class Placer:
             except AlreadyExists:
                 hints.ledger, hints.shared = None, True
             else:
-                hints.ledger = _next_hint(ledger, write, registered)
+                hints.ledger = _hint_after_registration(ledger, write, registered)
                 if write.number > ledger.last_segment + 1:
                     extent = RegisteredExtent(write.number, registered.first_entry + write.entries)
-                    statement = self._statement(topic, ledger, write.epoch)
+                    statement = self._build_statement(topic, ledger, write.epoch)
                     upload_confirmation(
                         self._objects, statement, extent, clock=self._clock, deadline_s=attempts.deadline_s
                     )
-                return SegmentStart(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
+                return PlacedSegment(ledger_id=ledger.ledger_id, first_entry=registered.first_entry)
             attempts.losses += 1
         raise CatalogBusy(f"topic {topic.name}: append lost {attempts.losses} races to other writers")
 
@@ -219,20 +219,22 @@ class Placer:
             and not self._policy.is_due(ledger, now_us=self._clock.now_us())
         )
 
-    def _metadata(
-        self, topic: Topic, ledger: Ledger, epoch: int, body: SegmentBody, upload_id: SegmentUploadId
+    def _build_metadata(
+        self, topic: Topic, ledger: Ledger, epoch: int, body: EncodedSegment, upload_id: SegmentUploadId
     ) -> dict[str, str]:
         upload_fields = {
             UPLOAD_ID_FIELD: str(upload_id),
             EXTENT_FIELD: str(RegisteredExtent(ledger.last_segment, ledger.entries)),
         }
         return (
-            self._statement(topic, ledger, epoch).to_metadata()
+            self._build_statement(topic, ledger, epoch).to_metadata()
             | upload_fields
             | digest_metadata(body.content, body.sha256)
         )
 
-    def _upload(self, key: str, body: SegmentBody, metadata: Mapping[str, str], attempts: PlacementAttempts) -> None:
+    def _upload_segment(
+        self, key: str, body: EncodedSegment, metadata: Mapping[str, str], attempts: PlacementAttempts
+    ) -> None:
         def put() -> None:
             with effect("append.put_segment"):
                 self._objects.put_if_absent(key, body.content, metadata=metadata)
@@ -244,7 +246,7 @@ class Placer:
             if head is None or head[1].get(UPLOAD_ID_FIELD) != metadata[UPLOAD_ID_FIELD]:
                 raise  # the stored object is not an earlier try of this upload
 
-    def _statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
+    def _build_statement(self, topic: Topic, ledger: Ledger, epoch: int) -> LedgerStatement:
         owner = LedgerOwner(
             application=self._application,
             component=ledger.component,
@@ -255,7 +257,7 @@ class Placer:
         return LedgerStatement(owner=owner, ledger_id=ledger.ledger_id, created_us=ledger.created_us, epoch=epoch)
 
 
-def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: SegmentBody) -> RegisterSegment:
+def _build_registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: EncodedSegment) -> RegisterSegment:
     return RegisterSegment(
         topic_id=topic.topic_id,
         ledger_id=ledger.ledger_id,
@@ -271,7 +273,9 @@ def _registration(topic: Topic, ledger: Ledger, epoch: int, number: int, body: S
     )
 
 
-def _next_hint(ledger: Ledger, write: RegisterSegment, registered: RegisterSegmentResult | Segment) -> Ledger | None:
+def _hint_after_registration(
+    ledger: Ledger, write: RegisterSegment, registered: RegisterSegmentResult | Segment
+) -> Ledger | None:
     """Return the hint for the next append, or `None` if the result has no totals of the ledger."""
     if isinstance(registered, Segment):
         return None

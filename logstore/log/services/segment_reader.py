@@ -14,15 +14,15 @@ from logstore.errors import CorruptData
 from logstore.log.chunk_digests import (
     CHUNKS_FIELD,
     ColumnChunk,
-    column_chunks,
     digest_chunks,
-    fetch_chunks,
+    fetch_verified_chunks,
+    list_column_chunks,
     parse_digests,
 )
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.segment_format import FOOTER_FIELD, FooterDigest, decode_segment, digest_footer
 from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
-from logstore.log.services.upload_read_back import read_twice
+from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectStore, StoredObject
 from logstore.positions import LedgerId
@@ -59,16 +59,18 @@ def read_columns(objects: ObjectStore, segment: Segment, columns: Sequence[str])
         CorruptData: The object is not a segment, or differs from its row.
         StoreUnavailable: The store did not answer.
     """
-    return read_twice(lambda: _read_once(objects, segment, columns))
+    return reread_if_corrupt(lambda: _read_columns_once(objects, segment, columns))
 
 
-def _read_once(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
+def _read_columns_once(objects: ObjectStore, segment: Segment, columns: Sequence[str]) -> "pa.Table":
     key = segment_key(segment.ledger_id, segment.number)
     if "payload" in columns or segment.size_bytes <= MAX_WHOLE_READ_BYTES:
-        source = _open_whole(objects, key, segment)
+        source = _open_whole_segment(objects, key, segment)
         table = decode_segment(source, columns=columns, name=key, check_pages=segment.sha256 is None)
     else:
-        table = read_by_ranges(objects, segment, columns, read_footer(objects, segment) if segment.sha256 else None)
+        table = read_columns_by_ranges(
+            objects, segment, columns, read_footer(objects, segment) if segment.sha256 else None
+        )
     if table.num_rows != segment.entries:
         raise CorruptData(f"{key}: expected {segment.entries} entries, found {table.num_rows}")
     return table
@@ -82,7 +84,7 @@ class SegmentFooter:
     digests: Mapping[ColumnChunk, str] | None  # of chunks without payload; None: older than these digests
 
 
-def read_by_ranges(
+def read_columns_by_ranges(
     objects: ObjectStore, segment: Segment, columns: Sequence[str], footer: SegmentFooter | None
 ) -> "pa.Table":
     """Fetch columns other than the payload. Compare their chunks if the footer has digests.
@@ -96,16 +98,16 @@ def read_by_ranges(
     Raises:
         SegmentGone, CorruptData, StoreUnavailable: The cases of `read_columns`.
     """
-    key, file = segment_key(segment.ledger_id, segment.number), open_ranges(objects, segment)
+    key, file = segment_key(segment.ledger_id, segment.number), open_range_file(objects, segment)
     if footer is None:
         return decode_segment(cast("BinaryIO", file), columns=columns, name=key)
     if footer.digests is not None:
-        file.hold(fetch_chunks(file.read_range, footer.digests, columns, name=key), compared=True)
+        file.hold(fetch_verified_chunks(file.read_range, footer.digests, columns, name=key), compared=True)
     source, prefetch = cast("BinaryIO", file), footer.digests is None
     return decode_segment(source, columns=columns, name=key, footer=footer.parsed, prefetch=prefetch)
 
 
-def open_ranges(objects: ObjectStore, segment: Segment) -> "RangeFile":
+def open_range_file(objects: ObjectStore, segment: Segment) -> "RangeFile":
     """Return the object as a file that fetches only the ranges that are read."""
     key, expected_metadata = (
         segment_key(segment.ledger_id, segment.number),
@@ -114,7 +116,7 @@ def open_ranges(objects: ObjectStore, segment: Segment) -> "RangeFile":
     return RangeFile(objects, key, segment.size_bytes, segment.ledger_id, expected_metadata=expected_metadata)
 
 
-def _open_whole(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
+def _open_whole_segment(objects: ObjectStore, key: str, segment: Segment) -> BinaryIO:
     stored = objects.get(key)
     if stored is None:
         raise SegmentGone(segment.ledger_id, key)
@@ -144,7 +146,7 @@ def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
 
 def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: Mapping[str, str]) -> SegmentFooter:
     """Read the footer, with metadata that the caller has. Raise the errors of `read_footer`."""
-    key, file = segment_key(segment.ledger_id, segment.number), open_ranges(objects, segment)
+    key, file = segment_key(segment.ledger_id, segment.number), open_range_file(objects, segment)
     footer_digest = FooterDigest.parse(metadata.get(FOOTER_FIELD), name=key)
     file.seek(-footer_digest.size_bytes, io.SEEK_END)
     parsed, chunk_digests = footer_digest.check(file.read(), name=key), metadata.get(CHUNKS_FIELD)
@@ -158,7 +160,7 @@ def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: 
 
 def row_group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
     """Return offset and length, in bytes, of a row group, so that one request can fetch it."""
-    chunks = column_chunks(footer, number)
+    chunks = list_column_chunks(footer, number)
     start = min(chunk.start for chunk in chunks)
     return start, max(chunk.end for chunk in chunks) - start
 
@@ -177,7 +179,7 @@ def digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
 
 def _chunks_without_payload(footer: "pq.FileMetaData") -> list[ColumnChunk]:
     """Return the chunks of other columns. A reader of payloads fetches the whole object."""
-    groups = (column_chunks(footer, number) for number in range(footer.num_row_groups))
+    groups = (list_column_chunks(footer, number) for number in range(footer.num_row_groups))
     return [chunk for group in groups for chunk in group if chunk.column != "payload"]
 
 
@@ -226,7 +228,7 @@ def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
         return ""
 
     try:
-        return read_twice(compare)
+        return reread_if_corrupt(compare)
     except CorruptData as error:
         return str(error)
 
@@ -258,7 +260,7 @@ class RangeFile(io.RawIOBase):
         self._ledger_id = ledger_id
         self._held: list[tuple[int, bytes]] = []
         self._only_held = False
-        self._stating = expected_metadata or {}
+        self._expected_metadata = expected_metadata or {}
         self._at = 0
 
     def readable(self) -> bool:
@@ -286,7 +288,7 @@ class RangeFile(io.RawIOBase):
         wanted = remaining if size is None or size < 0 else min(size, remaining)
         if not wanted:
             return b""
-        content = self._range(wanted)
+        content = self._read_held_or_fetch(wanted)
         if content is None:
             raise SegmentGone(self._ledger_id, self._key)
         if len(content) != wanted:
@@ -303,10 +305,10 @@ class RangeFile(io.RawIOBase):
         """Serve reads of these parts, given with their offsets, without requests. If `compared`, refuse other reads."""
         self._held, self._only_held = list(parts), compared
 
-    def _range(self, wanted: int) -> bytes | None:
+    def _read_held_or_fetch(self, wanted: int) -> bytes | None:
         for start, content in self._held:
             if start <= self._at and self._at + wanted <= start + len(content):
                 return content[self._at - start : self._at - start + wanted]
         if self._only_held:
             raise CorruptData(f"{self._key}: expected a read of what was compared, found one of {wanted} at {self._at}")
-        return self._objects.get_range(self._key, self._at, wanted, expected_metadata=self._stating)
+        return self._objects.get_range(self._key, self._at, wanted, expected_metadata=self._expected_metadata)

@@ -71,7 +71,7 @@ def report_abandoned_upload(ledgers: Ledgers, ledger_id: LedgerId, *, epoch: int
         raise
 
 
-class Registrar:
+class SegmentRegistrar:
     """Registers segments by group commit."""
 
     def __init__(self, *, ledgers: Ledgers, committer: GroupCommitter, clock: Clock) -> None:
@@ -93,31 +93,35 @@ class Registrar:
             StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
             OutcomeUnknown: The segment may be registered, and the catalog does not answer.
         """
-        doubts: list[Exception] = []
+        unclear_errors: list[Exception] = []
         try:
-            return self._clock.retry(lambda: self._try(write, doubts, deadline_s), deadline_s=deadline_s)
+            return self._clock.retry(
+                lambda: self._try_to_register(write, unclear_errors, deadline_s), deadline_s=deadline_s
+            )
         except RetryableError as error:
-            if any(isinstance(doubt, OutcomeUnknown) for doubt in doubts):
-                raise OutcomeUnknown(f"ledger {write.ledger_id}, segment {write.number}: {doubts[0]}") from error
+            if any(isinstance(unclear, OutcomeUnknown) for unclear in unclear_errors):
+                raise OutcomeUnknown(
+                    f"ledger {write.ledger_id}, segment {write.number}: {unclear_errors[0]}"
+                ) from error
             raise
 
-    def _try(
-        self, write: RegisterSegment, doubts: list[Exception], deadline_s: float
+    def _try_to_register(
+        self, write: RegisterSegment, unclear_errors: list[Exception], deadline_s: float
     ) -> RegisterSegmentResult | Segment:
         try:
-            return self._commit(write, deadline_s)
+            return self._commit_registration(write, deadline_s)
         except (OutcomeUnknown, RetryableError) as error:
-            doubts.append(error)
+            unclear_errors.append(error)
             found = self._find_registered(write)
             if found is None:
                 raise
         except (AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen):
-            found = self._find_registered(write) if doubts else None
+            found = self._find_registered(write) if unclear_errors else None
             if found is None:
                 raise
         return found
 
-    def _commit(self, write: RegisterSegment, deadline_s: float) -> RegisterSegmentResult:
+    def _commit_registration(self, write: RegisterSegment, deadline_s: float) -> RegisterSegmentResult:
         remaining_s = deadline_s - self._clock.monotonic_s()
         if remaining_s <= 0:
             raise CatalogBusy(f"ledger {write.ledger_id}, segment {write.number}: not registered in time, giving up")

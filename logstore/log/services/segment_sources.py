@@ -12,12 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from logstore.errors import CorruptData
-from logstore.log.chunk_digests import column_chunks, fetch_chunks, parse_digests
+from logstore.log.chunk_digests import fetch_verified_chunks, list_column_chunks, parse_digests
 from logstore.log.ledgers import CopyKind
 from logstore.log.segment_format import FooterDigest, parquet_errors
 from logstore.log.services.segment_reader import RangeFile, SegmentGone, describe_damage, read_columns
-from logstore.log.services.upload_read_back import read_twice
-from logstore.offload.tiered_copy import CopyLocation, RowGroup, TieredIndex, data_key, index_key, parse_copy_location
+from logstore.log.services.upload_read_back import reread_if_corrupt
+from logstore.offload.tiered_copy import (
+    CopyLocation,
+    RowGroup,
+    TieredIndex,
+    data_key,
+    index_key,
+    parse_uuid_and_location,
+)
 from logstore.ports.catalog import Ledger, Offloads, ReadableCopies, Segment
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
@@ -43,7 +50,7 @@ class _TieredCopy:
     chunks: tuple[str, ...]  # digests of column chunks, by row group
 
 
-class TieredSegments:
+class TieredCopyReader:
     """Finder and reader of LIVE tiered copies."""
 
     def __init__(self, *, offloads: Offloads, buckets: Buckets) -> None:
@@ -53,12 +60,12 @@ class TieredSegments:
     def copies(self, ledger_id: LedgerId) -> ReadableCopies | None:
         return self._offloads.copies(ledger_id)
 
-    def scan(self) -> "TieredScan":
+    def scan(self) -> "TieredCopyScan":
         """Return a reader that opens each copy once."""
-        return TieredScan(self._buckets)
+        return TieredCopyScan(self._buckets)
 
 
-class TieredScan:
+class TieredCopyScan:
     """Reader of tiered copies for one scan. It is thread-safe."""
 
     def __init__(self, buckets: Buckets) -> None:
@@ -77,10 +84,10 @@ class TieredScan:
         context = copies.tiered
         if context is None:
             raise SegmentGone(segment.ledger_id, f"a tiered copy of ledger {segment.ledger_id}")
-        return read_twice(lambda: self._read_columns(segment, context, columns))
+        return reread_if_corrupt(lambda: self._read_columns(segment, context, columns))
 
     def _read_columns(self, segment: Segment, context: Mapping[str, str], columns: Sequence[str]) -> "pa.Table":
-        copy = self._cached_copy(segment, *parse_copy_location(segment.ledger_id, context))
+        copy = self._open_copy_once(segment, *parse_uuid_and_location(segment.ledger_id, context))
         number = copy.groups.get(RowGroup(first_entry=segment.first_entry, entries=segment.entries))
         if number is None:
             what = f"{segment.entries} entries at {segment.first_entry}"
@@ -90,10 +97,10 @@ class TieredScan:
             raise CorruptData(f"{copy.key}: expected {segment.entries} entries, found {table.num_rows}")
         return table
 
-    def _cached_copy(self, segment: Segment, uuid: str, location: CopyLocation) -> _TieredCopy:
+    def _open_copy_once(self, segment: Segment, uuid: str, location: CopyLocation) -> _TieredCopy:
         with self._lock:
             if uuid not in self._opened:
-                self._opened[uuid] = _open_copy(self._buckets(location), uuid, segment.ledger_id)
+                self._opened[uuid] = _open_tiered_copy(self._buckets(location), uuid, segment.ledger_id)
             opened = self._opened[uuid]
             while len(self._opened) > _MAX_OPEN_COPIES:
                 del self._opened[next(iter(self._opened))]
@@ -109,7 +116,7 @@ class SegmentSource:
         topic: Name of the topic in an error.
     """
 
-    def __init__(self, objects: ObjectStore, tiered: TieredSegments | None, *, topic: str) -> None:
+    def __init__(self, objects: ObjectStore, tiered: TieredCopyReader | None, *, topic: str) -> None:
         self._objects = objects
         self._topic = topic
         self._tiered = tiered
@@ -132,13 +139,13 @@ class SegmentSource:
 
     def _read_from_copies(self, ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
         if CopyKind.LEDGER not in ledger.copies and self._tiered:
-            return self._read_tiered(segment, columns, SegmentGone(ledger.ledger_id, f"ledger {ledger.ledger_id}"))
+            return self._read_tiered_copy(segment, columns, SegmentGone(ledger.ledger_id, f"ledger {ledger.ledger_id}"))
         try:
             return read_columns(self._objects, segment, columns)
         except (SegmentGone, CorruptData) as missed:
-            return self._read_tiered(segment, columns, missed)
+            return self._read_tiered_copy(segment, columns, missed)
 
-    def _read_tiered(self, segment: Segment, columns: Sequence[str], missed: Exception) -> "pa.Table":
+    def _read_tiered_copy(self, segment: Segment, columns: Sequence[str], missed: Exception) -> "pa.Table":
         """Read the tiered copy. The primary copy may have been removed since the ledger was listed."""
         copies = self._tiered.copies(segment.ledger_id) if self._tiered else None
         if self._scan is None or copies is None or copies.tiered is None:
@@ -155,7 +162,7 @@ class SegmentSource:
             raise missed if isinstance(missed, CorruptData) else gone from missed
 
 
-def _open_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _TieredCopy:
+def _open_tiered_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _TieredCopy:
     key, index_name = data_key(uuid, ledger_id), index_key(uuid, ledger_id)
     index_object = objects.get(index_name)
     if index_object is None:
@@ -193,11 +200,11 @@ def _read_footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.File
 
 def _read_row_group(copy: _TieredCopy, ledger_id: LedgerId, number: int, columns: Sequence[str]) -> "pa.Table":
     file = RangeFile(copy.objects, copy.key, copy.size_bytes, ledger_id, expected_metadata=copy.expected_metadata)
-    chunks = column_chunks(copy.footer, number)
+    chunks = list_column_chunks(copy.footer, number)
     digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
     # Payloads take nearly all of a row group, so one request fetches the whole group.
     wanted = {chunk.column for chunk in chunks} if "payload" in columns else columns
-    file.hold(fetch_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
+    file.hold(fetch_verified_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
     try:
         table = _open_parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
     except parquet_errors() as error:

@@ -16,7 +16,7 @@ from logstore.ports.objects import ObjectInfo, ObjectStore
 Content = TypeVar("Content")
 
 
-def read_twice(read: Callable[[], Content]) -> Content:
+def reread_if_corrupt(read: Callable[[], Content]) -> Content:
     """Read, and repeat the read once if the data is corrupt. A gateway may have cut off the answer.
 
     Raises:
@@ -28,17 +28,19 @@ def read_twice(read: Callable[[], Content]) -> Content:
         return read()
 
 
-def put_and_require(objects: ObjectStore, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-    """Store an object unless its key is taken, then require it with `require_stored`.
+def put_and_read_back(objects: ObjectStore, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
+    """Store an object unless its key is taken, then require it with `require_stored_object`.
 
     Raises:
         AlreadyExists: The key holds another object.
     """
     objects.put_if_absent(key, body, metadata=metadata)
-    require_stored(objects, key, size_bytes=len(body), metadata=metadata)
+    require_stored_object(objects, key, size_bytes=len(body), metadata=metadata)
 
 
-def require_stored(objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]) -> ObjectInfo:
+def require_stored_object(
+    objects: ObjectStore, key: str, *, size_bytes: int, metadata: Mapping[str, str]
+) -> ObjectInfo:
     """Require an uploaded object by a HEAD request and return its info. Additional metadata is accepted.
 
     Raises:

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from logstore.errors import CorruptData, MissingData, SextonError, UploadTimedOut, UploadUnproven
 from logstore.failpoints import effect
-from logstore.log.chunk_digests import column_chunks, digest_chunks
+from logstore.log.chunk_digests import digest_chunks, list_column_chunks
 from logstore.log.ledgers import LedgerStatement
 from logstore.log.segment_format import COLUMNS, digest_footer
 from logstore.log.segment_metadata import sha256_hex
 from logstore.log.services.segment_reader import SegmentGone, describe_damage, read_columns
-from logstore.log.services.upload_read_back import read_twice, require_stored
-from logstore.offload.tiered_copy import TieredIndex, data_key, index_key, parse_copy_location, write_copy
+from logstore.log.services.upload_read_back import require_stored_object, reread_if_corrupt
+from logstore.offload.tiered_copy import TieredIndex, data_key, index_key, parse_uuid_and_location, write_tiered_copy
 from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, OffloadStart, PublishedCopy
 from logstore.ports.objects import Buckets, ObjectStore
 from logstore.positions import LedgerId
@@ -43,7 +43,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class CopyEvidence:
     """Proved content of storage."""
 
     uuid: str
@@ -53,7 +53,7 @@ class Evidence:
     index_bytes: int  # of the index object
 
 
-def prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
+def prove_published(buckets: Buckets, copy: PublishedCopy) -> CopyEvidence:
     """Prove that storage has a published copy: index and data of this ledger and attempt, with length and content.
 
     An unchanged ETag since the publication proves the content. Otherwise all data is read, and its digest is compared.
@@ -63,12 +63,12 @@ def prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
         CorruptData: The index or the data differs from the catalog, or the context has no valid location.
         StoreUnavailable: Storage did not answer.
     """
-    return read_twice(lambda: _prove_published(buckets, copy))
+    return reread_if_corrupt(lambda: _prove_published_once(buckets, copy))
 
 
-def _prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
+def _prove_published_once(buckets: Buckets, copy: PublishedCopy) -> CopyEvidence:
     ledger_id = copy.statement.ledger_id
-    uuid, location = parse_copy_location(ledger_id, copy.context)
+    uuid, location = parse_uuid_and_location(ledger_id, copy.context)
     objects, key, index_name = buckets(location), data_key(uuid, ledger_id), index_key(uuid, ledger_id)
     stored, data = objects.get(index_name), objects.head(key)
     if stored is None or data is None:
@@ -86,7 +86,7 @@ def _prove_published(buckets: Buckets, copy: PublishedCopy) -> Evidence:
         digest = compute_stored_digest(objects, key, index.size_bytes)
         if digest != index.sha256:
             raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {digest} in an object of the same length")
-    return _evidence(index, index_bytes=len(stored.body))
+    return _to_evidence(index, index_bytes=len(stored.body))
 
 
 def compute_stored_digest(
@@ -106,11 +106,11 @@ def compute_stored_digest(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadedCopy:
+class UploadAttemptResult:
     """Result of an attempt. BEGUN means that the copy is stored and proved, but not yet published."""
 
     answer: OffloadAnswer
-    evidence: Evidence | None = None  # None: the ledger is gone
+    evidence: CopyEvidence | None = None  # None: the ledger is gone
 
 
 class Offloader:
@@ -146,7 +146,9 @@ class Offloader:
         self._folder = folder
         self._monotonic_s = monotonic_s
 
-    def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None = None) -> UploadedCopy:
+    def upload(
+        self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None = None
+    ) -> UploadAttemptResult:
         """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish` makes it LIVE.
 
         `uuid` must be new. After `timeout_s` nothing more is sent. If `topic` is given, the ledger's topic must have
@@ -163,28 +165,29 @@ class Offloader:
             ledger_id, uuid=uuid, driver_metadata=self._driver_metadata, timeout_s=timeout_s, topic=topic
         )
         if begun.answer is OffloadAnswer.GONE:
-            return UploadedCopy(answer=OffloadAnswer.GONE)
+            return UploadAttemptResult(answer=OffloadAnswer.GONE)
         if begun.answer is OffloadAnswer.ALREADY:
             assert begun.statement is not None
             copy = PublishedCopy(statement=begun.statement, entries=begun.entries, context=begun.context)
-            return UploadedCopy(answer=OffloadAnswer.ALREADY, evidence=self.prove(copy))
+            return UploadAttemptResult(answer=OffloadAnswer.ALREADY, evidence=self.prove(copy))
         try:
-            return UploadedCopy(
-                answer=OffloadAnswer.BEGUN, evidence=self._write(begun, uuid, self._require_time(uuid, deadline_s))
+            return UploadAttemptResult(
+                answer=OffloadAnswer.BEGUN,
+                evidence=self._write_and_prove(begun, uuid, self._make_deadline_check(uuid, deadline_s)),
             )
         except SegmentGone as gone:
             self._abandon(ledger_id, uuid)
             if self._offloads.copies(ledger_id) is None:
-                return UploadedCopy(answer=OffloadAnswer.GONE)
+                return UploadAttemptResult(answer=OffloadAnswer.GONE)
             raise MissingData(f"ledger {ledger_id}: {gone} is listed and not in storage") from gone
         except Exception:
             self._abandon(ledger_id, uuid)
             raise
 
-    def prove(self, copy: PublishedCopy) -> Evidence:
+    def prove(self, copy: PublishedCopy) -> CopyEvidence:
         return prove_published(self._buckets, copy)
 
-    def _require_time(self, uuid: str, deadline_s: float) -> Callable[[], None]:
+    def _make_deadline_check(self, uuid: str, deadline_s: float) -> Callable[[], None]:
         def proceed() -> None:
             raise_if_stopped()
             if self._monotonic_s() >= deadline_s:
@@ -199,29 +202,29 @@ class Offloader:
         except SextonError as error:
             _LOG.warning("ledger %s: upload %s failed and was not given up: %s", ledger_id, uuid, error)
 
-    def _write(self, begun: OffloadStart, uuid: str, proceed: Callable[[], None]) -> Evidence:
+    def _write_and_prove(self, begun: OffloadStart, uuid: str, proceed: Callable[[], None]) -> CopyEvidence:
         assert begun.statement is not None
         ledger_id = begun.statement.ledger_id
-        objects = self._buckets(parse_copy_location(ledger_id, begun.context)[1])
+        objects = self._buckets(parse_uuid_and_location(ledger_id, begun.context)[1])
         metadata = begun.statement.to_metadata()
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            index = self._build(file, begun.statement, uuid, begun.entries, proceed)
+            index = self._build_data_file(file, begun.statement, uuid, begun.entries, proceed)
             key = data_key(uuid, ledger_id)
             with effect("offload.put_data"):
                 objects.put_file_if_absent(key, file, metadata=metadata, proceed=proceed)
-        etag = _prove_object(objects, key, metadata, size_bytes=index.size_bytes, sha256=index.sha256)
+        etag = _read_back_object(objects, key, metadata, size_bytes=index.size_bytes, sha256=index.sha256)
         index = replace(index, etag=etag)
         key, body = index_key(uuid, ledger_id), index.to_json()
         with effect("offload.put_index"):
             objects.put_file_if_absent(key, io.BytesIO(body), metadata=metadata, proceed=proceed)
-        _prove_object(objects, key, metadata, size_bytes=len(body), sha256=sha256_hex(body))
-        return _evidence(index, index_bytes=len(body))
+        _read_back_object(objects, key, metadata, size_bytes=len(body), sha256=sha256_hex(body))
+        return _to_evidence(index, index_bytes=len(body))
 
-    def _build(
+    def _build_data_file(
         self, file: BinaryIO, statement: LedgerStatement, uuid: str, entries: int, proceed: Callable[[], None]
     ) -> TieredIndex:
-        groups = write_copy(file, self._read_segments(statement, proceed))
+        groups = write_tiered_copy(file, self._read_segments(statement, proceed))
         found = sum(group.entries for group in groups)
         if found != entries:
             raise CorruptData(f"ledger {statement.ledger_id}: expected {entries} entries, found {found} in segments")
@@ -235,7 +238,7 @@ class Offloader:
             sha256=hashlib.file_digest(cast("io.BufferedIOBase", file), "sha256").hexdigest(),
             row_groups=groups,
             footer=str(digest_footer(file)),
-            chunks=_chunk_digests(file),
+            chunks=_digest_row_groups(file),
         )
 
     def _read_segments(self, statement: LedgerStatement, proceed: Callable[[], None]) -> "Iterator[pa.Table]":
@@ -254,7 +257,7 @@ class Offloader:
             yield table
 
 
-def _chunk_digests(file: BinaryIO) -> tuple[str, ...]:
+def _digest_row_groups(file: BinaryIO) -> tuple[str, ...]:
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
     file.seek(0)
@@ -264,11 +267,11 @@ def _chunk_digests(file: BinaryIO) -> tuple[str, ...]:
         file.seek(start)
         return file.read(length)
 
-    return tuple(digest_chunks(read, column_chunks(footer, group)) for group in range(footer.num_row_groups))
+    return tuple(digest_chunks(read, list_column_chunks(footer, group)) for group in range(footer.num_row_groups))
 
 
-def _evidence(index: TieredIndex, *, index_bytes: int) -> Evidence:
-    return Evidence(
+def _to_evidence(index: TieredIndex, *, index_bytes: int) -> CopyEvidence:
+    return CopyEvidence(
         uuid=index.uuid,
         entries=index.entries,
         size_bytes=index.size_bytes,
@@ -277,13 +280,15 @@ def _evidence(index: TieredIndex, *, index_bytes: int) -> Evidence:
     )
 
 
-def _prove_object(objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str) -> str:
+def _read_back_object(
+    objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str
+) -> str:
     """Read an object back. Return its ETag, or the empty text if the store has none.
 
     Raises:
         UploadUnproven: The object is missing or differs.
     """
-    stored = require_stored(objects, key, size_bytes=size_bytes, metadata=metadata)
+    stored = require_stored_object(objects, key, size_bytes=size_bytes, metadata=metadata)
     digest = compute_stored_digest(objects, key, size_bytes)
     if digest != sha256:
         raise UploadUnproven(f"{key}: expected SHA-256 {sha256}, found {digest}")

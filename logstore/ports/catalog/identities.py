@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.ports.catalog.inspection import InspectedCopy
 
 
@@ -13,16 +13,16 @@ class Identities(Protocol):
     def catalog_id(self) -> str:
         """Return the catalog's UUID, which never changes."""
 
-    def marked_buckets(self) -> frozenset[tuple[Role, str]]:
+    def marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         """Return role and name of every bucket that was recorded as having this catalog's marker."""
 
-    def record_marker(self, role: Role, bucket: str) -> None:
+    def record_marker(self, role: BucketRole, bucket: str) -> None:
         """Record that the bucket has the marker. From then on the bucket is refused if its marker is missing.
 
         Idempotency: keyed by role and bucket. The time of the first call stays.
         """
 
-    def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
+    def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         """Return copies that the bucket must hold if it belongs to this catalog.
 
         LIVE copies come first, then detached copies that are not deleted, each newest first. Tiered copies are selected

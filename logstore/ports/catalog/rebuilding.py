@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import Component, LedgerOwner, LedgerState, LedgerStatement
 from logstore.positions import LedgerId, TopicId
 from logstore.records.adoption import Upload
@@ -36,7 +36,7 @@ class CatalogLoad:
     epoch: int  # above the epoch of the manifest
     highest_version: int  # highest of all loaded record versions
     stamp: str  # pending stamp of the next manifest
-    markers: tuple[tuple[Role, str], ...]  # role and name of each bucket that has the catalog's marker
+    markers: tuple[tuple[BucketRole, str], ...]  # role and name of each bucket that has the catalog's marker
     now_us: int
 
 

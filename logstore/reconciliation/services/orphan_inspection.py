@@ -20,7 +20,7 @@ from logstore.log.ledger_object_keys import (
     segment_number_from_key,
 )
 from logstore.log.ledgers import CopyKind, LedgerStatement
-from logstore.offload.tiered_copy import data_key, index_key, parse_copy_location
+from logstore.offload.tiered_copy import data_key, index_key, parse_uuid_and_location
 from logstore.ports.catalog import OrphanCopy
 from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
@@ -73,19 +73,19 @@ def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
         StoreUnavailable: Storage did not answer, or its answers contradict each other.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
-        orphan = _read_segment(store, finding)
+        orphan = _read_orphan_segment(store, finding)
     else:
-        orphan = _read_copy(store, finding)
+        orphan = _read_orphan_copy(store, finding)
         if orphan.objects and not orphan.metadata:  # deleted between LIST and HEAD, or one answer is wrong
-            orphan = _read_copy(store, finding)
+            orphan = _read_orphan_copy(store, finding)
         if orphan.objects and not orphan.metadata:
             raise StoreUnavailable(f"{orphan.objects[0].key}: LIST shows it, HEAD does not find it; try again")
     if not orphan.objects:
-        _prove_absence(store, finding)
+        _require_absence(store, finding)
     return orphan
 
 
-def _prove_absence(store: ObjectStore, finding: Finding) -> None:
+def _require_absence(store: ObjectStore, finding: Finding) -> None:
     if stored := next(iter(store.list(finding.key)), None):
         raise StoreUnavailable(f"{stored.key}: a second look at storage finds it, the first one did not; try again")
     for key in _possible_keys(finding):
@@ -109,7 +109,7 @@ def _possible_keys(finding: Finding) -> Iterator[str]:
     yield from (segment_key(ledger_id, number) for number in range(min(finding.objects, _MAX_SEGMENT_GETS)))
 
 
-def _read_copy(store: ObjectStore, finding: Finding) -> OrphanObjects:
+def _read_orphan_copy(store: ObjectStore, finding: Finding) -> OrphanObjects:
     objects = list(store.list(finding.key))
     keys = sorted((stored.key for stored in objects), key=lambda key: (owner_digest_from_key(key) is None, key))
     # A tiered copy has two objects. A third object is foreign, whatever it states.
@@ -118,7 +118,7 @@ def _read_copy(store: ObjectStore, finding: Finding) -> OrphanObjects:
     return OrphanObjects(objects, {key: head[1] for key, head in heads.items() if head})
 
 
-def _read_segment(store: ObjectStore, finding: Finding) -> OrphanObjects:
+def _read_orphan_segment(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Return the segment with its metadata and the metadata of its ledger's `meta.json`."""
     head = store.head(finding.key)
     if head is None:
@@ -223,7 +223,7 @@ def _start_times_us(store: ObjectStore, key: str) -> list[int | None]:
     return [upload.started_us for upload in store.open_uploads(key) if upload.key == key]
 
 
-class StoredOrphans:
+class OrphanInspector:
     """Second look at the objects of findings in the catalog's buckets.
 
     Args:
@@ -308,7 +308,7 @@ class StoredOrphans:
         return finding.bucket != self._driver_metadata.get("bucket")
 
     def _tiered(self) -> OwnedStore:
-        _, location = parse_copy_location(0, {**self._driver_metadata, "uuid": "any"})
+        _, location = parse_uuid_and_location(0, {**self._driver_metadata, "uuid": "any"})
         return self._buckets(location)
 
     def _inspect_and_judge(

@@ -8,7 +8,7 @@ from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import PlanResult, apply_run_id, plan_result
 
 
-def finished_plan(run: ReconciliationRun) -> PlanResult:
+def require_finished_plan(run: ReconciliationRun) -> PlanResult:
     """Return the result of a plan.
 
     Raises:
@@ -21,20 +21,20 @@ def finished_plan(run: ReconciliationRun) -> PlanResult:
     return plan_result(run.summary)
 
 
-def finished_findings(run: ReconciliationRun) -> PlanResult:
+def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanResult:
     """Return the result of a plan or a scrub.
 
     Raises:
         PreconditionFailed: The run is not a finished plan or scrub.
     """
     if run.kind is not RunKind.SCRUB:
-        return finished_plan(run)
+        return require_finished_plan(run)
     if run.finished_us is None:
         raise PreconditionFailed(f"scrub {run.run_id}: expected one that finished, found no summary; scrub again")
     return plan_result(run.summary)
 
 
-def appliable_plan(runs: Reconciliation, identities: Identities, run_id: str) -> tuple[PlanResult, int]:
+def require_appliable_plan(runs: Reconciliation, identities: Identities, run_id: str) -> tuple[PlanResult, int]:
     """Return the result of a plan that may be applied, and the catalog's epoch.
 
     Raises:
@@ -43,7 +43,7 @@ def appliable_plan(runs: Reconciliation, identities: Identities, run_id: str) ->
         StaleCatalog: The catalog was rebuilt after the plan.
     """
     run = runs.run(run_id)
-    plan = finished_plan(run)
+    plan = require_finished_plan(run)
     catalog_id, planned_catalog_id = identities.catalog_id(), run.summary["catalog_id"]
     if planned_catalog_id != catalog_id:
         raise PreconditionFailed(
@@ -74,7 +74,7 @@ def require_all_findings(files: FindingFiles, plan: PlanResult, run_id: str) -> 
     return files
 
 
-def open_report(plan: PlanResult, run_id: str) -> FindingFiles:
+def open_finding_files(plan: PlanResult, run_id: str) -> FindingFiles:
     """Open the findings of a plan or a scrub in the folder that its summary names.
 
     Raises:

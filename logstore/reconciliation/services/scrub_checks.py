@@ -19,19 +19,19 @@ from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
 
-Spend = Callable[[int], None]
+SpendBytes = Callable[[int], None]
 """Function that counts the bytes of each read, and may wait to keep a rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
+class ObjectDamage:
     """Problem of a stored object that the catalog names."""
 
     kind: FindingKind  # MISSING_DATA or CORRUPT_DATA
     detail: str
 
 
-def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Damage | None:
+def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> ObjectDamage | None:
     """Return the damage of an object, or `None`.
 
     Args:
@@ -39,20 +39,20 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Dama
             it says nothing about the data.
         is_named: Asks whether the catalog still names the object.
     """
-    problem: Damage | None = None
+    problem: ObjectDamage | None = None
     for _ in range(2):  # one bad read may be the network's
         try:
             check()
         except SegmentGone as gone:
-            problem = Damage(kind=FindingKind.MISSING_DATA, detail=f"{gone}: absent, asked twice")
+            problem = ObjectDamage(kind=FindingKind.MISSING_DATA, detail=f"{gone}: absent, asked twice")
         except CorruptData as corrupt:
-            problem = Damage(kind=FindingKind.CORRUPT_DATA, detail=f"{corrupt}; read twice")
+            problem = ObjectDamage(kind=FindingKind.CORRUPT_DATA, detail=f"{corrupt}; read twice")
         else:
             return None
     return problem if is_named() else None
 
 
-def check_segment(objects: ObjectStore, segment: Segment, spend: Spend) -> None:
+def require_undamaged_segment(objects: ObjectStore, segment: Segment, spend_bytes: SpendBytes) -> None:
     """Read a whole segment and compare it with its row. If the row has no digest, only the length is compared.
 
     Raises:
@@ -64,11 +64,11 @@ def check_segment(objects: ObjectStore, segment: Segment, spend: Spend) -> None:
     stored = objects.get(key)
     if stored is None:
         raise SegmentGone(segment.ledger_id, key)
-    spend(len(stored.body))
+    spend_bytes(len(stored.body))
     verify_segment_body(segment, stored)
 
 
-def check_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend: Spend) -> None:
+def require_undamaged_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend_bytes: SpendBytes) -> None:
     """Read a tiered copy in parts, and compare it with its index.
 
     Raises:
@@ -80,13 +80,13 @@ def check_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend: Spen
     stored, data = objects.get(name), objects.head(key)
     if stored is None or data is None:
         raise SegmentGone(ledger_id, name if stored is None else key)
-    spend(len(stored.body))
+    spend_bytes(len(stored.body))
     index = TieredIndex.from_json(stored.body, name=name)
     if (index.uuid, index.statement.ledger_id) != (uuid, ledger_id):
         other = f"{index.uuid} of ledger {index.statement.ledger_id}"
         raise CorruptData(f"{name}: expected the index of copy {uuid} of ledger {ledger_id}, found that of {other}")
     if data[0].size_bytes != index.size_bytes:
         raise CorruptData(f"{key}: expected {index.size_bytes} bytes, found {data[0].size_bytes}")
-    digest = compute_stored_digest(objects, key, index.size_bytes, on_part=spend)
+    digest = compute_stored_digest(objects, key, index.size_bytes, on_part=spend_bytes)
     if digest != index.sha256:
         raise CorruptData(f"{key}: expected SHA-256 {index.sha256}, found {digest}")

@@ -26,7 +26,7 @@ from logstore.log.ledger_object_keys import (
     shard_prefix,
 )
 from logstore.log.ledgers import Component, LedgerStatement
-from logstore.offload.tiered_copy import index_key, parse_copy_location
+from logstore.offload.tiered_copy import index_key, parse_uuid_and_location
 from logstore.ports.catalog.rebuilding import (
     Adoption,
     AdoptionReport,
@@ -338,7 +338,7 @@ class Adopter:
         """Return whether the tiered copy exists. The index of the copy is written last, so its existence is enough."""
         if row.tiered_context is None:
             return False
-        uuid, location = parse_copy_location(row.ledger_id, row.tiered_context)
+        uuid, location = parse_uuid_and_location(row.ledger_id, row.tiered_context)
         objects = self._buckets(location)
         if objects.head(index_key(uuid, row.ledger_id)) is not None:
             return True

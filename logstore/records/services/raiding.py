@@ -23,7 +23,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from logstore.deletion.intents import DeletionIntent, find_missing_property
-from logstore.deletion.services.absence_proofs import find_existing, registered_keys
+from logstore.deletion.services.absence_proofs import find_ledgers_with_objects, possible_segment_keys
 from logstore.errors import CorruptData, PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
@@ -284,7 +284,7 @@ class Raider:
         guessed_keys = (
             (ledger_id, segment_key(LedgerId(ledger_id), 0)) for ledger_id in ids if ledger_id not in remembered
         )
-        return damaged | find_existing(self._primary, chain(guessed_keys, *remembered_keys))
+        return damaged | find_ledgers_with_objects(self._primary, chain(guessed_keys, *remembered_keys))
 
     def _has_listed_object(self, ledger_id: int) -> bool:
         raise_if_stopped()
@@ -374,5 +374,5 @@ def _deleted_keys(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
         raise CorruptData(
             f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {damaged_property}"
         )
-    keys = chain([meta_key(intent.ledger_id, intent.owner)], registered_keys(intent))
+    keys = chain([meta_key(intent.ledger_id, intent.owner)], possible_segment_keys(intent))
     return ((intent.ledger_id, key) for key in keys)

@@ -26,7 +26,7 @@ from uuid import uuid4
 
 from logstore.errors import AlreadyExists, InvalidInput, MissingData, StoreUnavailable
 from logstore.failpoints import effect
-from logstore.log.services.upload_read_back import read_twice
+from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.ports.objects import OwnedStore
 from logstore.records.blocks import decode_block, describe_block, encode_blocks
 from logstore.records.kinds import RecordKind
@@ -180,7 +180,7 @@ class RecordLog:
             stored = self._objects.get(manifest_key(number))
             return None if stored is None else Manifest.parse(stored.body, stored.key)
 
-        manifest = read_twice(read)
+        manifest = reread_if_corrupt(read)
         self._last = manifest or self._last
         return manifest
 
@@ -231,7 +231,7 @@ class RecordLog:
                 raise MissingData(f"{block.key}: a manifest names it, and the bucket has no such object")
             return decode_block(block, stored.body, columns=columns, ids=ids)
 
-        return read_twice(read)
+        return reread_if_corrupt(read)
 
     def stored_at_us(self, key: str) -> int | None:
         """Return when an object was stored, by the store's clock, or `None` if the object or its time is unknown."""

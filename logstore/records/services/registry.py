@@ -14,7 +14,7 @@ from typing import Final
 from logstore.errors import AlreadyExists, CorruptData
 from logstore.failpoints import effect
 from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
-from logstore.log.services.upload_read_back import put_and_require, read_twice
+from logstore.log.services.upload_read_back import put_and_read_back, reread_if_corrupt
 from logstore.ports.objects import ObjectStore
 from logstore.stop_checks import raise_if_stopped
 
@@ -29,7 +29,7 @@ def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
         AlreadyExists: Another object has the key.
         UploadUnproven: The store accepted the PUT but does not show the object.
     """
-    put_and_require(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST_FIELD: sha256_hex(body)})
+    put_and_read_back(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST_FIELD: sha256_hex(body)})
 
 
 class Registry:
@@ -103,7 +103,7 @@ class Registry:
                 raise CorruptData(f"{key}: expected a name with the digest {expected}, found {found}")
             return entry.body.decode()
 
-        return read_twice(read)
+        return reread_if_corrupt(read)
 
     def _key(self, number: int) -> str:
         return f"{self._folder}{number:06d}"

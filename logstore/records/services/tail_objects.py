@@ -27,10 +27,10 @@ from logstore.log.segment_metadata import (
 from logstore.log.services.segment_reader import (
     MAX_WHOLE_READ_BYTES,
     SegmentGone,
-    read_by_ranges,
+    read_columns_by_ranges,
     read_footer_with_metadata,
 )
-from logstore.log.services.upload_read_back import read_twice
+from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.ports.catalog import Segment
 from logstore.ports.objects import ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
@@ -59,11 +59,11 @@ def read_upload(objects: ObjectStore, ledger_id: LedgerId, number: int, item: Ob
         StoreUnavailable: The store did not answer, or twice did not find the listed object.
     """
     try:
-        return read_twice(lambda: _read_upload(objects, ledger_id, number, item))
+        return reread_if_corrupt(lambda: _read_upload(objects, ledger_id, number, item))
     except SegmentGone:
         pass  # one response does not disprove a listing: an answered append would be lost
     try:
-        return read_twice(lambda: _read_upload(objects, ledger_id, number, item))
+        return reread_if_corrupt(lambda: _read_upload(objects, ledger_id, number, item))
     except SegmentGone:
         raise denied_object_error(item.key, "GET") from None
 
@@ -134,7 +134,7 @@ class _SegmentColumns:
             if self._metadata.get(FOOTER_FIELD)
             else None
         )
-        table = read_by_ranges(self._objects, self._row, _COLUMNS, footer)
+        table = read_columns_by_ranges(self._objects, self._row, _COLUMNS, footer)
         return self._decode(self._fetch_object(), with_markers=True) if _has_markers(table) else table
 
     def _fetch_object(self) -> bytes:

@@ -42,7 +42,7 @@ _MAX_CONCURRENT_TOPICS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _TopicFailure:
     message: str
     is_transient: bool  # storage or the catalog did not answer
 
@@ -95,7 +95,7 @@ class Broadcaster:
                 owed_by_topic.setdefault(stored.participant.topic_id, []).append((txn, stored))
         epoch = self._epoch()
         calls = {
-            topic_id: self._threads.submit(copy_context().run, self._send, topic_id, owed, epoch)
+            topic_id: self._threads.submit(copy_context().run, self._try_to_append_markers, topic_id, owed, epoch)
             for topic_id, owed in owed_by_topic.items()
         }
         failures: dict[TransactionId, dict[Participant, str]] = {}
@@ -103,9 +103,9 @@ class Broadcaster:
         topics_away = 0
         for topic_id, call in calls.items():
             outcome = call.result()
-            topics_away += isinstance(outcome, _Failure) and outcome.is_transient
+            topics_away += isinstance(outcome, _TopicFailure) and outcome.is_transient
             for txn, stored in owed_by_topic[topic_id]:
-                if isinstance(outcome, _Failure):
+                if isinstance(outcome, _TopicFailure):
                     failures.setdefault(txn.txn, {})[stored.participant] = outcome.message
                 else:
                     settled.append((txn.txn, stored.participant, outcome))
@@ -113,16 +113,18 @@ class Broadcaster:
         self._advance_subscriptions(batch, {transaction.txn for transaction in finished})
         return BroadcastResult(finished=finished, failures=failures, topics=len(calls), topics_away=topics_away)
 
-    def _send(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settlement | _Failure:
+    def _try_to_append_markers(
+        self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int
+    ) -> Settlement | _TopicFailure:
         try:
             return self._append_markers(topic_id, owed, epoch)
         except SextonError as error:
             _LOG.warning("topic %s: %d transactions could not be told: %s", topic_id, len(owed), error)
-            return _Failure(f"{type(error).__name__}: {error}", is_transient=not isinstance(error, TerminalError))
+            return _TopicFailure(f"{type(error).__name__}: {error}", is_transient=not isinstance(error, TerminalError))
         except Exception as defect:  # noqa: BLE001 - no defect of one topic may delay the other topics
             _LOG.exception("topic %s: %d transactions could not be told", topic_id, len(owed))
             first_line = str(defect).partition("\n")[0]
-            return _Failure(f"{type(defect).__name__}: {first_line}", is_transient=False)
+            return _TopicFailure(f"{type(defect).__name__}: {first_line}", is_transient=False)
 
     def _append_markers(self, topic_id: TopicId, owed: Sequence[_OwedDecision], epoch: int) -> Settlement:
         markers = [

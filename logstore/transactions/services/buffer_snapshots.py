@@ -25,13 +25,18 @@ from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
 from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
-from logstore.log.services.segment_sources import SegmentSource, TieredSegments
+from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
 from logstore.ports.catalog import Ledger, Ledgers, Segment, SnapshotSwitch, Transactions, TransactionSnapshots
 from logstore.ports.objects import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffer
-from logstore.transactions.transaction_buffer import COLUMNS, Buffer, BufferFold, resolve_open_transactions
+from logstore.transactions.transaction_buffer import (
+    COLUMNS,
+    BufferComputation,
+    TransactionBuffer,
+    resolve_open_transactions,
+)
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -49,7 +54,7 @@ class BufferSnapshots:
     def __init__(self, *, snapshots: TransactionSnapshots, contents: ComponentLedgers) -> None:
         self._snapshots, self._contents = snapshots, contents
 
-    def write_due(self) -> int:
+    def write_due_snapshots(self) -> int:
         """Write one page of due snapshots from the buffers in SQL. Return how many topics were due.
 
         A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
@@ -61,12 +66,12 @@ class BufferSnapshots:
         for topic_id in due:
             try:
                 expected = self._snapshots.current(topic_id).ledger_id
-                self._write(topic_id, self._snapshots.buffer(topic_id), expected)
+                self._write_snapshot(topic_id, self._snapshots.buffer(topic_id), expected)
             except SextonError as error:
                 _LOG.warning("topic %s: its transactions' snapshot is not written: %s", topic_id, error)
         return len(due)
 
-    def replace(self, topic_id: TopicId, buffer: Buffer) -> bool:
+    def replace(self, topic_id: TopicId, buffer: TransactionBuffer) -> bool:
         """Replace the topic's snapshot, unless it covers more entries than `buffer`. Return whether it was replaced.
 
         Raises:
@@ -74,9 +79,9 @@ class BufferSnapshots:
             StoreUnavailable, CatalogBusy, OutcomeUnknown: Bounded retries were not enough. Repeat the call.
         """
         current = self._snapshots.current(topic_id)
-        return current.read_to <= buffer.read_to and self._write(topic_id, buffer, current.ledger_id)
+        return current.read_to <= buffer.read_to and self._write_snapshot(topic_id, buffer, current.ledger_id)
 
-    def _write(self, topic_id: TopicId, buffer: Buffer, expected: LedgerId | None) -> bool:
+    def _write_snapshot(self, topic_id: TopicId, buffer: TransactionBuffer, expected: LedgerId | None) -> bool:
         switch = SnapshotSwitch(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
         draft = EntryDraft(
             topic_id=topic_id,
@@ -94,7 +99,7 @@ class BufferSnapshots:
         with effect("transactions.write_snapshot"):
             return self._contents.write(draft, publish)
 
-    def load(self, topic_id: TopicId) -> Buffer | None:
+    def load(self, topic_id: TopicId) -> TransactionBuffer | None:
         """Return the topic's snapshot, or `None` if it is missing or damaged. Damage is logged."""
         ledger_id = self._snapshots.current(topic_id).ledger_id
         if ledger_id is None:
@@ -120,14 +125,14 @@ class BufferRebuilder:
         ledgers: Ledgers,
         transactions: Transactions,
         objects: ObjectStore,
-        tiered: TieredSegments | None = None,
+        tiered: TieredCopyReader | None = None,
         snapshots: BufferSnapshots | None = None,
         read_whole_log: bool = False,
     ) -> None:
         self._ledgers, self._transactions = ledgers, transactions
         self._objects, self._tiered, self._snapshots, self._read_whole_log = objects, tiered, snapshots, read_whole_log
 
-    def rebuild(self, topic_id: TopicId) -> Buffer:
+    def rebuild(self, topic_id: TopicId) -> TransactionBuffer:
         """Return the topic's buffer up to the entry that is the last one when the call begins.
 
         Raises:
@@ -135,11 +140,11 @@ class BufferRebuilder:
             CorruptData: A segment differs from its row in every copy.
         """
         known = self._snapshots.load(topic_id) if self._snapshots else None
-        start = Buffer() if known is None or self._read_whole_log else known
+        start = TransactionBuffer() if known is None or self._read_whole_log else known
         for _ in range(_MAX_READ_ATTEMPTS):
             listed = self._ledgers.list_ledgers(topic_id)
             try:
-                buffer = self._read(topic_id, listed, start)
+                buffer = self._read_log(topic_id, listed, start)
             except SegmentGone as gone:
                 missing = gone
             else:
@@ -150,8 +155,8 @@ class BufferRebuilder:
                 break
         raise MissingData(f"topic {topic_id}: {missing} is listed and no copy holds it")
 
-    def _read(self, topic_id: TopicId, listed: list[Ledger], start: Buffer) -> Buffer:
-        fold = BufferFold(start, [LedgerSpan(ledger.ledger_id, ledger.entries) for ledger in listed])
+    def _read_log(self, topic_id: TopicId, listed: list[Ledger], start: TransactionBuffer) -> TransactionBuffer:
+        fold = BufferComputation(start, [LedgerSpan(ledger.ledger_id, ledger.entries) for ledger in listed])
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {topic_id}")
         prefetcher = Prefetcher()
         try:
@@ -163,7 +168,7 @@ class BufferRebuilder:
             prefetcher.close()
         return fold.buffer()
 
-    def _unread_segments(self, listed: list[Ledger], fold: BufferFold) -> Iterator[tuple[Ledger, Segment]]:
+    def _unread_segments(self, listed: list[Ledger], fold: BufferComputation) -> Iterator[tuple[Ledger, Segment]]:
         for ledger in listed:
             unread = fold.unread_entries(ledger.ledger_id)
             if not unread:

@@ -23,10 +23,15 @@ from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStateme
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.catalog import Identities
 from logstore.positions import LedgerId, TopicId
-from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.reconciliation.bulk_jobs import (
+    CompareStorageWithCatalogJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+    VerifyFindingsJob,
+)
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
-from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from tests.activities.world import run
 from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore
@@ -34,7 +39,7 @@ from tests.fakes.reconciliation import FakeRuns
 
 RUN = "plan-1"
 BATCH = "orphans-plan-1-0"
-JOBS = (ListStorage.name, ReadReferences.name, CompareSides.name, VerifyFindings.name)
+JOBS = (ListStorageJob.name, ReadLedgersAndIntentsJob.name, CompareStorageWithCatalogJob.name, VerifyFindingsJob.name)
 DAY_S = 86_400
 OWNER = LedgerOwner(
     application="sexton",
@@ -68,7 +73,7 @@ class Plans:
 
     def rewire(self) -> None:
         """Make the activities over the buckets as they are now."""
-        self.stored = StoredOrphans(
+        self.stored = OrphanInspector(
             objects=self.warm,
             buckets=lambda _: self.cold,
             application="sexton",

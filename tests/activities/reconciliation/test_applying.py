@@ -26,7 +26,7 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import RunKind
 from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import VerifyFindings
+from logstore.reconciliation.bulk_jobs import VerifyFindingsJob
 from logstore.reconciliation.finding_files import FateFiles
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.reconciliation.plausibility_guards import reason_to_keep_segment
@@ -78,8 +78,8 @@ def test_another_plan_s_findings_are_refused(plans: Plans, monkeypatch: pytest.M
     plans.plan()
     plans.orphan_ledger(8)
     plans.begin("plan-2")
-    plans.do(VerifyFindings.name, run_id="plan-2")
-    theirs = plans.bulk.published_summary("plan-2", VerifyFindings.name)
+    plans.do(VerifyFindingsJob.name, run_id="plan-2")
+    theirs = plans.bulk.published_summary("plan-2", VerifyFindingsJob.name)
     monkeypatch.setattr(plans.bulk, "published_summary", lambda _run_id, _name: theirs)
     with pytest.raises(PreconditionFailed, match="expected its findings"):
         plans.begin_apply(max_orphan_share=1.0)

@@ -9,7 +9,13 @@ from activities.bulk_jobs import owner_file
 from activities.reconciliation.inputs_and_results import BulkInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind
-from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, CompareSides, ListStorage, VerifyFindings
+from logstore.reconciliation.bulk_jobs import (
+    LEFT_OUT,
+    ROWS_BEFORE,
+    CompareStorageWithCatalogJob,
+    ListStorageJob,
+    VerifyFindingsJob,
+)
 from logstore.reconciliation.findings import FindingKind
 from tests.activities.reconciliation.plans import DAY_S, JOBS, RUN, Plans, kinds
 from tests.activities.world import environment
@@ -104,8 +110,8 @@ def test_another_catalog_s_bucket_is_refused_before_and_after(which: str, plans:
 def test_bulk_job_that_was_published_does_not_run_again(plans: Plans) -> None:
     """Its summary is answered, on whatever cluster."""
     plans.begin()
-    first = plans.do(CompareSides.name, master="spark://one:7077")
-    assert plans.do(CompareSides.name) == first
+    first = plans.do(CompareStorageWithCatalogJob.name, master="spark://one:7077")
+    assert plans.do(CompareStorageWithCatalogJob.name) == first
     assert len(plans.bulk.ran) == 1
     assert plans.bulk.masters == ["spark://one:7077"]
 
@@ -117,11 +123,11 @@ def test_bulk_jobs_are_told_the_cut_offs_and_inventories(plans: Plans) -> None:
     for job in JOBS:
         plans.do(job)
     listing, _, compare, verify = plans.bulk.ran
-    assert listing == ListStorage(run_id=RUN, inventories=("/inventory/manifest.json",))
-    assert compare == CompareSides(
+    assert listing == ListStorageJob(run_id=RUN, inventories=("/inventory/manifest.json",))
+    assert compare == CompareStorageWithCatalogJob(
         run_id=RUN, before_us=begun["before_us"], rows_before_us=begun["rows_before_us"], next_ledger_id=100
     )
-    assert verify == VerifyFindings(run_id=RUN, before_us=begun["before_us"])
+    assert verify == VerifyFindingsJob(run_id=RUN, before_us=begun["before_us"])
 
 
 def test_unknown_bulk_job_is_refused(plans: Plans) -> None:
@@ -135,7 +141,7 @@ def test_bulk_job_of_no_run_is_refused(plans: Plans) -> None:
     """One that was forgotten meanwhile is not begun anew."""
     plans.begin()
     with pytest.raises(UnknownObject):
-        plans.do(ListStorage.name, run_id="plan-2")
+        plans.do(ListStorageJob.name, run_id="plan-2")
     assert plans.bulk.ran == []
 
 
@@ -149,11 +155,11 @@ def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) 
         beat()  # type: ignore[operator]  # of no arguments
 
     plans.bulk.meanwhile = cancel_and_beat
-    asked = BulkInput(run_id=RUN, job=ListStorage.name)
+    asked = BulkInput(run_id=RUN, job=ListStorageJob.name)
     with pytest.raises(CancelledError):
         env.run(plans.planning.run_bulk, asked)
     assert plans.bulk.stopped == [RUN]
-    assert plans.bulk.published_summary(RUN, ListStorage.name) is None
+    assert plans.bulk.published_summary(RUN, ListStorageJob.name) is None
 
 
 @pytest.mark.parametrize(
@@ -201,7 +207,7 @@ def test_catalog_of_which_every_ledger_is_offloaded_can_be_planned(plans: Plans)
 def test_plan_of_which_a_job_is_not_published_is_not_finished(plans: Plans) -> None:
     """A run without a summary is no plan."""
     plans.begin()
-    plans.do(CompareSides.name)
+    plans.do(CompareStorageWithCatalogJob.name)
     with pytest.raises(PreconditionFailed, match="list-storage"):
         plans.conclude()
     assert plans.runs.run(RUN).finished_us is None

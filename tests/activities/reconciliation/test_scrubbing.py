@@ -14,7 +14,7 @@ from activities.reconciliation.inputs_and_results import (
 )
 from logstore.errors import CatalogMismatch, ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import CutScrub, ScrubPage
+from logstore.reconciliation.bulk_jobs import CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind, PlanResult
 from tests.activities.reconciliation.plans import Plans
@@ -65,8 +65,8 @@ def test_page_that_was_read_is_not_read_again(plans: Plans) -> None:
     _cut(plans)
     assert _read(plans, 0) == _read(plans, 0)
     assert plans.bulk.ran == [
-        CutScrub(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=9),
-        ScrubPage(run_id="scrub-1", page=0, bytes_per_s=7),
+        CutScrubIntoPagesJob(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=9),
+        ScrubPageJob(run_id="scrub-1", page=0, bytes_per_s=7),
     ]
 
 

@@ -132,7 +132,9 @@ class FakeCommits:
         )
         if write.up_to is not None and write.releases is None and write.up_to > before.mark_delete:
             delayed = (
-                cursors.DelayedRange(span.ledger_id, range(segment.first_entry, segment.first_entry + segment.entries))
+                cursors.DelayedSegmentRange(
+                    span.ledger_id, range(segment.first_entry, segment.first_entry + segment.entries)
+                )
                 for span in spans
                 for segment in self._catalog.segment_rows.get(span.ledger_id, [])
                 if segment.delayed != 0

@@ -91,7 +91,9 @@ class FakeCursors:
             row = self._unchanged(change)
             if row is None or row.snapshot_ledger != snapshot.ledger_id:
                 return False
-            state = cursors.advance(complete_state(row.state, snapshot), self._catalog.spans(change.topic_id))
+            state = cursors.advance_mark_delete(
+                complete_state(row.state, snapshot), self._catalog.spans(change.topic_id)
+            )
             if len(pack_acknowledged(state.acknowledged)) > limit_bytes:
                 return False
             self._catalog.components._retire(snapshot.ledger_id, "folded into its cursor's row")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from logstore.deletion.intent_queue_rules import require_unclaimed, split_into_ranges
+from logstore.deletion.intent_queue_rules import require_unclaimed, split_batch_into_ranges
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.errors import ClaimHeld, StaleCatalog, UnknownObject
 from logstore.failpoints import effect
@@ -23,7 +23,8 @@ class FakeDeletions(Batches):
             (one.row_id, one.segments, one.state is DeletionState.PENDING and one.handed_to is None) for one in found
         )
         return [
-            RowRange(first=ids[0], last=ids[-1], rows=len(ids)) for ids in islice(split_into_ranges(left, rows), limit)
+            RowRange(first=ids[0], last=ids[-1], rows=len(ids))
+            for ids in islice(split_batch_into_ranges(left, rows), limit)
         ]
 
     def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from logstore.deletion.intents import DeletionIntent, DeletionState
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import InspectedCopy
 from logstore.positions import LedgerId
@@ -13,7 +13,7 @@ from logstore.positions import LedgerId
 if TYPE_CHECKING:
     from tests.fakes.catalog.state import FakeCatalog
 
-_KINDS = {Role.PRIMARY: CopyKind.LEDGER, Role.TIERED: CopyKind.OFFLOADED_LEDGER}
+_KINDS = {BucketRole.PRIMARY: CopyKind.LEDGER, BucketRole.TIERED: CopyKind.OFFLOADED_LEDGER}
 
 
 class FakeIdentities:
@@ -25,19 +25,19 @@ class FakeIdentities:
     def catalog_id(self) -> str:
         return self._catalog.catalog_id
 
-    def marked_buckets(self) -> frozenset[tuple[Role, str]]:
+    def marked_buckets(self) -> frozenset[tuple[BucketRole, str]]:
         with self._catalog.lock:
             return frozenset(self._catalog.markers)
 
-    def record_marker(self, role: Role, bucket: str) -> None:
+    def record_marker(self, role: BucketRole, bucket: str) -> None:
         with self._catalog.lock:
             self._catalog.markers.setdefault((role, bucket), self._catalog.now_us)
 
-    def known_copies(self, role: Role, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
+    def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KINDS.get(role)
         with self._catalog.lock:
             known = [*self._live(kind), *self._on_their_way_out(kind)] if kind else []
-        here = (one for one in known if role is Role.PRIMARY or one.intent.context.get("bucket") == bucket)
+        here = (one for one in known if role is BucketRole.PRIMARY or one.intent.context.get("bucket") == bucket)
         return list(islice(here, limit))
 
     def _live(self, kind: CopyKind) -> Iterator[InspectedCopy]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from logstore.cursors import cursor_state as cursors
 from logstore.deletion.intent_queue_rules import normalize_ids
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
-from logstore.deletion.retention import LedgerFacts, detachable_prefix, require_unneeded, simulate_roll
+from logstore.deletion.retention import LedgerFacts, require_unneeded_ledgers, select_detachable_prefix, simulate_roll
 from logstore.errors import ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.failpoints import effect
 from logstore.log.ledgers import CopyKind, CopyState, LedgerState
@@ -140,7 +140,7 @@ class FakePhaseOne(Batches):
         if asked is None:
             now_us = self._catalog.now_us
             facts = (simulate_roll(self._facts(one), now_us) if one == rolled else self._facts(one) for one in listed)
-            prefix = detachable_prefix(
+            prefix = select_detachable_prefix(
                 facts,
                 marks=marks,
                 policy=topic.policy,
@@ -152,7 +152,7 @@ class FakePhaseOne(Batches):
         wanted = normalize_ids("ledger ids", asked)
         found = [one for one in wanted if one in listed]
         finished = self._ended(topic_id, [one for one in wanted if one not in listed])
-        require_unneeded(topic.name, map(self._facts, found), last=last, marks={} if force else marks)
+        require_unneeded_ledgers(topic.name, map(self._facts, found), last=last, marks={} if force else marks)
         return found, finished
 
     def _ended(self, topic_id: TopicId, ids: list[LedgerId]) -> dict[str, int]:
@@ -208,7 +208,7 @@ class FakePhaseOne(Batches):
     def _close_holes(self, topic_id: TopicId) -> None:
         spans = self._catalog.spans(topic_id)
         for row in self._catalog.cursors.all(topic_id):
-            self._catalog.cursors._store(topic_id, row.name, cursors.advance(row.state, spans))
+            self._catalog.cursors._store(topic_id, row.name, cursors.advance_mark_delete(row.state, spans))
 
     def begin_topic(self, topic_id: TopicId, name: str, cause: Cause) -> int:
         with effect("catalog.begin_topic_deletion"), self._catalog.lock:

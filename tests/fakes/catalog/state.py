@@ -12,7 +12,7 @@ from logstore.errors import (
     PreconditionFailed,
     UnknownObject,
 )
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import (
     Cause,
@@ -74,7 +74,7 @@ class FakeCatalog:
         self.now_us = now_us  # stands still until moved
         self.current_epoch = 1
         self.catalog_id = "00000000-0000-4000-8000-000000000001"
-        self.markers: dict[tuple[Role, str], int] = {}  # when each bucket was recorded as marked
+        self.markers: dict[tuple[BucketRole, str], int] = {}  # when each bucket was recorded as marked
         self.next_ledger = first_ledger
         self.registration_timeout_s = registration_timeout_s  # a newborn older than this was abandoned
         self.lock = threading.RLock()

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import Phase, Verbosity
 
 from logstore.deletion.intents import CopyVerdict, StoredCopy, find_refusal
-from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix
-from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.deletion.retention import LedgerFacts, RetentionPolicy, select_detachable_prefix
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
+from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.ports.objects import RemovalResult
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.ledgers import FakeLedgers
@@ -114,7 +114,7 @@ def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
     """`meta.json` goes first."""
 
     def remove(
-        self: PrimaryCopies, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
+        self: PrimaryCopyStorage, copies: Mapping[int, StoredCopy], *, on_progress: Callable[[int], None]
     ) -> dict[int, RemovalResult]:
         keys = [key for copy in copies.values() for key in (*copy.meta_keys, *copy.data_keys)]
         failed = self._objects.delete(keys).failed
@@ -122,7 +122,7 @@ def _without_meta_last(patch: pytest.MonkeyPatch) -> None:
         error = next(iter(failed.values()), None)
         return dict.fromkeys(copies, RemovalResult(error=error))
 
-    patch.setattr(PrimaryCopies, "remove", remove)
+    patch.setattr(PrimaryCopyStorage, "remove", remove)
 
 
 def _without_reopening(patch: pytest.MonkeyPatch) -> None:
@@ -137,8 +137,8 @@ def _without_hand_over(patch: pytest.MonkeyPatch) -> None:
 
 def _without_a_second_read(patch: pytest.MonkeyPatch) -> None:
     """An empty listing is taken for absence."""
-    patch.setattr(PrimaryCopies, "_prove_absent", lambda _self, _intent: StoredCopy(verdict=CopyVerdict.ABSENT))
-    patch.setattr("logstore.deletion.services.primary_copies.doubt_absence", lambda _objects, _intents: {})
+    patch.setattr(PrimaryCopyStorage, "_require_absent", lambda _self, _intent: StoredCopy(verdict=CopyVerdict.ABSENT))
+    patch.setattr("logstore.deletion.services.primary_copies.find_absence_doubts", lambda _objects, _intents: {})
 
 
 def _without_claims(patch: pytest.MonkeyPatch) -> None:
@@ -150,23 +150,23 @@ def _without_cursors(patch: pytest.MonkeyPatch) -> None:
     """Retention forgets who has not read."""
 
     def forgetful(*ledgers: object, marks: object, **rest: object) -> object:
-        return partial(detachable_prefix, *ledgers, marks={}, **rest)()  # type: ignore[arg-type]
+        return partial(select_detachable_prefix, *ledgers, marks={}, **rest)()  # type: ignore[arg-type]
 
-    patch.setattr("tests.fakes.catalog.phase_one.detachable_prefix", forgetful)
+    patch.setattr("tests.fakes.catalog.phase_one.select_detachable_prefix", forgetful)
 
 
 def _without_prefix(patch: pytest.MonkeyPatch) -> None:
     """Retention passes over a ledger that must stay, and takes what lies behind it (apache/pulsar#20898)."""
 
     def scattered(ledgers: Iterable[LedgerFacts], **rest: Any) -> Iterator[LedgerFacts]:
-        return (one for ledger in ledgers for one in detachable_prefix([ledger], **rest))
+        return (one for ledger in ledgers for one in select_detachable_prefix([ledger], **rest))
 
-    patch.setattr("tests.fakes.catalog.phase_one.detachable_prefix", scattered)
+    patch.setattr("tests.fakes.catalog.phase_one.select_detachable_prefix", scattered)
 
 
 def _without_waiting_for_uploads(patch: pytest.MonkeyPatch) -> None:
     """What an uploader that is still at it has not sent yet is taken for absent."""
-    patch.setattr(TieredCopies, "_check_upload", lambda _self, _intent: None)
+    patch.setattr(TieredCopyStorage, "_require_upload_ended", lambda _self, _intent: None)
 
 
 @pytest.mark.timeout(600)  # once the seed below no longer finds it soon, all of them are played

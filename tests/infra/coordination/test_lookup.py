@@ -12,7 +12,7 @@ from infra.coordination.bundle_owner import BundleOwner
 from infra.coordination.ownership_nodes import OWNERS, OwnershipDirectory, WorkerDirectory
 from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
-from logstore.ownership import bundle_name, bundle_of
+from logstore.ownership import bundle_name, bundle_of_topic
 from logstore.ports.owners import OtherOwner
 from logstore.validated_names import TopicName
 from tests.infra.coordination.crew import BUNDLES, Crew
@@ -22,7 +22,7 @@ from tests.logstore.eventually import assert_eventually
 pytestmark = pytest.mark.external_service
 
 _TOPIC: Final = TopicName.parse("persistent://shop/main/orders")
-_BUNDLE: Final = bundle_of(_TOPIC, bundles=BUNDLES)
+_BUNDLE: Final = bundle_of_topic(_TOPIC, bundles=BUNDLES)
 
 
 def _two(crew: Crew) -> tuple[BundleOwner, BundleOwner]:

@@ -8,7 +8,7 @@ import pytest
 
 from infra.objects import S3Buckets, S3ObjectStore, make_client
 from logstore.deletion.intents import CopyVerdict, DeletionIntent
-from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
@@ -24,9 +24,9 @@ def store(endpoint: str, region: str) -> S3ObjectStore:
     return S3ObjectStore(make_client(endpoint, region, "access", "secret"), "any", retries=NO_WAITS)
 
 
-def copies(found: S3Buckets) -> TieredCopies:
+def copies(found: S3Buckets) -> TieredCopyStorage:
     """As the wiring has them, but for the marker that a bucket must carry before it is asked."""
-    return TieredCopies(cast("Buckets", found), now_us=lambda: 0)
+    return TieredCopyStorage(cast("Buckets", found), now_us=lambda: 0)
 
 
 def locations(home: Peer, *, own_stack: bool = False) -> S3Buckets:

@@ -8,7 +8,7 @@ import pytest
 
 from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import InvalidInput, StoreUnavailable
-from logstore.identity.bucket_markers import MARKER_KEY, Role
+from logstore.identity.bucket_markers import MARKER_KEY, BucketRole
 from tests.tls import HOST, Authority, TlsFront
 from workers.assembly.checked_buckets import primary_bucket
 from workers.assembly.log_store_from_settings import store_address
@@ -40,7 +40,7 @@ def test_store_is_reached_by_tls_here_and_in_tasks_of_spark(
 ) -> None:
     """By the setting, which travels within a task, or by the variable that other tools of S3 know."""
     assert _keys(secured) == [MARKER_KEY]
-    address = pickle.loads(pickle.dumps(store_address(secured, Role.PRIMARY, secured.primary_bucket)))  # noqa: S301
+    address = pickle.loads(pickle.dumps(store_address(secured, BucketRole.PRIMARY, secured.primary_bucket)))  # noqa: S301
     assert [found.key for found in address.store().list(MARKER_KEY)] == [MARKER_KEY]
     monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.ca))
     assert _keys(secured.model_copy(update={"s3_ca_file": ""})) == [MARKER_KEY]

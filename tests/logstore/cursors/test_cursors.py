@@ -13,7 +13,7 @@ from logstore.cursors.cursor_state import (
     LedgerSpan,
     acknowledge,
     acknowledge_to,
-    advance,
+    advance_mark_delete,
     pack_acknowledged,
     require_snapshot,
     seek,
@@ -62,7 +62,7 @@ def _check_against(model: set[Position], state: CursorState, spans: list[LedgerS
 def test_cursor_any_acknowledgements_equal_a_set_of_entries(spans: list[LedgerSpan], data: st.DataObject) -> None:
     """Whatever is acknowledged in whatever way, the cursor covers exactly that, and its mark is the frontier."""
     entries = _entries(spans)
-    state, model = advance(_before(spans), spans), set[Position]()
+    state, model = advance_mark_delete(_before(spans), spans), set[Position]()
     if not entries:
         return
     for _ in range(data.draw(st.integers(0, 5))):
@@ -162,7 +162,7 @@ def test_cursor_after_seek_next_entry_is_the_position(spans: list[LedgerSpan], d
         return
     target = data.draw(st.sampled_from(entries))
     state = seek(target, spans)
-    _check_against({position for position in entries if position < target}, advance(state, spans), spans)
+    _check_against({position for position in entries if position < target}, advance_mark_delete(state, spans), spans)
 
 
 def test_cursor_seek_to_the_end_is_behind_the_last_entry() -> None:

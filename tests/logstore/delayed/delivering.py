@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 from pyroaring import BitMap
 
-from logstore.cursors.services.cursor_snapshots import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.delayed.buckets import Bucket, BucketList
 from logstore.delayed.rows import DelayedRows
@@ -70,7 +70,7 @@ class World:
         managed = ManagedLedger(**given, transactions=transactions, committer=committer, policy=policy)
         self.opened.enter_context(closing(managed))
         contents = ComponentLedgers(**given, components=self.catalog.components)
-        states = CursorLedgers(
+        states = CursorSnapshots(
             cursors=self.catalog.cursors,
             ledgers=self.catalog.ledgers,
             contents=contents,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent
-from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.errors import CatalogMismatch, CorruptData, SextonError, StoreUnavailable
 from logstore.log.ledger_object_keys import SHARDS, meta_key, segment_key
 from logstore.ports.objects import ObjectInfo
@@ -35,7 +35,7 @@ class _Hiding(FakeObjectStore):
 
 def _examined(objects: FakeObjectStore, intents: Sequence[DeletionIntent] = _INTENTS) -> dict[int, SextonError]:
     """Why the ledgers, of which the listing showed nothing, may stand."""
-    copies = PrimaryCopies(objects)
+    copies = PrimaryCopyStorage(objects)
     inspect = copies.prepare_inspection(intents)
     assert {inspect(one).verdict for one in intents} == {CopyVerdict.ABSENT}
     return dict(copies.check_absence(intents))
@@ -85,7 +85,7 @@ def test_store_that_stops_answering_proves_nothing_and_is_not_asked_for_the_rest
     """It would be asked for thousands of names in vain; what was proved before stays proved."""
     many = [replace(intent(shard, segments=400), row_id=shard) for shard in range(4)]
     objects = FakeObjectStore()
-    copies = PrimaryCopies(objects)
+    copies = PrimaryCopyStorage(objects)
     inspect = copies.prepare_inspection(many)
     assert {inspect(one).verdict for one in many} == {CopyVerdict.ABSENT}
     begun = len(objects.calls)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy
-from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
@@ -53,12 +53,12 @@ def _store(
 
 
 def _inspect(objects: FakeObjectStore, *, segments: int = 3) -> StoredCopy:
-    return PrimaryCopies(objects).inspect(intent(_L, segments=segments))
+    return PrimaryCopyStorage(objects).inspect(intent(_L, segments=segments))
 
 
 def _remove(objects: FakeObjectStore, copy: StoredCopy) -> tuple[RemovalResult, list[int]]:
     progress: list[int] = []
-    removed = PrimaryCopies(objects).remove({1: copy}, on_progress=progress.append)
+    removed = PrimaryCopyStorage(objects).remove({1: copy}, on_progress=progress.append)
     return removed[1], progress
 
 
@@ -69,7 +69,7 @@ def test_number_of_segments_that_no_ledger_has_is_refused_without_asking_for_eac
     calls = len(objects.calls)
     damaged = replace(intent(_L, segments=3), last_segment=2**62)
     with pytest.raises(CorruptData, match=r"at most 1,000,000 segments .*, found the number 4611686018427387904"):
-        PrimaryCopies(objects).inspect(damaged)
+        PrimaryCopyStorage(objects).inspect(damaged)
     assert (Operation.HEAD, segment_key(_L, 3)) not in objects.calls[calls:]
 
 
@@ -96,11 +96,11 @@ def test_primary_copy_of_a_boundary_id_is_found_and_removed_alone(ledger_id: int
         metadata = statement(one).to_metadata()
         objects.put_if_absent(meta_key(one, OWNER), b"meta", metadata=metadata)
         objects.put_if_absent(segment_key(one, 0), b"data", metadata=metadata)
-    copy = PrimaryCopies(objects).inspect(intent(own, segments=1))
+    copy = PrimaryCopyStorage(objects).inspect(intent(own, segments=1))
     assert (copy.verdict, copy.objects) == (CopyVerdict.OWN, 2)
     assert _remove(objects, copy)[0] == RemovalResult(objects=2, size_bytes=8)
     assert objects.keys == sorted(key for one in others for key in (meta_key(one, OWNER), segment_key(one, 0)))
-    assert PrimaryCopies(objects).inspect(intent(own, segments=1)) == StoredCopy(verdict=CopyVerdict.ABSENT)
+    assert PrimaryCopyStorage(objects).inspect(intent(own, segments=1)) == StoredCopy(verdict=CopyVerdict.ABSENT)
 
 
 def test_primary_copy_absent_is_proved_by_independent_reads() -> None:
@@ -130,7 +130,7 @@ def test_primary_copy_with_gaps_is_asked_for_every_number_that_may_be_registered
     metadata = statement(_L).to_metadata()
     for key in (_META, segment_key(_L, 0), segment_key(_L, 1_900), segment_key(_L, 2_000)):
         objects.put_if_absent(key, b"01234", metadata=metadata)
-    copy = PrimaryCopies(objects).inspect(replace(intent(_L, segments=3), last_segment=2_000))
+    copy = PrimaryCopyStorage(objects).inspect(replace(intent(_L, segments=3), last_segment=2_000))
     assert copy.data_keys == tuple(segment_key(_L, number) for number in (0, 1_900, 2_000))
     assert _remove(objects, copy)[0] == RemovalResult(objects=4, size_bytes=20)
     assert objects.keys == []
@@ -314,7 +314,7 @@ def test_primary_copy_one_ledgers_trouble_leaves_its_neighbours_alone() -> None:
     other = LedgerId(8)
     for key in (meta_key(other, OWNER), segment_key(other, 0)):
         objects.put_if_absent(key, b"x", metadata=statement(other).to_metadata())
-    storage = PrimaryCopies(objects)
+    storage = PrimaryCopyStorage(objects)
     copies = {at: storage.inspect(intent(ledger)) for at, ledger in enumerate([_L, other])}
     objects.plan(
         Fault(operation=Operation.DELETE, kind=FaultKind.KEY_ERROR, matches=lambda key: key == segment_key(_L, 0))
@@ -352,7 +352,7 @@ def test_second_listing_without_an_answer_keeps_one_statement_and_no_neighbour(k
     objects, other = _store(into=_Blind({segment_key(_L, 2)})), LedgerId(8)
     for key in (meta_key(other, OWNER), segment_key(other, 0)):
         objects.put_if_absent(key, b"x", metadata=statement(other).to_metadata())
-    storage = PrimaryCopies(objects)
+    storage = PrimaryCopyStorage(objects)
     copies = {0: storage.inspect(intent(_L, segments=3)), 1: storage.inspect(intent(other, segments=1))}
     assert [copy.is_incomplete for copy in copies.values()] == [True, False]
     objects.plan(Fault(operation=Operation.LIST, kind=kind, matches=ledger_prefix(_L).__eq__))
@@ -398,7 +398,7 @@ def test_primary_copy_half_deleted_by_key_is_still_own() -> None:
 def test_primary_copy_nothing_to_remove_asks_nobody() -> None:
     """An empty batch sends no request."""
     objects = FakeObjectStore()
-    assert PrimaryCopies(objects).remove({}, on_progress=lambda _count: None) == {}
+    assert PrimaryCopyStorage(objects).remove({}, on_progress=lambda _count: None) == {}
     assert objects.calls == []
 
 
@@ -408,7 +408,7 @@ def test_inspect_ledger_of_an_earlier_catalog_with_this_id_is_foreign(hidden: se
     objects = _Blind(hidden)
     _store(into=objects)
     newborn = intent(_L, segments=0, ledger_created_us=6)
-    assert PrimaryCopies(objects).inspect(newborn).verdict is CopyVerdict.FOREIGN
+    assert PrimaryCopyStorage(objects).inspect(newborn).verdict is CopyVerdict.FOREIGN
 
 
 def test_inspect_segment_that_the_catalog_never_registered_is_asked_for_its_owner() -> None:
@@ -453,9 +453,9 @@ def test_primary_copy_statement_is_the_content_of_meta_json() -> None:
     said = statement(_L)
     objects = FakeObjectStore()
     objects.put_if_absent(meta_key(_L, _STRANGER), b'{"application": "other", "n": 1}', metadata={})
-    assert PrimaryCopies(objects).statement(intent(_L)) == {"application": "other", "n": "1"}
+    assert PrimaryCopyStorage(objects).statement(intent(_L)) == {"application": "other", "n": "1"}
     objects.put_if_absent(meta_key(_L, OWNER), said.to_json(), metadata={})
-    assert PrimaryCopies(objects).statement(intent(_L)) == said.to_metadata(), "ours comes first"
+    assert PrimaryCopyStorage(objects).statement(intent(_L)) == said.to_metadata(), "ours comes first"
 
 
 @pytest.mark.parametrize("body", [b"no json", b"[1]", b"\xff"])
@@ -463,15 +463,15 @@ def test_primary_copy_statement_that_is_no_object_is_shown_as_it_begins(body: by
     """Somebody else's file is no reason to explain nothing."""
     objects = FakeObjectStore()
     objects.put_if_absent(meta_key(_L, OWNER), body, metadata={})
-    said = PrimaryCopies(objects).statement(intent(_L))
+    said = PrimaryCopyStorage(objects).statement(intent(_L))
     assert said is not None
     assert list(said) == ["unreadable"]
 
 
 def test_primary_copy_statement_without_meta_json_is_that_of_an_object() -> None:
     """A half-deleted ledger still says whose it is; of an absent one nothing says anything."""
-    assert PrimaryCopies(_store(meta=False)).statement(intent(_L)) == statement(_L).to_metadata()
-    assert PrimaryCopies(FakeObjectStore()).statement(intent(_L)) is None
+    assert PrimaryCopyStorage(_store(meta=False)).statement(intent(_L)) == statement(_L).to_metadata()
+    assert PrimaryCopyStorage(FakeObjectStore()).statement(intent(_L)) is None
 
 
 _BUCKET = replace(OWNER, component=Component.DELAYED_INDEX)
@@ -486,18 +486,18 @@ def test_parts_of_a_dead_upload_are_freed_with_the_ledger_of_a_bucket() -> None:
     """No listing shows them: a ledger of which only parts are left is not gone; what others upload stays."""
     objects, key, other = FakeObjectStore(), segment_key(_L, 0), segment_key(LedgerId(_L + 256), 0)
     objects.unfinished = {key, other}
-    found = PrimaryCopies(objects).inspect(_bucket())
+    found = PrimaryCopyStorage(objects).inspect(_bucket())
     assert (found.verdict, found.uploads) == (CopyVerdict.OWN, (key,))
     assert _remove(objects, found)[0] == RemovalResult()
     assert objects.unfinished == {other}
-    assert PrimaryCopies(objects).inspect(_bucket()).verdict is CopyVerdict.ABSENT
+    assert PrimaryCopyStorage(objects).inspect(_bucket()).verdict is CopyVerdict.ABSENT
 
 
 def test_parts_beside_the_statement_of_a_bucket_are_freed_before_it() -> None:
     """A creator that died in mid-upload leaves both."""
     objects, key = _store(segments=0, owner=_BUCKET), segment_key(_L, 0)
     objects.unfinished = {key}
-    found = PrimaryCopies(objects).inspect(_bucket())
+    found = PrimaryCopyStorage(objects).inspect(_bucket())
     assert (found.verdict, found.uploads, found.meta_keys) == (CopyVerdict.OWN, (key,), (meta_key(_L, _BUCKET),))
     assert _remove(objects, found)[0].objects == 1
     assert (objects.unfinished, objects.keys) == (set(), [])
@@ -508,6 +508,6 @@ def test_parts_beside_the_statement_of_a_bucket_are_freed_before_it() -> None:
 def test_published_ledgers_are_not_asked_for_parts() -> None:
     """Their upload was finished, and no other component uploads in parts: one request less for each ledger."""
     bucket, data = _store(segments=1, owner=_BUCKET), _store(segments=0)
-    PrimaryCopies(bucket).inspect(_bucket(segments=1, last_segment=0))
+    PrimaryCopyStorage(bucket).inspect(_bucket(segments=1, last_segment=0))
     _inspect(data, segments=0)
     assert Operation.UPLOADS not in {operation for operation, _ in (*bucket.calls, *data.calls)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.deletion.retention import LedgerFacts, RetentionPolicy, detachable_prefix, reason_to_keep
+from logstore.deletion.retention import LedgerFacts, RetentionPolicy, reason_to_keep, select_detachable_prefix
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import LedgerState
 from logstore.positions import LedgerId, Position
@@ -44,7 +44,9 @@ def _let_go(
 ) -> list[LedgerFacts]:
     total = sum(ledger.size_bytes for ledger in ledgers)
     last = ledgers[-1].ledger_id
-    return list(detachable_prefix(ledgers, marks=marks, policy=policy, total_bytes=total, last=last, now_us=now_us))
+    return list(
+        select_detachable_prefix(ledgers, marks=marks, policy=policy, total_bytes=total, last=last, now_us=now_us)
+    )
 
 
 @given(_lists(), _MARKS, _POLICIES)
@@ -123,7 +125,7 @@ def test_retention_limits_are_inclusive_and_either_lets_go(policy: RetentionPoli
 def test_retention_stops_at_the_first_ledger_that_stays() -> None:
     """What lies behind it stays too, however old and acknowledged it is: what goes is a prefix, and nothing else."""
     needed = replace(_closed(1), is_offloading=True)
-    gone = detachable_prefix(
+    gone = select_detachable_prefix(
         [_closed(0), needed, _closed(2), _closed(3)],
         marks={"s": Position(LedgerId(3), 2)},
         policy=RetentionPolicy(),
@@ -143,7 +145,7 @@ def test_retention_draws_no_more_of_the_list_than_it_lets_go() -> None:
             drawn.append(number)
             yield _closed(number)
 
-    gone = detachable_prefix(
+    gone = select_detachable_prefix(
         endless(),
         marks={"s": Position(LedgerId(1), 2)},
         policy=RetentionPolicy(),

@@ -10,7 +10,7 @@ from logstore.deletion.intent_queue_rules import (
     MAX_IDS_PER_CALL,
     normalize_ids,
     require_dead_letters,
-    split_into_ranges,
+    split_batch_into_ranges,
 )
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput, PreconditionFailed, UnknownObject
@@ -25,7 +25,7 @@ _DEAD, _PENDING = DeletionState.DEAD_LETTERED, DeletionState.PENDING
 def test_ranges_hold_each_row_that_is_left_once_and_nothing_else(rows: list[tuple[int, bool]], most: int) -> None:
     """In order, no longer than asked, with few objects; what others have dealt with lies between two of them."""
     batch = [(row_id, segments, left) for row_id, (segments, left) in enumerate(rows, 1)]
-    found = list(split_into_ranges(batch, most))
+    found = list(split_batch_into_ranges(batch, most))
     assert list(chain(*found)) == [row_id for row_id, _, left in batch if left]
     for ids in found:
         assert 0 < len(ids) <= most

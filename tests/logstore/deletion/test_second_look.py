@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent
-from logstore.deletion.services.primary_copies import PrimaryCopies
-from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
+from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind
@@ -31,7 +31,7 @@ def _stored(objects: FakeObjectStore, ledgers: int, *, segments: int = 2) -> lis
 
 
 def _remove(objects: FakeObjectStore, intents: list[DeletionIntent]) -> dict[int, RemovalResult]:
-    copies = PrimaryCopies(objects)
+    copies = PrimaryCopyStorage(objects)
     found = {row.row_id: copies.inspect(row) for row in intents}
     objects.calls.clear()
     return dict(copies.remove(found, on_progress=lambda _: None))
@@ -152,7 +152,7 @@ def test_tiered_copy_that_the_store_keeps_is_not_done(part: str) -> None:
     data, index = data_key(_UUID, LedgerId(7)), index_key(_UUID, LedgerId(7))
     for key in (data, index):
         objects.put_if_absent(key, b"x", metadata=statement(7).to_metadata())
-    copies = TieredCopies(lambda _: objects, now_us=lambda: 0)
+    copies = TieredCopyStorage(lambda _: objects, now_us=lambda: 0)
     found = copies.inspect(row)
     assert found.verdict is CopyVerdict.OWN
     objects.plan(Fault(operation=Operation.DELETE, kind=FaultKind.LOST, matches=lambda key: key == data + part))

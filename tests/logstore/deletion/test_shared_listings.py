@@ -7,7 +7,7 @@ import pytest
 
 from infra.objects.bucket_listing import safe_start_after
 from logstore.deletion.services import shared_store_requests
-from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.shared_store_requests import SharedListings
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
@@ -171,6 +171,6 @@ def test_inspections_by_a_shared_listing_say_what_lone_ones_say() -> None:
     objects = _store(ids[:4])
     objects.put_if_absent(ledger_prefix(LedgerId(ids[2])) + "stranger", b"", metadata={})
     asked = [intent(LedgerId(number), segments=2 + (number == ids[1])) for number in ids]
-    copies = PrimaryCopies(objects)
+    copies = PrimaryCopyStorage(objects)
     inspect = copies.prepare_inspection(asked)
     assert [inspect(one) for one in asked] == [copies.inspect(one) for one in asked]

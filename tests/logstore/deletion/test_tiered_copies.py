@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, Outcome, StoredCopy, find_refusal
-from logstore.deletion.services.tiered_copies import TieredCopies
+from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import UPLOAD_GRACE_S, CopyLocation, data_key, index_key
@@ -66,8 +66,8 @@ def put(objects: FakeObjectStore, *keys: str, metadata: Mapping[str, str] | None
         objects.put_if_absent(key, b"12345", metadata=OWN if metadata is None else metadata)
 
 
-def copies(objects: FakeObjectStore, *, now_us: int = NOW_US, bucket: str = "cold") -> TieredCopies:
-    return TieredCopies({CopyLocation(bucket): objects}.__getitem__, now_us=lambda: now_us)
+def copies(objects: FakeObjectStore, *, now_us: int = NOW_US, bucket: str = "cold") -> TieredCopyStorage:
+    return TieredCopyStorage({CopyLocation(bucket): objects}.__getitem__, now_us=lambda: now_us)
 
 
 def inspect(objects: FakeObjectStore, intent: DeletionIntent = INTENT) -> StoredCopy:
@@ -225,7 +225,7 @@ def test_copies_of_several_buckets_are_removed_each_where_it_stands() -> None:
     """The context of the intent names the location, whatever the settings say by now (apache/pulsar#16687)."""
     old, new = FakeObjectStore(), FakeObjectStore()
     there = CopyLocation("cold", "https://other.example:9000", "eu-1")
-    storage = TieredCopies({CopyLocation("cold"): old, there: new}.__getitem__, now_us=lambda: NOW_US)
+    storage = TieredCopyStorage({CopyLocation("cold"): old, there: new}.__getitem__, now_us=lambda: NOW_US)
     stated = {"endpoint": "https://other.example:9000/", "region": "eu-1", "driver": "aws-s3"}
     second = replace(INTENT, row_id=2, context={"uuid": UUID, "bucket": "cold", **stated})
     first = replace(INTENT, context={"uuid": UUID, "bucket": "cold"})
@@ -256,7 +256,7 @@ def test_absence_is_doubted_in_each_bucket_that_is_not_the_catalogs() -> None:
     """Each bucket is asked once; a copy in a bucket that is ours is gone."""
     ours, theirs = FakeObjectStore(), FakeObjectStore()
     theirs.refusal = CatalogMismatch("bucket theirs", expected="ours", found="no marker", advice="look")
-    storage = TieredCopies(
+    storage = TieredCopyStorage(
         {CopyLocation("ours"): ours, CopyLocation("theirs"): theirs}.__getitem__, now_us=lambda: NOW_US
     )
     rows = [(1, "ours"), (2, "theirs"), (3, "theirs")]

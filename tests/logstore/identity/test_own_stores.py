@@ -12,12 +12,12 @@ import pytest
 from logstore import failpoints
 from logstore.deletion.intents import CopyVerdict, DeletionState, StoredCopy
 from logstore.deletion.retention import RetentionPolicy
-from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.errors import CatalogMismatch, CatalogOutdated, StoreUnavailable, UploadUnproven
 from logstore.failpoints import SimulatedCrash
-from logstore.identity.bucket_markers import MARKER_KEY, MarkerState, NamedBucket, Role, marker_content
-from logstore.identity.services.lost_catalog_identity import LostCatalog
-from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S, OwnStore, OwnStores
+from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, MarkerState, NamedBucket, marker_content
+from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
+from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S, MarkerCheckedBucket, MarkerChecker
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.offload.tiered_copy import index_key
@@ -29,9 +29,9 @@ from tests.fakes.catalog import Copy, FakeCatalog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.eventually import assert_eventually
 
-LOGS = NamedBucket(role=Role.PRIMARY, bucket="logs", address="http://store")
-COLD = NamedBucket(role=Role.TIERED, bucket="cold", address="http://store")
-RECORDS = NamedBucket(role=Role.RECORDS, bucket="records", address="http://store")
+LOGS = NamedBucket(role=BucketRole.PRIMARY, bucket="logs", address="http://store")
+COLD = NamedBucket(role=BucketRole.TIERED, bucket="cold", address="http://store")
+RECORDS = NamedBucket(role=BucketRole.RECORDS, bucket="records", address="http://store")
 UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 THEIRS = "ffffffff-0000-4000-8000-00000000000b"
 
@@ -48,9 +48,9 @@ def bucket() -> FakeObjectStore:
     return FakeObjectStore()
 
 
-def own(catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket = LOGS) -> OwnStore:
+def own(catalog: FakeCatalog, bucket: FakeObjectStore, named: NamedBucket = LOGS) -> MarkerCheckedBucket:
     """The bucket as a process of its own uses it."""
-    return OwnStores(catalog.identities).own(named, lambda: bucket)
+    return MarkerChecker(catalog.identities).own(named, lambda: bucket)
 
 
 def ledger(catalog: FakeCatalog, *stores: FakeObjectStore, created_us: int | None = None) -> LedgerId:
@@ -87,7 +87,7 @@ def test_new_catalog_marks_its_empty_bucket_once_and_records_it(catalog: FakeCat
     store = own(catalog, bucket)
     assert list(store.list("ledgers/")) == []
     assert marker(bucket) == marker_content(catalog.catalog_id)
-    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
     calls = len(bucket.calls)
     store.head("x")
     assert bucket.calls[calls:] == [(Operation.HEAD, "x")]
@@ -109,7 +109,7 @@ def cut_answers(bucket: FakeObjectStore, times: int, *, body: bytes | None = b'{
 
 @pytest.mark.parametrize("use", [lambda store: store.require(), lambda store: store.confirm()])
 def test_marker_whose_answer_was_cut_off_is_read_again(
-    use: Callable[[OwnStore], object], catalog: FakeCatalog, bucket: FakeObjectStore
+    use: Callable[[MarkerCheckedBucket], object], catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """One answer that a gateway chopped said that the bucket is another catalog's, and ended jobs for good."""
     own(catalog, bucket).require()
@@ -127,7 +127,7 @@ def test_marker_that_head_shows_otherwise_is_asked_for_later(
     for use in (
         own(catalog, bucket).require,
         own(catalog, bucket).confirm,
-        lambda: LostCatalog.from_bucket(LOGS, bucket),
+        lambda: LostCatalogIdentity.from_bucket(LOGS, bucket),
     ):
         with pytest.raises(StoreUnavailable, match="expected answers that agree"):
             use()
@@ -139,7 +139,7 @@ def test_marker_that_is_damaged_in_storage_is_nobodys(catalog: FakeCatalog, buck
     with pytest.raises(CatalogMismatch, match="unreadable"):
         own(catalog, bucket).require()
     with pytest.raises(CatalogMismatch, match="unreadable"):
-        LostCatalog.from_bucket(LOGS, bucket)
+        LostCatalogIdentity.from_bucket(LOGS, bucket)
 
 
 def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -170,7 +170,7 @@ def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCa
     ],
 )
 def test_bucket_of_another_catalog_is_refused_at_every_use(
-    use: Callable[[OwnStore], object], catalog: FakeCatalog, bucket: FakeObjectStore
+    use: Callable[[MarkerCheckedBucket], object], catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """No request but that for the marker is sent, however often it is tried."""
     bucket.put_if_absent(MARKER_KEY, marker_content(THEIRS), metadata={})
@@ -195,15 +195,15 @@ class _Catalog:
         if self.refuses:
             raise self.refuses
 
-    def own(self, catalog: FakeCatalog, bucket: FakeObjectStore) -> OwnStore:
-        stores = OwnStores(catalog.identities)
+    def own(self, catalog: FakeCatalog, bucket: FakeObjectStore) -> MarkerCheckedBucket:
+        stores = MarkerChecker(catalog.identities)
         return stores.own(LOGS, lambda: bucket, self.still_current, now_s=lambda: self.now_s)
 
 
 @pytest.mark.parametrize("remove", [lambda store: store.delete(["k"]), lambda store: store.abort_uploads("k")])
 @pytest.mark.parametrize("refuses", [CatalogOutdated("another"), StoreUnavailable("no answer")])
 def test_nothing_is_removed_unless_the_catalog_is_the_one_at_that_moment(
-    remove: Callable[[OwnStore], object], refuses: Exception, catalog: FakeCatalog, bucket: FakeObjectStore
+    remove: Callable[[MarkerCheckedBucket], object], refuses: Exception, catalog: FakeCatalog, bucket: FakeObjectStore
 ) -> None:
     """A database was rebuilt while this process lived on; what gives no answer is no leave to remove anything."""
     asked = _Catalog()
@@ -223,7 +223,7 @@ def test_each_removal_asks_once_whether_the_catalog_is_the_one(catalog: FakeCata
     store.delete(["k"])
     assert asked.asked == 1
     copy = StoredCopy(verdict=CopyVerdict.OWN, data_keys=("ledgers/00/1/a",), meta_keys=("ledgers/00/1/b",))
-    PrimaryCopies(store).remove({1: copy}, on_progress=lambda _: None)
+    PrimaryCopyStorage(store).remove({1: copy}, on_progress=lambda _: None)
     assert asked.asked == 2
     store.begin_removal().delete(["k"])
     assert asked.asked == 3
@@ -304,7 +304,7 @@ def test_parallel_uploads_after_an_idle_minute_share_one_question(
             assert_eventually(lambda: len(clock_reads) == uploads and min(clock_reads.values()) > 1, within_s=60)
         asked.still_current()
 
-    store = OwnStores(catalog.identities).own(LOGS, lambda: bucket, ask_behind_all, now_s=read_clock)
+    store = MarkerChecker(catalog.identities).own(LOGS, lambda: bucket, ask_behind_all, now_s=read_clock)
     store.require()
     clock_reads.clear()
     asked.now_s += MAX_UNANSWERED_S + 1
@@ -319,7 +319,7 @@ def test_parallel_uploads_after_an_idle_minute_share_one_question(
         assert not any(key.startswith("k") for key in bucket.keys)
 
 
-def _upload_error(store: OwnStore, key: str) -> Exception | None:
+def _upload_error(store: MarkerCheckedBucket, key: str) -> Exception | None:
     try:
         store.put_if_absent(key, b"", metadata={})
     except StoreUnavailable as error:
@@ -330,7 +330,7 @@ def _upload_error(store: OwnStore, key: str) -> Exception | None:
 def test_answer_that_came_late_counts_from_its_question(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """A rebuild may have put its manifest right behind the question."""
     asked = _Catalog()
-    slow = OwnStores(catalog.identities).own(
+    slow = MarkerChecker(catalog.identities).own(
         LOGS, lambda: bucket, lambda: _pass_and_ask(asked, 29), now_s=lambda: asked.now_s
     )
     slow.require()
@@ -352,11 +352,11 @@ def test_another_empty_bucket_is_refused_by_name(catalog: FakeCatalog, bucket: F
         CatalogMismatch, match=r"bucket other at .*found no marker; this catalog's primary bucket is logs"
     ):
         own(
-            catalog, FakeObjectStore(), NamedBucket(role=Role.PRIMARY, bucket="other", address="http://store")
+            catalog, FakeObjectStore(), NamedBucket(role=BucketRole.PRIMARY, bucket="other", address="http://store")
         ).require()
     with pytest.raises(CatalogMismatch, match=r"bucket logs at http://store.*another store answers at this address"):
         own(catalog, FakeObjectStore()).require()
-    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
@@ -366,8 +366,8 @@ def test_bucket_that_moved_with_its_marker_is_accepted_and_recorded(
     own(catalog, bucket).require()
     moved = FakeObjectStore()
     moved.put_if_absent(MARKER_KEY, marker_content(catalog.catalog_id), metadata={})
-    own(catalog, moved, NamedBucket(role=Role.PRIMARY, bucket="new", address="http://new")).require()
-    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs"), (Role.PRIMARY, "new")}
+    own(catalog, moved, NamedBucket(role=BucketRole.PRIMARY, bucket="new", address="http://new")).require()
+    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.PRIMARY, "new")}
 
 
 def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
@@ -377,10 +377,10 @@ def test_bucket_of_another_role_is_refused_although_its_marker_is_ours(
     cold = FakeObjectStore()
     own(catalog, bucket).require()
     own(catalog, cold, COLD).require()
-    wrong = own(catalog, cold, NamedBucket(role=Role.PRIMARY, bucket="cold", address="http://store"))
+    wrong = own(catalog, cold, NamedBucket(role=BucketRole.PRIMARY, bucket="cold", address="http://store"))
     with pytest.raises(CatalogMismatch, match=r"found the marker of its tiered bucket; .*primary bucket is logs"):
         list(wrong.list("ledgers/"))
-    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs"), (Role.TIERED, "cold")}
+    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.TIERED, "cold")}
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -400,7 +400,7 @@ def test_bucket_that_a_process_of_ours_marks_and_fills_meanwhile_is_ours(
     operation = Operation.HEAD if known else Operation.LIST
     bucket.plan(Fault(operation=operation, kind=FaultKind.CALL, action=another))
     own(catalog, bucket).require()
-    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_upgrade_adopts_a_bucket_that_holds_what_the_catalog_wrote(
@@ -424,7 +424,7 @@ def test_upgrade_with_everything_on_its_way_out_adopts_by_what_is_left(
     with pytest.raises(CatalogMismatch, match="expected one of 1 ledgers that this catalog has there, found none"):
         own(catalog, FakeObjectStore()).require()
     own(catalog, bucket).require()
-    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_upgrade_with_nothing_but_dead_letters_adopts_by_what_is_left(
@@ -529,13 +529,13 @@ def test_tiered_bucket_is_adopted_by_the_copies_whose_context_names_it(
     one = ledger(catalog)
     offload(catalog, one, bucket)
     own(catalog, bucket, COLD).require()
-    new = NamedBucket(role=Role.TIERED, bucket="newer", address="http://store")
+    new = NamedBucket(role=BucketRole.TIERED, bucket="newer", address="http://store")
     own(catalog, FakeObjectStore(), new).require()
-    assert catalog.identities.marked_buckets() == {(Role.TIERED, "cold"), (Role.TIERED, "newer")}
+    assert catalog.identities.marked_buckets() == {(BucketRole.TIERED, "cold"), (BucketRole.TIERED, "newer")}
     strange = FakeObjectStore()
     strange.put_if_absent(index_key(UUID, LedgerId(9)), b"", metadata={})
     with pytest.raises(CatalogMismatch, match="expected nothing yet"):
-        own(catalog, strange, NamedBucket(role=Role.TIERED, bucket="strange", address="")).require()
+        own(catalog, strange, NamedBucket(role=BucketRole.TIERED, bucket="strange", address="")).require()
 
 
 def test_tiered_bucket_that_lacks_its_live_copies_is_refused(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -563,7 +563,7 @@ def test_process_that_dies_between_marker_and_row_leaves_a_bucket_that_names_its
     with pytest.raises(CatalogMismatch):
         own(other, bucket).require()
     own(catalog, bucket).require()
-    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 @pytest.mark.parametrize("point", ["identity.put_marker.reported_failed", "identity.record_marker.reported_failed"])
@@ -577,7 +577,7 @@ def test_effect_that_is_reported_as_failed_is_found_done(
         store.head("x")
     assert store.head("x") is None
     assert marker(bucket) == marker_content(catalog.catalog_id)
-    assert catalog.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
+    assert catalog.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -593,7 +593,7 @@ def test_two_catalogs_that_adopt_at_once_end_with_one(catalog: FakeCatalog, buck
     with pytest.raises(CatalogMismatch, match=THEIRS):
         own(catalog, bucket).require()
     assert not catalog.identities.marked_buckets()
-    assert other.identities.marked_buckets() == {(Role.PRIMARY, "logs")}
+    assert other.identities.marked_buckets() == {(BucketRole.PRIMARY, "logs")}
 
 
 def test_processes_of_one_catalog_that_adopt_at_once_all_may_go_on(
@@ -621,7 +621,7 @@ def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObject
 
 def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """For `status` and `doctor`."""
-    stores = OwnStores(catalog.identities)
+    stores = MarkerChecker(catalog.identities)
     assert stores.check(LOGS, bucket) is MarkerState.UNMARKED
     assert (marker(bucket), catalog.identities.marked_buckets()) == (None, frozenset())
     stores.require(LOGS, bucket)

@@ -23,7 +23,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def _queued(process: ManagedLedger, world: World) -> int:
-    return len(process._append_queue(world.topic)._queue)
+    return len(process._get_append_queue(world.topic)._queue)
 
 
 def _behind_a_slow_one(

@@ -46,13 +46,13 @@ _POSITIONS = st.builds(_at, st.integers(-1, 5), st.integers(-1, 6))
 @settings(max_examples=60, deadline=None)
 @given(
     start=st.none() | _POSITIONS,
-    upto=st.none() | _POSITIONS,
+    up_to=st.none() | _POSITIONS,
     limit=st.integers(1, 30),
     mark=st.none() | _POSITIONS,
     data=st.data(),
 )
 def test_read_any_window_equals_the_entries_in_it(
-    start: Position | None, upto: Position | None, limit: int, mark: Position | None, data: st.DataObject
+    start: Position | None, up_to: Position | None, limit: int, mark: Position | None, data: st.DataObject
 ) -> None:
     """From, up to, limit and cursor choose exactly the entries that they describe, in order."""
     with World() as world:
@@ -62,12 +62,12 @@ def test_read_any_window_equals_the_entries_in_it(
         if mark is not None:
             spans = world.catalog.spans(world.topic.topic_id)
             state = acknowledge(CursorState(mark), data.draw(st.lists(st.sampled_from(entries))), spans)
-        found = process.read(world.topic, from_position=start, upto=upto, max_entries=limit, cursor_state=state)
+        found = process.read(world.topic, from_position=start, up_to=up_to, max_entries=limit, cursor_state=state)
         wanted = [
             position
             for position in entries
             if (start is None or position >= start)
-            and (upto is None or position <= upto)
+            and (up_to is None or position <= up_to)
             and not (state and state.covers(position))
         ]
         assert [entry.position for entry in found] == wanted[:limit]

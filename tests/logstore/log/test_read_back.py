@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from logstore.errors import UploadUnproven
-from logstore.log.services.upload_read_back import require_stored
+from logstore.log.services.upload_read_back import require_stored_object
 from tests.fakes.objects import FakeObjectStore
 
 _KEY = "k"
@@ -21,7 +21,7 @@ def _store(metadata: Mapping[str, str]) -> FakeObjectStore:
 def test_entry_that_a_gateway_adds_to_the_metadata_is_no_difference() -> None:
     """Every upload would be unproven otherwise, for ever."""
     for metadata in (_METADATA, _METADATA | {"x-gateway": "7"}):
-        info = require_stored(_store(metadata), _KEY, size_bytes=4, metadata=_METADATA)
+        info = require_stored_object(_store(metadata), _KEY, size_bytes=4, metadata=_METADATA)
         assert (info.key, info.size_bytes) == (_KEY, 4)
 
 
@@ -29,12 +29,12 @@ def test_entry_that_a_gateway_adds_to_the_metadata_is_no_difference() -> None:
 def test_entry_that_lacks_or_differs_leaves_the_upload_unproven(stored: Mapping[str, str]) -> None:
     """The message names what was expected and what was found."""
     with pytest.raises(UploadUnproven, match=r"expected 4 bytes of .*'owner': 'o'.* found 4 bytes of"):
-        require_stored(_store(stored), _KEY, size_bytes=4, metadata=_METADATA)
+        require_stored_object(_store(stored), _KEY, size_bytes=4, metadata=_METADATA)
 
 
 def test_object_of_another_length_or_none_leaves_the_upload_unproven() -> None:
     """Whatever its metadata says."""
     with pytest.raises(UploadUnproven, match="expected 5 bytes"):
-        require_stored(_store(_METADATA), _KEY, size_bytes=5, metadata=_METADATA)
+        require_stored_object(_store(_METADATA), _KEY, size_bytes=5, metadata=_METADATA)
     with pytest.raises(UploadUnproven, match="the object is not there"):
-        require_stored(FakeObjectStore(), _KEY, size_bytes=4, metadata=_METADATA)
+        require_stored_object(FakeObjectStore(), _KEY, size_bytes=4, metadata=_METADATA)

@@ -68,7 +68,7 @@ def test_read_without_positions_fetches_no_segment_that_holds_nothing_else(world
         process.append(world.topic, plain(b"a", b"b"))
     before = len(world.objects.calls)
     without = {LedgerId(0): BitMap([0, 1, 2, 5])}
-    found = [entry.position.entry_id for entry in process.scan(world.topic, without=without)]
+    found = [entry.position.entry_id for entry in process.scan(world.topic, excluded=without)]
     assert found == [3, 4]
     assert [key for _, key in _calls(world, before)] == [segment_key(LedgerId(0), number) for number in (1, 2)]
 
@@ -79,7 +79,7 @@ def test_read_without_positions_that_grow_meanwhile_leaves_those_out_of_what_it_
     for _ in range(8):
         process.append(world.topic, plain(b"a"))
     without = {LedgerId(0): BitMap()}
-    scan = process.scan(world.topic, without=without)
+    scan = process.scan(world.topic, excluded=without)
     assert next(scan).position.entry_id == 0
     without[LedgerId(0)] |= BitMap(range(8))
     assert list(scan) == []
@@ -111,7 +111,7 @@ def test_messages_that_are_not_due_are_told_and_passed_over(world: World, size: 
     process = world.process()
     _append(world, process, [None, 5, -5, 0, 1] * 10, size=size)
     kept = _Kept(_now_ms(world))
-    found = process.scan(world.topic, columns=["payload"], cursor_state=_START, postponing=kept)
+    found = process.scan(world.topic, columns=["payload"], cursor_state=_START, postponer=kept)
     assert [entry.position.entry_id % 5 for entry in found] == [0, 2, 3] * 10
     assert kept.later == {
         _at(0, 5 * nth + at): kept.now_ms + delay for nth in range(10) for at, delay in ((1, 5), (4, 1))
@@ -126,7 +126,7 @@ def test_read_decides_once_whether_a_message_is_due(world: World) -> None:
     world.objects.plan(
         Fault(operation=Operation.GET_RANGE, kind=FaultKind.CALL, action=lambda: setattr(kept, "now_ms", 10**15))
     )
-    found = {entry.position for entry in process.scan(world.topic, cursor_state=_START, postponing=kept)}
+    found = {entry.position for entry in process.scan(world.topic, cursor_state=_START, postponer=kept)}
     assert found.isdisjoint(kept.later)
     assert len(found) + len(kept.later) == 20
 

@@ -13,7 +13,7 @@ from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.log.ledgers import CopyKind
-from logstore.log.services.segment_sources import TieredScan, TieredSegments
+from logstore.log.services.segment_sources import TieredCopyReader, TieredCopyScan
 from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId, Position
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -111,14 +111,14 @@ def test_read_of_many_tiered_ledgers_keeps_few_footers(scene: Offloading, monkey
         process.roll(scene.world.topic)
     for ledger in ids(scene)[3:-1]:
         scene.offload(ledger, f"u-many-{ledger}")
-    scans: list[TieredScan] = []
-    real = TieredSegments.scan
+    scans: list[TieredCopyScan] = []
+    real = TieredCopyReader.scan
 
-    def remembered(segments: TieredSegments) -> TieredScan:
+    def remembered(segments: TieredCopyReader) -> TieredCopyScan:
         scans.append(real(segments))
         return scans[-1]
 
-    monkeypatch.setattr(TieredSegments, "scan", remembered)
+    monkeypatch.setattr(TieredCopyReader, "scan", remembered)
     remove_primaries(scene)
     assert payloads(scene) == ALL + [b"%d" % number for number in range(8)]
     assert len(scans[-1]._opened) <= 4
@@ -225,7 +225,7 @@ def test_read_for_a_subscription_sees_the_same_entries_from_either_copy(scene: O
     before = payloads(scene, cursor_state=mark)
     remove_primaries(scene)
     assert payloads(scene, cursor_state=mark) == before == ALL[2:]
-    window = payloads(scene, from_position=Position(ids(scene)[0], 3), upto=Position(ids(scene)[1], 1))
+    window = payloads(scene, from_position=Position(ids(scene)[0], 3), up_to=Position(ids(scene)[1], 1))
     assert window == ALL[3:6]
 
 

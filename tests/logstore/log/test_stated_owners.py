@@ -1,7 +1,7 @@
 """Whatever wrote an object wrote with it what its deletion, and any reconciliation, asks for."""
 
 from logstore.deletion.intents import CopyVerdict
-from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key
 from logstore.log.ledgers import LedgerStatement
@@ -37,7 +37,7 @@ def test_every_path_that_creates_an_object_writes_what_its_deletion_needs() -> N
         for ledger_id in rows:
             world.catalog.file_intents(ledger_id, "b")
         for intent in world.catalog.deletions.list(None, limit=99):
-            copy = PrimaryCopies(world.objects).inspect(intent)
+            copy = PrimaryCopyStorage(world.objects).inspect(intent)
             assert copy.verdict is CopyVerdict.OWN, copy.detail
             assert len(copy.data_keys) == intent.segments
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from logstore.deletion.intents import DeletionIntent
 from logstore.log.ledgers import CopyKind
 from logstore.log.services import ManagedLedger, RollPolicy
-from logstore.log.services.segment_sources import TieredSegments
-from logstore.offload.services.tiered_copy_upload import Evidence, Offloader, UploadedCopy
+from logstore.log.services.segment_sources import TieredCopyReader
+from logstore.offload.services.tiered_copy_upload import CopyEvidence, Offloader, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore
@@ -34,7 +34,7 @@ class Offloading:
 
     def process(self, *, entries: int = 4) -> ManagedLedger:
         """One that rolls after so many entries and reads every copy."""
-        segments = TieredSegments(offloads=self.world.catalog.offloads, buckets=self.bucket)
+        segments = TieredCopyReader(offloads=self.world.catalog.offloads, buckets=self.bucket)
         return self.world.process(RollPolicy(max_entries=entries), tiered=segments)
 
     def fill(self, ledgers: int = 2) -> list[LedgerId]:
@@ -57,11 +57,11 @@ class Offloading:
             monotonic_s=monotonic_s or (lambda: self.now_s),
         )
 
-    def upload(self, ledger_id: LedgerId, uuid: str = UUID, *, timeout_s: float = 60) -> UploadedCopy:
+    def upload(self, ledger_id: LedgerId, uuid: str = UUID, *, timeout_s: float = 60) -> UploadAttemptResult:
         """One attempt."""
         return self.offloader().upload(ledger_id, uuid, timeout_s=timeout_s)
 
-    def offload(self, ledger_id: LedgerId, uuid: str = UUID) -> Evidence:
+    def offload(self, ledger_id: LedgerId, uuid: str = UUID) -> CopyEvidence:
         """A published copy."""
         done = self.upload(ledger_id, uuid)
         assert done.evidence

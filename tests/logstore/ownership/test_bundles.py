@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput
-from logstore.ownership import MAX_BUNDLES, BundleId, bundle_name, bundle_of, check_bundle_count, parse_bundle
+from logstore.ownership import (
+    MAX_BUNDLES,
+    BundleId,
+    bundle_name,
+    bundle_of_topic,
+    check_bundle_count,
+    parse_bundle_name,
+)
 from logstore.validated_names import TopicName
 
 _COUNTS = st.integers(1, 300) | st.integers(1, MAX_BUNDLES)
@@ -28,7 +35,7 @@ def test_bundle_hash_is_crc_32_of_the_encoded_name() -> None:
     topic = TopicName.parse("persistent://public/default/o é")
     assert topic.encoded == "persistent://public/default/o%20%C3%A9"
     assert zlib.crc32(topic.encoded.encode()) == 0xB75CE821
-    assert [bundle_of(topic, bundles=count) for count in (1, 64, 1_000)] == [0, 45, 716]
+    assert [bundle_of_topic(topic, bundles=count) for count in (1, 64, 1_000)] == [0, 45, 716]
 
 
 def test_bundle_names_are_those_of_the_source() -> None:
@@ -47,7 +54,7 @@ def test_bundle_names_are_those_of_the_source() -> None:
 @given(_TOPICS, _COUNTS)
 def test_bundle_of_a_topic_is_the_one_whose_range_holds_its_hash(topic: TopicName, bundles: int) -> None:
     """What the name of a bundle says is what is in it, for numbers that divide nothing too."""
-    bundle = bundle_of(topic, bundles=bundles)
+    bundle = bundle_of_topic(topic, bundles=bundles)
     lower, upper = _range(bundle, bundles)
     hashed = zlib.crc32(topic.encoded.encode())
     assert lower <= hashed
@@ -70,7 +77,7 @@ def test_bundle_ranges_cover_every_hash_once_and_evenly(bundles: int) -> None:
 def test_bundle_name_round_trips(bundles: int, data: st.DataObject) -> None:
     """A name in ZooKeeper leads back to its bundle."""
     bundle = BundleId(data.draw(st.integers(0, bundles - 1)))
-    assert parse_bundle(bundle_name(bundle, bundles=bundles), bundles=bundles) == bundle
+    assert parse_bundle_name(bundle_name(bundle, bundles=bundles), bundles=bundles) == bundle
 
 
 @pytest.mark.parametrize(
@@ -96,7 +103,7 @@ def test_bundle_name_round_trips(bundles: int, data: st.DataObject) -> None:
 def test_bundle_name_that_is_no_range_of_this_catalog_is_refused(name: str) -> None:
     """A catalog of another number of bundles on the same ensemble is not mistaken for this one."""
     with pytest.raises(InvalidInput, match=r"^bundle: expected the hash range of one of 64 bundles"):
-        parse_bundle(name, bundles=64)
+        parse_bundle_name(name, bundles=64)
 
 
 @pytest.mark.parametrize("count", [-1, 0, MAX_BUNDLES + 1])
@@ -106,11 +113,11 @@ def test_bundles_outside_their_bounds_are_refused(count: int) -> None:
     with pytest.raises(InvalidInput, match=r"^bundles: expected 1 to 16384"):
         check_bundle_count(count)
     with pytest.raises(InvalidInput, match=r"^bundles: "):
-        bundle_of(topic, bundles=count)
+        bundle_of_topic(topic, bundles=count)
     with pytest.raises(InvalidInput, match=r"^bundles: "):
         bundle_name(BundleId(0), bundles=count)
     with pytest.raises(InvalidInput, match=r"^bundles: "):
-        parse_bundle("0x00000000_0xffffffff", bundles=count)
+        parse_bundle_name("0x00000000_0xffffffff", bundles=count)
 
 
 def test_bundles_at_their_bounds_are_taken() -> None:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.ownership import Acquisition, BundleId, OwnerNode, ReownAttempts, ReownDecision, decide_reown
+from logstore.ownership import BundleAcquisition, BundleId, OwnerNode, ReownAttempts, ReownDecision, decide_reown
 
 _NOW, _OLD, _FOREIGN = 0x1000_0001, 0x1000_0000, 0x2000_0007
-_ACQUIRED = [None, Acquisition(session=_OLD), Acquisition(session=_NOW)]
+_ACQUIRED = [None, BundleAcquisition(session=_OLD), BundleAcquisition(session=_NOW)]
 
 
 def _node(worker_id: str, session: int) -> OwnerNode:
@@ -26,7 +26,7 @@ def _node(worker_id: str, session: int) -> OwnerNode:
     ],
 )
 def test_reown_node_not_of_this_session_is_told_alike_whatever_is_remembered(
-    node: OwnerNode | None, verdict: ReownDecision, acquired: Acquisition | None
+    node: OwnerNode | None, verdict: ReownDecision, acquired: BundleAcquisition | None
 ) -> None:
     """Absent, ours and about to vanish, foreign: no case hangs on a flag (apache/pulsar#10351, #17664)."""
     assert decide_reown(node, session=_NOW, worker_id="us", acquired=acquired) is verdict
@@ -37,7 +37,7 @@ def test_reown_node_not_of_this_session_is_told_alike_whatever_is_remembered(
     list(zip(_ACQUIRED, [ReownDecision.CREATE, ReownDecision.CREATE, ReownDecision.KEEP], strict=True)),
 )
 def test_reown_node_of_this_session_is_kept_under_a_claim_of_it_alone(
-    acquired: Acquisition | None, verdict: ReownDecision
+    acquired: BundleAcquisition | None, verdict: ReownDecision
 ) -> None:
     """The third case (apache/pulsar#10351); where only the create is known to have landed, the fence is raised too."""
     assert decide_reown(_node("us", _NOW), session=_NOW, worker_id="us", acquired=acquired) is verdict
@@ -45,12 +45,12 @@ def test_reown_node_of_this_session_is_kept_under_a_claim_of_it_alone(
 
 _SESSIONS = st.sampled_from([0, _OLD, _NOW, _FOREIGN])
 _NODES = st.none() | st.builds(_node, st.sampled_from(["us", "them", "others"]), _SESSIONS)
-_HELD = st.none() | st.builds(Acquisition, session=_SESSIONS)
+_HELD = st.none() | st.builds(BundleAcquisition, session=_SESSIONS)
 
 
 @given(_NODES, _HELD, _HELD)
 def test_reown_no_bundle_is_kept_by_two(
-    node: OwnerNode | None, ours: Acquisition | None, theirs: Acquisition | None
+    node: OwnerNode | None, ours: BundleAcquisition | None, theirs: BundleAcquisition | None
 ) -> None:
     """A worker that comes back to a bundle of another's unloads it, whatever both remember (apache/pulsar#23011)."""
     us = decide_reown(node, session=_NOW, worker_id="us", acquired=ours)

@@ -9,7 +9,7 @@ import pytest
 
 from logstore.errors import CorruptData
 from logstore.failpoints import SimulatedCrash
-from logstore.reconciliation.finding_files import AppliedFinding, FateFiles, FindingFiles, to_table
+from logstore.reconciliation.finding_files import AppliedFinding, FateFiles, FindingFiles, findings_to_table
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 
 _ONE = [
@@ -46,7 +46,7 @@ def test_page_whose_writer_died_is_not_there_and_is_written_again(
 def test_damaged_file_of_findings_is_refused_as_such(damage: str, tmp_path: Path) -> None:
     """Not as a bug: a command names the file, and an apply ends."""
     path, bytes_ = tmp_path / "findings-0.parquet", BytesIO()
-    pq.write_table(to_table([Finding(kind=FindingKind.FOREIGN, key="a" * 99, size_bytes=5)] * 9), bytes_)
+    pq.write_table(findings_to_table([Finding(kind=FindingKind.FOREIGN, key="a" * 99, size_bytes=5)] * 9), bytes_)
     whole = bytes_.getvalue()
     other = BytesIO()
     pq.write_table(pa.table({"kind": ["none of ours"], "size_bytes": [1]}), other)

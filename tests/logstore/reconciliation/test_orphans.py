@@ -14,7 +14,7 @@ from logstore.ports.catalog import OrphanCopy
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import Finding, FindingKind
 from logstore.reconciliation.services import orphan_inspection
-from logstore.reconciliation.services.orphan_inspection import StoredOrphans
+from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 SEVEN = LedgerId(7)
@@ -37,7 +37,7 @@ class Stored:
         self.warm, self.cold = FakeObjectStore(), FakeObjectStore()
         self.before_us = self.warm.now_us + 1
         self.asked: list[CopyLocation] = []
-        self.orphans = StoredOrphans(
+        self.orphans = OrphanInspector(
             objects=self.warm, buckets=self._bucket, application="sexton", driver_metadata=METADATA
         )
 

@@ -14,7 +14,7 @@ from logstore.offload.tiered_copy import RowGroup, TieredIndex, data_key, index_
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId, TopicId
 from logstore.reconciliation.findings import FindingKind
-from logstore.reconciliation.services.scrub_checks import check_copy, check_segment, find_damage
+from logstore.reconciliation.services.scrub_checks import find_damage, require_undamaged_copy, require_undamaged_segment
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 _LEDGER = LedgerId(7)
@@ -52,11 +52,11 @@ def _stored(body: bytes = _BODY, index: TieredIndex = _INDEX) -> FakeObjectStore
 
 
 def _segment(store: FakeObjectStore, spent: list[int] | None = None) -> Callable[[], None]:
-    return lambda: check_segment(store, _SEGMENT, (spent if spent is not None else []).append)
+    return lambda: require_undamaged_segment(store, _SEGMENT, (spent if spent is not None else []).append)
 
 
 def _copy(store: FakeObjectStore, spent: list[int] | None = None) -> Callable[[], None]:
-    return lambda: check_copy(store, _UUID, _LEDGER, (spent if spent is not None else []).append)
+    return lambda: require_undamaged_copy(store, _UUID, _LEDGER, (spent if spent is not None else []).append)
 
 
 @pytest.mark.parametrize("check", [_segment, _copy])

@@ -14,7 +14,7 @@ from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransactio
 from logstore.positions import TopicId
 from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffer
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 from tests.activities.world import World, done, open_world
 
@@ -27,9 +27,9 @@ Step = tuple[str, int, int]
 class Kept(BufferSnapshots):
     """Snapshots of which one is known already."""
 
-    buffer: Buffer | None
+    buffer: TransactionBuffer | None
 
-    def load(self, topic_id: TopicId) -> Buffer | None:
+    def load(self, topic_id: TopicId) -> TransactionBuffer | None:
         return self.buffer
 
 
@@ -40,7 +40,7 @@ class History:
     world: World
     open: list[TransactionId] = field(default_factory=list)
     decided: list[TransactionId] = field(default_factory=list)
-    snapshots: list[Buffer] = field(default_factory=list)
+    snapshots: list[TransactionBuffer] = field(default_factory=list)
 
     def take(self, steps: Sequence[Step]) -> None:
         for what, which, count in steps:
@@ -118,11 +118,11 @@ class History:
         found = self.world.catalog.transaction_snapshots.buffer(topic_id)
         self.snapshots.append(unpack_buffer(pack_buffer(topic_id, found), topic_id))
 
-    def in_sql(self) -> Buffer:
+    def in_sql(self) -> TransactionBuffer:
         """The buffer of rows."""
         return self.world.catalog.transaction_snapshots.buffer(self.world.topic.topic_id)
 
-    def rebuilt(self, start: Buffer | None = None, *, whole: bool = False) -> Buffer:
+    def rebuilt(self, start: TransactionBuffer | None = None, *, whole: bool = False) -> TransactionBuffer:
         """The buffer of the log, from this snapshot on; or of the whole log, beside that snapshot."""
         catalog, snapshots = self.world.catalog, Kept(start)
         made = BufferRebuilder(
@@ -148,9 +148,9 @@ def owed(history: History, txn: TransactionId) -> list[Participant]:
     return [one.participant for one in history.world.catalog.transactions.get(txn).owed]
 
 
-def seen(buffer: Buffer) -> Buffer:
+def seen(buffer: TransactionBuffer) -> TransactionBuffer:
     """Without the entry up to which it was read."""
-    return replace(buffer, read_to=Buffer().read_to)
+    return replace(buffer, read_to=TransactionBuffer().read_to)
 
 
 __all__ = ["SUBSCRIPTION", "History", "Step", "TransactionState", "open_history", "owed", "seen"]

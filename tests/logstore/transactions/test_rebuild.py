@@ -13,7 +13,7 @@ from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId, TopicId
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.activities.test_offload import publish, remove_primaries, upload
 from tests.activities.world import chunk_input, done
@@ -73,7 +73,7 @@ def test_log_alone_tells_what_rows_told(history: History) -> None:
     history.take(_DECIDED)
     ledger = history.world.catalog.ledgers.list_ledgers(history.world.topic.topic_id)[-1].ledger_id
     found = history.rebuilt()
-    assert found == Buffer(
+    assert found == TransactionBuffer(
         read_to=history.in_sql().read_to,
         hidden={ledger: BitMap([2, 3, 8, 9])},
         open={TransactionId(0, 2): {ledger: BitMap([6, 7])}},
@@ -90,7 +90,7 @@ def test_transactions_that_the_catalog_has_forgotten_are_as_their_markers_say(hi
     before = history.rebuilt()
     history.world.sql('DELETE FROM "transaction"')
     ((ledger, bits),) = before.hidden.items()
-    assert history.rebuilt() == Buffer(read_to=before.read_to, hidden={ledger: bits | BitMap([6, 7])})
+    assert history.rebuilt() == TransactionBuffer(read_to=before.read_to, hidden={ledger: bits | BitMap([6, 7])})
 
 
 @pytest.mark.parametrize("how", ["resolved", "deleted"])
@@ -143,7 +143,9 @@ def test_damaged_snapshot_is_ignored_and_the_whole_log_is_read(
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take(_DECIDED)
     expected = history.rebuilt()
-    log.buffer_snapshots.replace(topic_id, Buffer(read_to=expected.read_to))  # wrong, to be seen if it were read
+    log.buffer_snapshots.replace(
+        topic_id, TransactionBuffer(read_to=expected.read_to)
+    )  # wrong, to be seen if it were read
     ledger_id = history.world.catalog.transaction_snapshots.current(topic_id).ledger_id
     assert ledger_id is not None
     assert log.rebuilder.rebuild(topic_id).hidden == {}
@@ -264,9 +266,9 @@ def test_marker_that_is_none_is_refused(history: History) -> None:
     import pyarrow as pa  # noqa: PLC0415
 
     from logstore.cursors.cursor_state import LedgerSpan  # noqa: PLC0415
-    from logstore.transactions.transaction_buffer import BufferFold  # noqa: PLC0415
+    from logstore.transactions.transaction_buffer import BufferComputation  # noqa: PLC0415
 
-    fold = BufferFold(Buffer(), [LedgerSpan(LedgerId(1), 1)])
+    fold = BufferComputation(TransactionBuffer(), [LedgerSpan(LedgerId(1), 1)])
     table = pa.table({"txn_tc": [0], "txn_seq": [0], "marker": ["PERHAPS"]})
     with pytest.raises(CorruptData, match="ledger 1"):
         fold.add(LedgerId(1), 0, table)

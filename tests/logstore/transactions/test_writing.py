@@ -10,7 +10,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.log.ledgers import Component
 from logstore.positions import LedgerId
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from tests.activities.world import chunk_input, done
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.transactions.histories import History, Step, open_history
@@ -43,14 +43,14 @@ def test_due_snapshot_is_what_sql_says_and_replaces_the_one_before(history: Hist
     """And what it replaces is deleted in two phases, as every ledger is."""
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take(_ABORTED)
-    assert log.buffer_snapshots.write_due() == 0
+    assert log.buffer_snapshots.write_due_snapshots() == 0
     _make_due(history)
-    assert (log.buffer_snapshots.write_due(), log.buffer_snapshots.write_due()) == (1, 0)
+    assert (log.buffer_snapshots.write_due_snapshots(), log.buffer_snapshots.write_due_snapshots()) == (1, 0)
     assert log.buffer_snapshots.load(topic_id) == history.in_sql()
     (first,) = _snapshots(history)
     history.take([("begin", 0, 0), *_ABORTED])
     _make_due(history)
-    log.buffer_snapshots.write_due()
+    log.buffer_snapshots.write_due_snapshots()
     assert log.buffer_snapshots.load(topic_id) == history.in_sql()
     assert log.rebuilder.rebuild(topic_id) == history.in_sql()
     assert _snapshots(history) != [first]
@@ -63,18 +63,18 @@ def test_snapshot_whose_upload_was_answered_and_not_stored_replaces_none(history
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take(_ABORTED)
     _make_due(history)
-    log.buffer_snapshots.write_due()
+    log.buffer_snapshots.write_due_snapshots()
     before, (current,) = log.buffer_snapshots.load(topic_id), _snapshots(history)
     history.take([("begin", 0, 0), *_ABORTED])
     _make_due(history)
     lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, times=5, matches=lambda key: key.endswith(part))
     history.world.objects.plan(lost)
-    log.buffer_snapshots.write_due()
+    log.buffer_snapshots.write_due_snapshots()
     assert lost.times == 0
     assert current in _snapshots(history)
     assert log.buffer_snapshots.load(topic_id) == before
     _make_due(history)
-    log.buffer_snapshots.write_due()
+    log.buffer_snapshots.write_due_snapshots()
     assert log.buffer_snapshots.load(topic_id) == history.in_sql()
 
 
@@ -98,18 +98,18 @@ def test_writer_that_dies_leaves_the_old_snapshot_or_the_new_one(history: Histor
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take(_ABORTED)
     _make_due(history)
-    log.buffer_snapshots.write_due()
+    log.buffer_snapshots.write_due_snapshots()
     before = log.buffer_snapshots.load(topic_id)
     history.take(_ABORTED)
     _make_due(history)
     failpoints.arm(point, "crash")
     with pytest.raises(SimulatedCrash):
-        log.buffer_snapshots.write_due()
+        log.buffer_snapshots.write_due_snapshots()
     failpoints.disarm()
     assert log.buffer_snapshots.load(topic_id) in (before, history.in_sql())
     assert len(_snapshots(history)) == 1
     _make_due(history)
-    log.buffer_snapshots.write_due()
+    log.buffer_snapshots.write_due_snapshots()
     assert log.buffer_snapshots.load(topic_id) == history.in_sql()
     (standing,) = _snapshots(history)
     rows = {row[0] for row in history.world.sql("SELECT ledger_id FROM ledger")}
@@ -132,7 +132,7 @@ def test_store_that_is_away_costs_a_line_and_no_other_topic_its_snapshot(
     with monkeypatch.context() as patched:
         patched.setattr(history.world.objects, "put_if_absent", fail)
         patched.setattr("logstore.retrying_clock.Backoff.pause_s", lambda *_: 0.0)
-        assert history.world.log.buffer_snapshots.write_due() == 1
+        assert history.world.log.buffer_snapshots.write_due_snapshots() == 1
     assert "its transactions' snapshot is not written: away" in caplog.text
     assert _snapshots(history) == []
     assert history.world.catalog.transaction_snapshots.current(history.world.topic.topic_id).due_us is not None
@@ -149,7 +149,7 @@ def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history:
     done(history.world.deletion.detach, request)
     assert last.entries == 0
     _make_due(history)
-    assert log.buffer_snapshots.write_due() == 1
+    assert log.buffer_snapshots.write_due_snapshots() == 1
     assert log.buffer_snapshots.load(topic_id) == history.in_sql() == log.rebuilder.rebuild(topic_id)
     assert history.world.catalog.transaction_snapshots.current(topic_id).due_us is None
 
@@ -163,5 +163,5 @@ def test_snapshot_that_knows_less_replaces_nothing(history: History) -> None:
     assert log.buffer_snapshots.replace(topic_id, history.in_sql())
     stored = list(history.world.objects.keys)
     assert not log.buffer_snapshots.replace(topic_id, older)
-    assert not log.buffer_snapshots.replace(topic_id, Buffer())
+    assert not log.buffer_snapshots.replace(topic_id, TransactionBuffer())
     assert (history.world.objects.keys, log.buffer_snapshots.load(topic_id)) == (stored, history.in_sql())

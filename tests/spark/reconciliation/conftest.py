@@ -10,10 +10,10 @@ from infra.objects.s3_client import read_store_clock_s
 from logstore.reconciliation.bulk_jobs import (
     ROWS_BEFORE,
     BulkJob,
-    CompareSides,
-    ListStorage,
-    ReadReferences,
-    VerifyFindings,
+    CompareStorageWithCatalogJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+    VerifyFindingsJob,
 )
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding
@@ -78,14 +78,16 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
         rows_us = before_us + 10**7 if rows_before_us is None else rows_before_us
         ((next_id,),) = target.sql("SELECT next_ledger_id FROM catalog")
         steps: list[BulkJob] = [
-            ListStorage(run_id=run_id, inventories=inventories),
-            ReadReferences(run_id=run_id),
-            CompareSides(run_id=run_id, before_us=before_us, rows_before_us=rows_us, next_ledger_id=next_id),
-            VerifyFindings(run_id=run_id, before_us=before_us),
+            ListStorageJob(run_id=run_id, inventories=inventories),
+            ReadLedgersAndIntentsJob(run_id=run_id),
+            CompareStorageWithCatalogJob(
+                run_id=run_id, before_us=before_us, rows_before_us=rows_us, next_ledger_id=next_id
+            ),
+            VerifyFindingsJob(run_id=run_id, before_us=before_us),
         ]
         for step in steps:
             done = jobs.run(step, lambda _: None)
-            if step.name == CompareSides.name and not inventories:
+            if step.name == CompareStorageWithCatalogJob.name and not inventories:
                 assert int(done.facts[ROWS_BEFORE]) == rows_us
             between(step.name)
         found = [finding for _, finding in FindingFiles(Path(done.folder)).iterate()]

@@ -22,8 +22,8 @@ from logstore.offload.tiered_copy import data_key
 from logstore.ports.catalog import Claim, IntentResult, RunKind
 from logstore.positions import LedgerId, Position
 from logstore.reconciliation import plausibility_guards
-from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindings
-from logstore.reconciliation.finding_files import to_table
+from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindingsJob
+from logstore.reconciliation.finding_files import findings_to_table
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult, apply_batch_id
 from logstore.reconciliation.services import orphan_inspection
 from spark.published_output import Publication
@@ -168,9 +168,9 @@ class _Apply:
         self.store, self.log, self.before_us = store, store.log, before_us
         self.activities: Activities = create_activities(store.log, NobodyOwns())
         publication = Publication(Path(store.settings.bulk_dir))
-        attempt = publication.create_attempt_folder(_RUN, VerifyFindings.name)
-        pq.write_table(to_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
-        published = publication.publish(_RUN, VerifyFindings.name, attempt, BulkSummary())
+        attempt = publication.create_attempt_folder(_RUN, VerifyFindingsJob.name)
+        pq.write_table(findings_to_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
+        published = publication.publish(_RUN, VerifyFindingsJob.name, attempt, BulkSummary())
         counts = Counter(finding.kind.value for finding in findings)
         sizes: Counter[str] = Counter()
         for finding in findings:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
-from logstore.reconciliation.plausibility_guards import Overlap
+from logstore.reconciliation.plausibility_guards import CopyOverlap
 from spark.reconciliation.compare_shard_group import GroupComparison, compare_group, find_foreign
 from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG
 from spark.reconciliation.shard_group import Ids, Limits, ShardGroup
@@ -412,8 +412,8 @@ def test_overlap_of_each_kind_of_copy_is_counted_apart(copies: list[Any], named:
     world = World(tiered=[_tiered("u1", "data"), _tiered("u1", "index"), _tiered("u7", "upload")], copies=copies)
     world.ledgers.append(_ledger(3, {0: 5}, primary=0))
     found = world.compared()
-    assert found.primary == Overlap(stored=0, named=0, matched=0)
-    assert found.tiered == Overlap(stored=1, named=named, matched=matched)
+    assert found.primary == CopyOverlap(stored=0, named=0, matched=0)
+    assert found.tiered == CopyOverlap(stored=1, named=named, matched=matched)
 
 
 def test_ledger_that_lacks_rows_of_segments_is_read_closer_though_its_sums_agree() -> None:

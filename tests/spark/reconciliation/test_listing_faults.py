@@ -11,7 +11,7 @@ from logstore.errors import ServiceRefused, SextonError, StoreUnavailable, Unsup
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.ports.objects import ObjectInfo
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import ListStorage
+from logstore.reconciliation.bulk_jobs import ListStorageJob
 from logstore.reconciliation.findings import FindingKind
 from spark.job_mains import native_mains
 from spark.job_runner import SparkJobs
@@ -52,7 +52,7 @@ def test_listing_that_is_not_whole_publishes_nothing(name: str, warm: WarmSessio
         addresses = NativeAddresses(database_url=url, primary=address, tiered=(), application="sexton")
         jobs = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: native_mains(addresses))
         with pytest.raises(error):
-            jobs.run(ListStorage(run_id="run-1"), lambda _: None)
+            jobs.run(ListStorageJob(run_id="run-1"), lambda _: None)
     assert jobs.published_summary("run-1", "list-storage") is None
     assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
 

@@ -23,7 +23,12 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.ports.catalog import SnapshotSwitch
 from logstore.positions import EARLIEST, LedgerId, Position
-from logstore.reconciliation.bulk_jobs import CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.reconciliation.bulk_jobs import (
+    CompareStorageWithCatalogJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+    VerifyFindingsJob,
+)
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
 from spark.job_mains import native_mains
@@ -145,10 +150,10 @@ def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[P
     planning, applying = activities.planning, activities.applying
     begin = BeginPlanInput(run_id=_RUN, actor="tests", older_than_s=0, unsafe_age=True)
     run(planning.begin_plan, begin, workflow_id=_RUN)
-    for job in (ListStorage, ReadReferences, CompareSides):
+    for job in (ListStorageJob, ReadLedgersAndIntentsJob, CompareStorageWithCatalogJob):
         run(planning.run_bulk, BulkInput(run_id=_RUN, job=job.name), workflow_id=_RUN)
     run(planning.check_sides, PlanInput(run_id=_RUN))
-    run(planning.run_bulk, BulkInput(run_id=_RUN, job=VerifyFindings.name), workflow_id=_RUN)
+    run(planning.run_bulk, BulkInput(run_id=_RUN, job=VerifyFindingsJob.name), workflow_id=_RUN)
     planned = run(planning.conclude_plan, PlanInput(run_id=_RUN))
     begun = run(
         applying.begin_apply, BeginApplyInput(run_id=_RUN, actor="tests", max_orphan_share=1.0), workflow_id="apply"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.reconciliation.bulk_jobs import BulkSummary, CompareSides, VerifyFindings
+from logstore.reconciliation.bulk_jobs import BulkSummary, CompareStorageWithCatalogJob, VerifyFindingsJob
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, FindingFiles
 from logstore.reconciliation.findings import FindingKind
 from spark.job_mains import native_mains
@@ -54,9 +54,9 @@ def test_many_candidates_go_from_file_to_file_by_pages(
     url, nowhere = migrated(tmp_path / "catalog.db"), StoreAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s")
     addresses = NativeAddresses(database_url=url, primary=nowhere, tiered=(), application="sexton")
     jobs = SparkJobs(warm, publication, lambda: native_mains(addresses))
-    compare = CompareSides(run_id="run-1", before_us=2, rows_before_us=2, next_ledger_id=1)
+    compare = CompareStorageWithCatalogJob(run_id="run-1", before_us=2, rows_before_us=2, next_ledger_id=1)
     candidates = jobs.run(compare, lambda _: None)
-    findings = jobs.run(VerifyFindings(run_id="run-1", before_us=2), lambda _: None)
+    findings = jobs.run(VerifyFindingsJob(run_id="run-1", before_us=2), lambda _: None)
     assert (candidates.counts["candidates"], findings.counts["foreign"]) == (_MANY, _MANY)
     totals = FindingFiles(Path(findings.folder)).totals()
     assert totals[FindingKind.FOREIGN] == (_MANY, sum(range(_MANY)))

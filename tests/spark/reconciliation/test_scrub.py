@@ -13,7 +13,7 @@ import pytest
 from logstore.log.ledger_object_keys import segment_key
 from logstore.offload.tiered_copy import data_key
 from logstore.positions import LedgerId
-from logstore.reconciliation.bulk_jobs import BulkSummary, CutScrub, ScrubPage
+from logstore.reconciliation.bulk_jobs import BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind
 from spark.job_mains import native_mains
@@ -57,12 +57,14 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
     ) -> list[Finding]:
         jobs, run_id = SparkJobs(warm, publication, lambda: native_mains(native_addresses(store.settings))), next(runs)
         ((next_id,),) = store.sql("SELECT next_ledger_id FROM catalog")
-        cut = jobs.run(CutScrub(run_id=f"scrub-{run_id}", topics=topics, next_ledger_id=next_id), lambda _: None)
+        cut = jobs.run(
+            CutScrubIntoPagesJob(run_id=f"scrub-{run_id}", topics=topics, next_ledger_id=next_id), lambda _: None
+        )
         found: list[Finding] = []
         read: list[BulkSummary] = []
         for page in range(cut.counts["pages"]):
             before(page)
-            job = ScrubPage(run_id=f"scrub-{run_id}", page=page, bytes_per_s=rate)
+            job = ScrubPageJob(run_id=f"scrub-{run_id}", page=page, bytes_per_s=rate)
             read.append(jobs.run(job, lambda _: None))
             found += [finding for _, finding in FindingFiles(Path(read[-1].folder)).iterate()]
         run_counts.append((cut.counts, read))
@@ -270,7 +272,7 @@ def test_page_is_some_minutes_of_the_rate(
     ledgers = [(ledger_id, 64 << 20, 8) for ledger_id in range(100)]
     monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: nullcontext())
     monkeypatch.setattr(scrub_ledgers, "_read_copies", lambda *_: iter(ledgers))
-    job = CutScrub(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=rate)
+    job = CutScrubIntoPagesJob(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=rate)
     counts = scrub_ledgers._cut("", tmp_path, job, max_objects=20_000)
     cut = json.loads((tmp_path / "pages.json").read_text())["pages"]
     assert counts == {"ledgers": 100, "objects": 800, "size_bytes": 100 * (64 << 20), "pages": pages}

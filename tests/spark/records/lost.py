@@ -18,9 +18,9 @@ from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.records.outbox import SqlRecords
 from infra.catalog.records.rebuild_loading import SqlRebuild
-from logstore.identity.bucket_markers import MARKER_KEY, Role, marker_content
-from logstore.identity.services.lost_catalog_identity import LostCatalog
-from logstore.identity.services.marker_checked_buckets import OwnStore
+from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
+from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
+from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
 from logstore.ports.catalog.rebuilding import CatalogLoad
 from logstore.ports.catalog.records import Records
 from logstore.reconciliation.bulk_jobs import BulkSummary
@@ -102,7 +102,7 @@ def load_from(manifest: Manifest, url: str, summary: BulkSummary) -> CatalogLoad
         epoch=manifest.epoch + 1,
         highest_version=summary.counts["version"],
         stamp="5" * 32,
-        markers=((Role.RECORDS, "records"),),
+        markers=((BucketRole.RECORDS, "records"),),
         now_us=7,
     )
 
@@ -125,12 +125,12 @@ class LostWorld:
         self.log = RecordLog(self.own())
         self.number = 0
 
-    def own(self) -> OwnStore:
-        return LostCatalog(CATALOG_ID).own(self.named, self.objects)
+    def own(self) -> MarkerCheckedBucket:
+        return LostCatalogIdentity(CATALOG_ID).own(self.named, self.objects)
 
     @property
     def named(self) -> Any:
-        return SimpleNamespace(role=Role.RECORDS, bucket="records", address="")
+        return SimpleNamespace(role=BucketRole.RECORDS, bucket="records", address="")
 
     def do(self, work: Callable[[Connection], object]) -> None:
         self.database.write(work)

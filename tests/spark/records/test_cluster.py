@@ -10,7 +10,7 @@ import pytest
 from infra.catalog import Database
 from infra.catalog.records.outbox import SqlRecords
 from infra.catalog.records.rebuild_loading import SqlRebuild
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.records.rebuilding import RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
 from spark.job_mains import record_mains
@@ -35,7 +35,7 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
         manifest = flush_all(SqlRecords(database), RecordLog(log.record_objects), ceiling=1_000_000)
     database.close()
     job = RebuildRecords(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
-    mains = record_mains(store_address(settings, Role.RECORDS, settings.records_bucket))
+    mains = record_mains(store_address(settings, BucketRole.RECORDS, settings.records_bucket))
     with standalone(tmp_path) as master:
         cluster = SparkSettings(
             scratch=tmp_path / "scratch", master=master, driver_memory="512m", extra_properties=PROPERTIES

@@ -12,8 +12,8 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransaction, Topic
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.transactions.buffer_serialization import BufferFiles, BuildBuffers
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId
 from spark.job_mains import native_mains
 from spark.job_runner import SparkJobs
@@ -53,9 +53,9 @@ def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
 
 def _built(
     settings: Settings, warm: WarmSession, folder: Path, *topics: Topic
-) -> tuple[BulkSummary, dict[TopicId, Buffer]]:
+) -> tuple[BulkSummary, dict[TopicId, TransactionBuffer]]:
     jobs = SparkJobs(warm, Publication(folder), lambda: native_mains(native_addresses(settings)))
-    job = BuildBuffers(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
+    job = BuildTransactionBuffersJob(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
     done = jobs.run(job, lambda _: None)
     files = BufferFiles(Path(done.folder))
     return done, dict(one for part in range(done.counts["parts"]) for one in files.read_part(part))

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from logstore.deletion.services.primary_copies import PrimaryCopies
+from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.log.segment_metadata import sha256_hex
-from logstore.ownership import BundleId, bundle_name, bundle_of
+from logstore.ownership import BundleId, bundle_name, bundle_of_topic
 from logstore.ports.catalog import Cause
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
@@ -30,7 +30,7 @@ from tests.workers.cli.fakes import FakeServices
 def world(tmp_path: Path, services: FakeServices) -> Iterator[World]:
     """A catalog and a bucket, behind the command line."""
     made = open_world(tmp_path / "world")
-    storages = {CopyKind.LEDGER.value: PrimaryCopies(made.objects)}
+    storages = {CopyKind.LEDGER.value: PrimaryCopyStorage(made.objects)}
     services.log = SimpleNamespace(  # type: ignore[assignment]
         catalog=made.catalog, storages=storages, objects=made.objects, closed=0
     )
@@ -85,7 +85,7 @@ def test_explain_of_a_listed_ledger_says_who_needs_it(run: Run, world: World) ->
 def test_explain_names_the_bundle_and_who_acquired_it_last(run: Run, world: World) -> None:
     """Whose background work the ledger's deletion is, as far as the catalog knows."""
     (ledger,) = world.fill(1)
-    bundle = bundle_of(TopicName.parse(NAME), bundles=64)
+    bundle = bundle_of_topic(TopicName.parse(NAME), bundles=64)
     name = bundle_name(bundle, bundles=64)
     assert _explained(run, ledger)["bundle"] == {"bundle": name, "number": bundle, "fence": 0, "fenced_by": None}
     world.catalog.fences.raise_fences([BundleId(0), bundle], "w1")

@@ -19,7 +19,7 @@ from infra.coordination.takeover import TakeoverTimes
 from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
-from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of
+from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of_topic
 from logstore.ports.catalog import Fence
 from logstore.validated_names import TopicName
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper
@@ -134,7 +134,7 @@ def test_list_filters(run: Run, catalog: SqlCatalog, join: Join) -> None:
     assert numbers("--worker", "nobody") == []
     assert numbers("--unowned") == [3]
     catalog.topics.create(TopicName.parse(ORDERS).encoded, RetentionPolicy())
-    assert numbers("--topic", ORDERS) == [bundle_of(TopicName.parse(ORDERS), bundles=_N)]
+    assert numbers("--topic", ORDERS) == [bundle_of_topic(TopicName.parse(ORDERS), bundles=_N)]
     document(run("owners", "list", "--worker", "a", "--unowned", "--json"), code=2)
     document(run("owners", "list", "--topic", f"{ORDERS}x", "--json"), code=2)
 

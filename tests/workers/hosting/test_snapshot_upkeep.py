@@ -14,7 +14,7 @@ def test_due_snapshots_are_written_until_none_is_and_failures_are_told_once(capl
     answers: list[int | Exception] = [16, 3, StoreUnavailable("away"), StoreUnavailable("away"), 0, 2]
     asked = 0
 
-    def write_due() -> int:
+    def write_due_snapshots() -> int:
         nonlocal asked
         asked += 1
         if asked > len(answers):
@@ -25,7 +25,7 @@ def test_due_snapshots_are_written_until_none_is_and_failures_are_told_once(capl
         return found
 
     with caplog.at_level(logging.WARNING), pytest.raises(asyncio.CancelledError):
-        asyncio.run(write_snapshots(write_due, interval_s=0))
+        asyncio.run(write_snapshots(write_due_snapshots, interval_s=0))
     assert asked == len(answers) + 1
     assert [one.getMessage() for one in caplog.records] == [
         "no snapshot of transactions is written, because the catalog does not answer: away"

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from infra.coordination.zookeeper_session import Ensemble
 from infra.stack.stack_home import Credentials
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from tests.tls import Authority
 from workers.assembly.log_store_from_settings import native_addresses, store_address
 from workers.client.temporal_credentials import temporal_access
@@ -45,7 +45,7 @@ def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
         access,
         ensemble,
         Ensemble(hosts="h:1", auth=("digest", _CANARY)),
-        store_address(settings, Role.PRIMARY, "bucket"),
+        store_address(settings, BucketRole.PRIMARY, "bucket"),
         native_addresses(settings),
         Credentials(access_key="key", secret_key=_CANARY),
     ]

@@ -7,7 +7,13 @@ from temporalio.exceptions import ApplicationError, CancelledError, WorkflowAlre
 from logstore.deletion.intents import GuardRefusal
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
-from logstore.reconciliation.bulk_jobs import BulkJob, CompareSides, ListStorage, ReadReferences, VerifyFindings
+from logstore.reconciliation.bulk_jobs import (
+    BulkJob,
+    CompareStorageWithCatalogJob,
+    ListStorageJob,
+    ReadLedgersAndIntentsJob,
+    VerifyFindingsJob,
+)
 from logstore.reconciliation.findings import FindingKind
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import orphan_ledgers, plan, run_id
@@ -43,7 +49,12 @@ async def test_plan_goes_its_steps_and_says_what_it_found(house: House) -> None:
         details = await details_of(handle)
         progress = await handle.query(ReconcileOrphans.progress)
     assert [one.type for one in house.attempts()] == _STEPS
-    assert [type(job) for job in house.world.bulk.ran] == [ListStorage, ReadReferences, CompareSides, VerifyFindings]
+    assert [type(job) for job in house.world.bulk.ran] == [
+        ListStorageJob,
+        ReadLedgersAndIntentsJob,
+        CompareStorageWithCatalogJob,
+        VerifyFindingsJob,
+    ]
     assert result.found
     assert (result.found.findings["orphan_ledger"], result.found.size_bytes["orphan_ledger"]) == (3, 900)
     assert set(result.found.findings) == {kind.value for kind in FindingKind}

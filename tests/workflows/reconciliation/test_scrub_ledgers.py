@@ -8,7 +8,7 @@ from temporalio.exceptions import CancelledError, WorkflowAlreadyStartedError
 
 from logstore.errors import CatalogMismatch, CorruptData, ServiceFailed, StoreUnavailable
 from logstore.ports.catalog import RunKind
-from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, BulkJob, CutScrub, ScrubPage
+from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, BulkJob, CutScrubIntoPagesJob, ScrubPageJob
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import corrupt, scrub
 from workflows.reconciliation.job_definitions import (
@@ -26,7 +26,7 @@ _STEPS = [
 
 def pages_read(house: House) -> list[int]:
     """Pages whose job ran, in order; one that was published is not read again."""
-    return [job.page for job in house.world.bulk.ran if isinstance(job, ScrubPage)]
+    return [job.page for job in house.world.bulk.ran if isinstance(job, ScrubPageJob)]
 
 
 @pytest.mark.external_service
@@ -42,7 +42,7 @@ async def test_scrub_goes_its_steps_and_says_what_it_found(house: House) -> None
     assert (result.found.findings["corrupt_data"], result.found.size_bytes["corrupt_data"]) == (3, 300)
     progress = result.progress
     assert (progress.pages_done, progress.objects, progress.all_objects, progress.findings) == (2, 20, 20, 3)
-    rates = [job.bytes_per_s for job in house.world.bulk.ran if isinstance(job, CutScrub | ScrubPage)]
+    rates = [job.bytes_per_s for job in house.world.bulk.ran if isinstance(job, CutScrubIntoPagesJob | ScrubPageJob)]
     assert rates == [MIN_SCRUB_RATE] * 3
     assert "- **corrupt_data** — 3, 300 bytes\n" in details
     (run,) = house.world.catalog.reconciliation.runs(RunKind.SCRUB, limit=9)
@@ -69,7 +69,7 @@ async def test_storage_and_cluster_that_are_away_for_a_while_are_waited_for(hous
 
 async def test_terminal_fault_fails_the_scrub_at_once(house: House) -> None:
     def fail(job: BulkJob, _beat: object) -> None:
-        if isinstance(job, ScrubPage):
+        if isinstance(job, ScrubPageJob):
             raise CorruptData("pages.json: expected pages")
 
     house.world.bulk.meanwhile = fail
@@ -99,7 +99,7 @@ async def test_cancelled_scrub_ends_its_job_and_the_next_goes_on_where_it_was(ho
     gate = Gate()
 
     def hold(job: BulkJob, beat: Any) -> None:
-        if isinstance(job, ScrubPage) and job.page == 1:
+        if isinstance(job, ScrubPageJob) and job.page == 1:
             gate.wait()
             beat()
 
@@ -153,7 +153,7 @@ async def test_worker_lost_with_an_empty_cache_reads_no_page_twice(house: House)
     gate = Gate()
 
     def hold(job: BulkJob, _beat: object) -> None:
-        if isinstance(job, ScrubPage) and job.page == 1:
+        if isinstance(job, ScrubPageJob) and job.page == 1:
             gate.wait()
 
     house.world.bulk.meanwhile = hold

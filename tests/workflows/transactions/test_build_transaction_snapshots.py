@@ -3,8 +3,8 @@
 import pytest
 
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.buffer_serialization import BuildBuffers
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from tests.workflows.builds import BUFFER, buffer_of_topic, build, run_id
 from tests.workflows.house import House
 from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
@@ -21,13 +21,13 @@ async def test_topics_that_are_asked_for_reach_the_bulk_job(house: House) -> Non
     async with house.worker():
         result = await (await build(house, BUILD_TRANSACTION_SNAPSHOTS, topic_ids=[int(topic_id)])).result()
     named = run_id(house, BUILD_TRANSACTION_SNAPSHOTS)
-    assert house.world.bulk.ran == [BuildBuffers(run_id=named, topics=(topic_id,))]
+    assert house.world.bulk.ran == [BuildTransactionBuffersJob(run_id=named, topics=(topic_id,))]
     assert result.counts["switched"] == 1
 
 
 async def test_newer_snapshot_stays_and_a_topic_that_has_gone_is_counted(house: House) -> None:
     """Neither is a failure."""
-    newer = Buffer(read_to=Position(LedgerId(2), 0))
+    newer = TransactionBuffer(read_to=Position(LedgerId(2), 0))
     assert house.world.log.buffer_snapshots.replace(house.world.topic.topic_id, newer)
     house.world.bulk.buffers[TopicId(10**6)] = BUFFER
     async with house.worker():

@@ -11,7 +11,7 @@ from logstore.deletion.intents import CopyVerdict, find_missing_property
 from logstore.errors import InvalidInput, SextonError
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind, CopyState
-from logstore.ownership import bundle_name, bundle_of
+from logstore.ownership import bundle_name, bundle_of_topic
 from logstore.ports.catalog import AuditEntry, Fences, InspectedCopy, InspectedIntent, LedgerHistory, Segment
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
@@ -120,7 +120,7 @@ def _make_bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | 
     if topic is None:
         return None
     bundles = fences.count_bundles()
-    bundle = bundle_of(topic, bundles=bundles)
+    bundle = bundle_of_topic(topic, bundles=bundles)
     fence = fences.fence(bundle)
     return {
         "bundle": bundle_name(bundle, bundles=bundles),

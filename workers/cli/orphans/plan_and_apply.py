@@ -70,7 +70,7 @@ def plan(
 ) -> JobOrAnswer:
     """Compare what storage holds with what the catalog says. Changes neither; `orphans apply` does."""
     age_s = parse_duration(older_than, "older-than")
-    plausibility_guards.check_age(age_s, unsafe=unsafe_age)
+    plausibility_guards.require_min_age(age_s, unsafe=unsafe_age)
     context.require_store()
     inventories = [_to_absolute_path(path) for path in inventory or ()]
 
@@ -197,9 +197,9 @@ def apply(
 
 def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
     """Answer with the counts of an apply at this moment, even if a guard would refuse the apply."""
-    from logstore.reconciliation.services.run_checks import finished_plan  # noqa: PLC0415 - start-up time
+    from logstore.reconciliation.services.run_checks import require_finished_plan  # noqa: PLC0415 - start-up time
 
-    plan, applied_at = finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
+    plan, applied_at = require_finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
     applied, sizes, skipped = dict.fromkeys(_REMOVABLE_KINDS, 0), dict.fromkeys(_REMOVABLE_KINDS, 0), dict[str, int]()
     if applied_at:
         note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")

@@ -45,11 +45,17 @@ def report(
 
 
 def _open_report(runs: "Reconciliation", run_id: str) -> PlanReport:
-    from logstore.reconciliation.services.run_checks import find_apply, finished_findings, open_report  # noqa: PLC0415
+    from logstore.reconciliation.services.run_checks import (  # noqa: PLC0415
+        find_apply,
+        open_finding_files,
+        require_finished_plan_or_scrub,
+    )
 
     plan = runs.run(run_id)
-    result = finished_findings(plan)
-    return PlanReport(plan=plan, result=result, files=open_report(result, run_id), applied=find_apply(runs, run_id))
+    result = require_finished_plan_or_scrub(plan)
+    return PlanReport(
+        plan=plan, result=result, files=open_finding_files(result, run_id), applied=find_apply(runs, run_id)
+    )
 
 
 def _to_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, object]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logstore.cursors.services.cursor_snapshots import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import Component
@@ -111,7 +111,7 @@ class _Play:
             application="sexton",
             clock=clock,
         )
-        snapshots = CursorLedgers(
+        snapshots = CursorSnapshots(
             cursors=catalog.cursors, ledgers=catalog.ledgers, contents=contents, inline_bytes=limit, clock=clock
         )
         committer = self._open.enter_context(closing(GroupCommitter(catalog.commits)))

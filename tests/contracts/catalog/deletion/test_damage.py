@@ -4,7 +4,7 @@ import pytest
 
 from infra.catalog.log.ledger_inspection import SqlInspection
 from logstore.deletion.intents import DeletionState, Outcome, find_refusal
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import Cause, Claim, Inflight, IntentResult, RowRange
 from logstore.positions import LedgerId, TopicId
@@ -170,7 +170,7 @@ def test_context_with_an_escape_that_is_no_character_stops_nobody(sql_world: Sql
     assert {first, second} <= set(listed(world, topic.topic_id))
     world.add_copy(second, CopyState.LIVE, uuid="u-2", bucket="cold")
     world.sql("UPDATE ledger_copy SET state = 'LIVE'")
-    found = world.catalog.identities.known_copies(Role.TIERED, "cold", limit=9)
+    found = world.catalog.identities.known_copies(BucketRole.TIERED, "cold", limit=9)
     assert second in {one.intent.ledger_id for one in found}
 
 
@@ -181,7 +181,7 @@ def test_live_copy_whose_context_is_no_json_hides_no_evidence(sqlite_url: str) -
     *_, last = filled(world, topic, 1)
     world.add_copy(last, CopyState.LIVE, uuid="u-2", bucket="cold")
     world.sql("UPDATE ledger_copy SET state = 'LIVE'")
-    found = world.catalog.identities.known_copies(Role.TIERED, "cold", limit=9)
+    found = world.catalog.identities.known_copies(BucketRole.TIERED, "cold", limit=9)
     assert [one.intent.ledger_id for one in found] == [last]
     world.database.close()
 

@@ -1,7 +1,7 @@
 """The catalog's own id, the buckets that carry it, and what must stand in them."""
 
 from logstore.deletion.intents import Outcome
-from logstore.identity.bucket_markers import Role
+from logstore.identity.bucket_markers import BucketRole
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.ports.catalog import IntentResult, RowRange
 from logstore.positions import LedgerId
@@ -9,7 +9,7 @@ from tests.contracts.catalog.steps import filled, new_topic, newborn
 from tests.contracts.catalog.worlds import World
 
 
-def _ids(world: World, role: Role, bucket: str = "", *, limit: int = 100) -> list[tuple[str, LedgerId]]:
+def _ids(world: World, role: BucketRole, bucket: str = "", *, limit: int = 100) -> list[tuple[str, LedgerId]]:
     return [
         (one.state, one.intent.ledger_id) for one in world.catalog.identities.known_copies(role, bucket, limit=limit)
     ]
@@ -27,9 +27,9 @@ def test_marker_is_recorded_once_by_role_and_bucket(world: World) -> None:
     identities = world.catalog.identities
     assert identities.marked_buckets() == frozenset()
     for _ in range(2):
-        identities.record_marker(Role.PRIMARY, "logs")
-        identities.record_marker(Role.TIERED, "logs")
-    assert identities.marked_buckets() == {(Role.PRIMARY, "logs"), (Role.TIERED, "logs")}
+        identities.record_marker(BucketRole.PRIMARY, "logs")
+        identities.record_marker(BucketRole.TIERED, "logs")
+    assert identities.marked_buckets() == {(BucketRole.PRIMARY, "logs"), (BucketRole.TIERED, "logs")}
 
 
 def test_evidence_is_live_copies_newest_first_then_those_on_their_way_out(world: World) -> None:
@@ -38,10 +38,10 @@ def test_evidence_is_live_copies_newest_first_then_those_on_their_way_out(world:
     a, b, c = filled(world, topic.topic_id, 3)
     newborn(world, topic.topic_id)
     world.detach(topic.topic_id, [a])
-    assert _ids(world, Role.PRIMARY) == [("LIVE", c), ("LIVE", b), ("PENDING", a)]
-    assert _ids(world, Role.PRIMARY, limit=1) == [("LIVE", c)]
-    assert _ids(world, Role.TIERED, "cold") == []
-    assert _ids(world, Role.RECORDS) == []
+    assert _ids(world, BucketRole.PRIMARY) == [("LIVE", c), ("LIVE", b), ("PENDING", a)]
+    assert _ids(world, BucketRole.PRIMARY, limit=1) == [("LIVE", c)]
+    assert _ids(world, BucketRole.TIERED, "cold") == []
+    assert _ids(world, BucketRole.RECORDS) == []
 
 
 def test_evidence_has_dead_letters_and_nothing_that_is_gone(world: World) -> None:
@@ -55,16 +55,16 @@ def test_evidence_has_dead_letters_and_nothing_that_is_gone(world: World) -> Non
         IntentResult(row_id=second, outcome=Outcome.DELETED),
     ]
     world.catalog.deletions.finish(ends, holder="b")
-    assert _ids(world, Role.PRIMARY)[1:] == [("DEAD_LETTERED", a)]
+    assert _ids(world, BucketRole.PRIMARY)[1:] == [("DEAD_LETTERED", a)]
 
 
 def test_evidence_can_be_asked_for_in_storage(world: World) -> None:
     """It carries all that a statement is compared with, live or not."""
     topic = new_topic(world)
     a, _ = filled(world, topic.topic_id, 2)
-    (_, before) = world.catalog.identities.known_copies(Role.PRIMARY, "", limit=9)
+    (_, before) = world.catalog.identities.known_copies(BucketRole.PRIMARY, "", limit=9)
     world.detach(topic.topic_id, [a])
-    (_, after) = world.catalog.identities.known_copies(Role.PRIMARY, "", limit=9)
+    (_, after) = world.catalog.identities.known_copies(BucketRole.PRIMARY, "", limit=9)
     assert (before.state, after.state) == ("LIVE", "PENDING")
     assert before.intent.owner == after.intent.owner
     assert before.intent.owner.topic == topic.name
@@ -80,9 +80,9 @@ def test_evidence_of_a_tiered_bucket_is_what_contexts_say_stands_there(world: Wo
     world.add_copy(b, CopyState.WRITING, uuid="u-2", bucket="cold")
     world.add_copy(c, CopyState.LIVE, uuid="u-3", bucket="colder")
     world.add_copy(d, CopyState.LIVE, uuid="u-4", bucket="cold")
-    assert _ids(world, Role.TIERED, "cold") == [("LIVE", d), ("LIVE", a)]
-    assert _ids(world, Role.TIERED, "colder") == [("LIVE", c)]
+    assert _ids(world, BucketRole.TIERED, "cold") == [("LIVE", d), ("LIVE", a)]
+    assert _ids(world, BucketRole.TIERED, "colder") == [("LIVE", c)]
     world.detach(topic.topic_id, [a])
-    assert _ids(world, Role.TIERED, "cold") == [("LIVE", d), ("PENDING", a)]
-    (found, _) = world.catalog.identities.known_copies(Role.TIERED, "cold", limit=9)
+    assert _ids(world, BucketRole.TIERED, "cold") == [("LIVE", d), ("PENDING", a)]
+    (found, _) = world.catalog.identities.known_copies(BucketRole.TIERED, "cold", limit=9)
     assert found.intent.context["uuid"] == "u-4"

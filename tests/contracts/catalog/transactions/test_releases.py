@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from logstore.cursors.services.cursor_snapshots import CursorLedgers
+from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscription, Subscriptions
 from logstore.errors import AcknowledgementStale
 from logstore.log.services.component_ledgers import ComponentLedgers
@@ -45,7 +45,7 @@ def subscriptions(sql_world: SqlWorld) -> Iterator[Subscriptions]:
     contents = ComponentLedgers(
         components=catalog.components, ledgers=catalog.ledgers, objects=FakeObjectStore(), application="sexton"
     )
-    ledgers = CursorLedgers(cursors=catalog.cursors, ledgers=catalog.ledgers, contents=contents, inline_bytes=1_000)
+    ledgers = CursorSnapshots(cursors=catalog.cursors, ledgers=catalog.ledgers, contents=contents, inline_bytes=1_000)
     committer = GroupCommitter(catalog.commits)
     yield Subscriptions(
         cursors=catalog.cursors, transactions=catalog.transactions, committer=committer, ledgers=ledgers

@@ -13,8 +13,8 @@ from activities.records.rebuild_catalog import LoadedCatalog, Rebuilding
 from infra.catalog import Database, SqlCatalog
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.identity.bucket_markers import NamedBucket, Role
-from logstore.identity.services.lost_catalog_identity import LostCatalog
+from logstore.identity.bucket_markers import BucketRole, NamedBucket
+from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_id_from_key
@@ -35,7 +35,7 @@ from spark.records.rebuild_records import rebuild_records
 from tests.faults.world import World
 
 _STEPS: Final = ("begin", "find_rows", "load_rows", "look", "publish", "adopt_shards", "finish_adoption", "let_go")
-_BUCKET: Final = NamedBucket(role=Role.RECORDS, bucket="records", address="")
+_BUCKET: Final = NamedBucket(role=BucketRole.RECORDS, bucket="records", address="")
 
 
 class InlineBulk:
@@ -112,7 +112,7 @@ class Chain:
 
     def log(self) -> RecordLog:
         """The record log, as somebody reads it who has no catalog."""
-        return RecordLog(LostCatalog(self.catalog_id).own(_BUCKET, self.world.records))
+        return RecordLog(LostCatalogIdentity(self.catalog_id).own(_BUCKET, self.world.records))
 
     def manifests(self) -> list[Manifest]:
         """All that are there, ascending."""
@@ -176,7 +176,7 @@ class Chain:
             bulk=InlineBulk(self.world.database.parent / "rebuilds", self.world),  # type: ignore[arg-type]
             database=database,
             start=start,
-            markers=lambda: ((Role.RECORDS, "records"),),
+            markers=lambda: ((BucketRole.RECORDS, "records"),),
             open_loaded=lambda: self._loaded(url, log, opened),
             require_no_workers=None if take_over else self.require_no_workers,
             clock=self.clock,
