@@ -35,7 +35,7 @@ class Settler(Protocol):
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         """Return the topics with cursors to settle."""
 
-    def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
+    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
         """Settle every cursor of the topic. Return one error for each cursor that failed."""
 
 
@@ -80,7 +80,7 @@ class Retention:
         if topic.state is not TopicState.ACTIVE:
             return False
         rolled = self._roller.roll_if_due(topic)  # first, because many cursors on slow storage would delay it
-        for error in self._settler.settle(topic.topic_id):
+        for error in self._settler.advance_cursors_with_snapshots(topic.topic_id):
             _LOG.warning("topic %s: a cursor was not settled: %s", topic.name, error)
         return rolled
 

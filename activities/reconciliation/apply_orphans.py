@@ -44,7 +44,7 @@ from logstore.reconciliation.findings import (
     ApplyCounts,
     FindingFate,
     FindingKind,
-    add_counts,
+    add_apply_counts,
     apply_counts,
     apply_run_id,
 )
@@ -125,7 +125,7 @@ class Applying:
         """
         require_epoch(self._runs, request.epoch, request.run_id)
         self._stored.confirm()
-        findings = self._files(request.run_id).page(request.page)
+        findings = self._files(request.run_id).read_page(request.page)
         objects = sum(map(is_single_object, findings.values()))
         if not has_rows_to_file(findings):
             return FiledPage(intents=0, detached=0, objects=objects)
@@ -152,7 +152,7 @@ class Applying:
             for number, reason in sorted(reasons.items())
         ]
         with effect("reconciliation.keep_copies"):
-            finding_fates.kept_files(folder).put(request.page, kept)
+            finding_fates.kept_files(folder).write_page(request.page, kept)
         return FiledPage(intents=filing.detached.intents, detached=filing.detached.ledgers, objects=objects)
 
     @defined(name="reconciliation.delete_objects")
@@ -167,7 +167,7 @@ class Applying:
         """
         require_epoch(self._runs, request.epoch, request.run_id)  # a restored catalog may give a number out again
         return self._objects.delete(
-            single_objects(self._files(request.run_id).page(request.page)),
+            single_objects(self._files(request.run_id).read_page(request.page)),
             folder=self._bulk.folder(request.run_id),
             page=request.page,
             before_us=request.before_us,
@@ -183,14 +183,14 @@ class Applying:
         Idempotency: a repeated call replaces the page's file. The new file follows the rows of that moment.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        folder, findings = self._bulk.folder(request.run_id), self._files(request.run_id).page(request.page)
+        folder, findings = self._bulk.folder(request.run_id), self._files(request.run_id).read_page(request.page)
         rows: list[FiledCopy] = []
         while more := self._runs.filed(request.batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS_PER_READ):
             raise_if_stopped()
             rows += more
         fates = finding_fates.join_fates(findings, rows, intents=request.intents, folder=folder, page=request.page)
         with effect("reconciliation.put_fates"):
-            finding_fates.fate_files(folder).put(request.page, list(fates.values()))
+            finding_fates.fate_files(folder).write_page(request.page, list(fates.values()))
         return finding_fates.count_fates(findings, fates)
 
     @defined(name="reconciliation.conclude_apply")
@@ -208,11 +208,11 @@ class Applying:
             total = ApplyCounts()
             for page in range(files.pages):
                 raise_if_stopped()
-                fates = fate_files.page(page)
+                fates = fate_files.read_page(page)
                 if fates is None:
                     problem = f"expected page {page} to be applied, found none"
                     raise PreconditionFailed(f"apply of {request.run_id}: {problem}")
-                total = add_counts(total, finding_fates.count_fates(files.page(page), fates))
+                total = add_apply_counts(total, finding_fates.count_fates(files.read_page(page), fates))
             self._runs.close_run(run.run_id, {**run.summary, RESULT: asdict(total)})
             run = self._runs.run(run.run_id)
         return apply_counts(run.summary)

@@ -17,7 +17,7 @@ from activities.reconciliation.recheck_page import (
 from logstore.ports.catalog import Identities, OrphanCopy, Reconciliation
 from logstore.positions import LedgerId
 from logstore.reconciliation.finding_files import AppliedFinding
-from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_counts, apply_batch_id
+from logstore.reconciliation.findings import ApplyCounts, Finding, FindingFate, add_apply_counts, apply_batch_id
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.reconciliation.services.run_checks import (
     find_apply,
@@ -65,7 +65,9 @@ class ApplyPreview:
         counts, sizes, passed_over = ApplyCounts(), Counter[str](), dict[LedgerId, int]()
         for page in range(files.pages):
             on_progress(page, files.pages)
-            findings = {number: finding for number, finding in files.page(page).items() if finding.kind.is_removable}
+            findings = {
+                number: finding for number, finding in files.read_page(page).items() if finding.kind.is_removable
+            }
             copies = read_look(folder, page) if folder else None
             if copies is None:
                 copies = ask_copies(self._stored, findings, plan.before_us)
@@ -79,7 +81,7 @@ class ApplyPreview:
                 else AppliedFinding(number=number, fate=FindingFate.STARTED)
                 for number in findings
             }
-            counts = add_counts(counts, count_fates(findings, fates))
+            counts = add_apply_counts(counts, count_fates(findings, fates))
             for number, finding in findings.items():
                 if number not in kept:
                     copy = copies.get(number)

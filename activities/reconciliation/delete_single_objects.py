@@ -56,7 +56,7 @@ class ObjectDeletion:
             applied |= self._abort_uploads(to_delete, before_us, heartbeats)
             kept_findings = [_keep(number, reason) for number, reason in sorted(kept.items())]
             with effect("reconciliation.keep_objects"):
-                finding_fates.object_files(folder).put(page, [*kept_findings, *applied.values()])
+                finding_fates.object_files(folder).write_page(page, [*kept_findings, *applied.values()])
         return sum(result.fate is FindingFate.DELETED for result in applied.values())
 
     def _decide(

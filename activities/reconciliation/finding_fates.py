@@ -48,7 +48,7 @@ def join_fates(
     finding has neither, a sweep took its row over, because the page's own batch began late or ended early. `intents` is
     the number of rows that were filed for the batch.
     """
-    kept_copies, objects = kept_files(folder).page(page), object_files(folder).page(page) or {}
+    kept_copies, objects = kept_files(folder).read_page(page), object_files(folder).read_page(page) or {}
     rows_by_finding, is_complete = _group_by_finding(findings, filed), len(filed) >= intents
     applied: dict[int, AppliedFinding] = {}
     for number, finding in sorted(findings.items()):

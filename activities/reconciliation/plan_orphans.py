@@ -180,7 +180,7 @@ class Planning:
     def _make_result(self, run: ReconciliationRun) -> PlanResult:
         published = {name: self._output.published_summary(run.run_id, name) for name in _STEPS}
         folder = published[VerifyFindingsJob.name].folder
-        totals = FindingFiles(Path(folder)).totals()
+        totals = FindingFiles(Path(folder)).count_by_kind()
         facts = [fact for summary in published.values() for fact in summary.facts.items()]
         compared = published[CompareStorageWithCatalogJob.name]
         return PlanResult(

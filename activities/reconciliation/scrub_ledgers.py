@@ -159,7 +159,7 @@ class Scrubbing:
         return plan_result(run.summary)
 
     def _make_result(self, run: ReconciliationRun, folder: Path, left_out: list[str]) -> PlanResult:
-        totals = FindingFiles(folder).totals()
+        totals = FindingFiles(folder).count_by_kind()
         return PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
             size_bytes={kind.value: size for kind, (_, size) in totals.items()},

@@ -57,7 +57,9 @@ class BufferBuilding(TopicBuilding):
             OutcomeUnknown (retry).
         """
         files = BufferFiles(self._folder(request.run_id))
-        return self._switch(files.read_part(request.page), lambda topic_buffer: self._snapshots.replace(*topic_buffer))
+        return self._switch(
+            files.read_part(request.page), lambda topic_buffer: self._snapshots.replace_snapshot(*topic_buffer)
+        )
 
     @defined(name="transactions.conclude_build")
     @beating()

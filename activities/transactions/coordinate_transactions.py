@@ -113,7 +113,7 @@ class Coordination:
     def _broadcast_batch(self, progress: _DrainProgress) -> int:
         batch = self._transactions.claim(own_claim(), limit=_MAX_TRANSACTIONS_PER_BATCH)
         if batch:
-            result = self._broadcasts.settle(batch)
+            result = self._broadcasts.broadcast_batch(batch)
             _record_durations(result.finished)
             progress.finished += len(result.finished)
             progress.handed_over += self._hand_over(result)
@@ -164,7 +164,7 @@ class Coordination:
         txn = TransactionId.parse(request.txn)
         transaction = self._transactions.claim_one(txn, own_claim(CLAIM_S + request.wait_s))
         if transaction.finished_us is None:
-            result = self._broadcasts.settle([transaction])
+            result = self._broadcasts.broadcast_batch([transaction])
             _record_durations(result.finished)
             if failures := result.failures.get(txn):
                 self._transactions.record_failures(txn, failures)

@@ -97,14 +97,14 @@ class FindingFiles:
     def pages(self) -> int:
         return len(self._row_groups)
 
-    def page(self, number: int) -> dict[int, Finding]:
+    def read_page(self, number: int) -> dict[int, Finding]:
         """Return the findings of a page by their numbers. Page numbers begin at 0."""
         path, group, first = self._row_groups[number]
         with _translate_errors(path):
             rows = pq.ParquetFile(path).read_row_group(group).to_pylist()
             return {first + index: _to_finding(row) for index, row in enumerate(rows)}
 
-    def totals(self) -> dict[FindingKind, tuple[int, int]]:
+    def count_by_kind(self) -> dict[FindingKind, tuple[int, int]]:
         """Return the number of findings and their bytes by kind, including zeros. Reads two columns, page by page."""
         totals = dict.fromkeys(FindingKind, (0, 0))
         for path, group, _ in self._row_groups:
@@ -117,10 +117,10 @@ class FindingFiles:
                     totals[kind] = (findings + row["size_bytes_count"], size_bytes + (row["size_bytes_sum"] or 0))
         return totals
 
-    def iterate(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
+    def iterate_findings(self, kind: FindingKind | None = None) -> Iterator[tuple[int, Finding]]:
         """Yield each finding with its number, page by page. `kind` selects findings of one kind."""
         for page in range(self.pages):
-            for number, finding in self.page(page).items():
+            for number, finding in self.read_page(page).items():
                 if kind in {None, finding.kind}:
                     yield number, finding
 
@@ -153,7 +153,7 @@ class FateFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put(self, page: int, results: Sequence[AppliedFinding]) -> None:
+    def write_page(self, page: int, results: Sequence[AppliedFinding]) -> None:
         """Replace the file of a page atomically."""
         self._folder.mkdir(parents=True, exist_ok=True)
         rows = [
@@ -163,7 +163,7 @@ class FateFiles:
         with replace_atomically(self._path(page)) as new:
             pq.write_table(pa.Table.from_pylist(rows, schema=FATE_SCHEMA), new)
 
-    def page(self, page: int) -> dict[int, AppliedFinding] | None:
+    def read_page(self, page: int) -> dict[int, AppliedFinding] | None:
         """Return the fates of a page by number of the finding, or `None` if the page has no file.
 
         Raises:

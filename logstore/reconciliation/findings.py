@@ -137,7 +137,7 @@ def apply_batch_id(run_id: str, page: int) -> str:
     return f"orphans-{run_id}-{page}"
 
 
-def add_counts(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
+def add_apply_counts(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
     """Return the sum of two counts, after `limit_samples`."""
     return limit_samples(
         ApplyCounts(

@@ -129,7 +129,7 @@ class BufferComputation:
         first = self._start.entry_id + 1 if ledger_id == self._start.ledger_id else 0
         return range(first, self._end_by_ledger.get(ledger_id, 0))
 
-    def add(self, ledger_id: LedgerId, first_entry: int, table: "pa.Table") -> None:
+    def add_segment(self, ledger_id: LedgerId, first_entry: int, table: "pa.Table") -> None:
         """Read the next segment. Entries that were read before are ignored.
 
         `table` has `COLUMNS` of all entries of the segment, in order. Raise `CorruptData` for an unknown verb.

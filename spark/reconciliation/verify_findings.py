@@ -88,7 +88,7 @@ def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAdd
         open_arrow_reader(addresses.database_url) as catalog,
     ):
         for page in task.pages:
-            page_candidates = list(files.page(page).values())
+            page_candidates = list(files.read_page(page).values())
             findings = verify_candidates(page_candidates, stores, catalog, before_us, addresses.application)
             counts.update(finding.kind.value for finding in findings)
             if findings:

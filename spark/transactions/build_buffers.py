@@ -89,7 +89,7 @@ def _rebuild(
             result.gone += 1
             continue
         try:
-            buffer = rebuilder.rebuild(topic_id)
+            buffer = rebuilder.rebuild_buffer(topic_id)
         except UnknownObject:
             result.gone += 1
         except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others

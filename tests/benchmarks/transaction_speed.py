@@ -155,7 +155,7 @@ def _told(on: Stage) -> None:
     """Tell all participants, in this process."""
     claim = Claim(workflow_id="bench", run_id="bench", ttl_s=60)
     while batch := on.log.catalog.transactions.claim(claim, limit=500):
-        on.log.broadcasts.settle(batch)
+        on.log.broadcasts.broadcast_batch(batch)
 
 
 def _topics(on: Stage, name: str, count: int) -> list[Topic]:

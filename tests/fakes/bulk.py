@@ -22,7 +22,7 @@ from logstore.reconciliation.bulk_jobs import (
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, findings_to_table
 from logstore.reconciliation.findings import Finding
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from spark.published_output import Publication
 
 COMPARED = {
@@ -53,7 +53,7 @@ class FakeBulkJobs:
         self.findings: list[Finding] = []  # what is found
         self.page = FINDINGS_PER_PAGE  # findings of a page
         self.compared = dict(COMPARED)  # what jobs count
-        self.buffers: dict[TopicId, Buffer] = {}  # what is rebuilt
+        self.buffers: dict[TopicId, TransactionBuffer] = {}  # what is rebuilt
         self.indexes: Callable[[IndexFiles], list[BuiltIndex]] = lambda _files: []  # writes snapshots
         self.facts: dict[str, str] = {}  # of each of these jobs
         self.pages = 2  # of a scrub

@@ -136,7 +136,7 @@ class Reconciling(Operators):
     def _require_fates(self) -> None:
         """The record of each page was written behind the deletions, or it would not know what became of objects."""
         pages = fate_files(self.world.bulk.folder("plan-1"))
-        recorded = takewhile(lambda page: page is not None, map(pages.page, count()))
+        recorded = takewhile(lambda page: page is not None, map(pages.read_page, count()))
         told = [ended for page in recorded if page for ended in page.values()]
         assert told or self._turn > 1, "an apply that completed has recorded nothing"
         early = [ended for ended in told if ended.reason == NOT_FILED]

@@ -197,7 +197,7 @@ class Transacting(Operators):
     def _find_buffers(self) -> None:
         for plan in (_LEFT, _RIGHT):
             topic_id = self._topic(plan).topic_id
-            self.world.bulk.buffers[topic_id] = self._process.rebuilder.rebuild(topic_id)
+            self.world.bulk.buffers[topic_id] = self._process.rebuilder.rebuild_buffer(topic_id)
 
     # -- what must be so
 
@@ -220,7 +220,7 @@ class Transacting(Operators):
         for plan in (_LEFT, _RIGHT):
             topic_id = self._topic(plan).topic_id
             rows = self._process.catalog.transaction_snapshots.buffer(topic_id)
-            if self._process.buffer_snapshots.load(topic_id) != rows:
+            if self._process.buffer_snapshots.load_snapshot(topic_id) != rows:
                 self.wrong.append(f"{plan.name}: expected its snapshot to be {rows}")
 
     def _undecided(self) -> Iterator[str]:
@@ -262,7 +262,7 @@ class Transacting(Operators):
 
     def _begin(self, name: str, timeout_s: float = _LONG_S) -> TransactionId:
         write = BeginTransaction(tc_id=_TC, timeout_s=timeout_s)
-        return self._client(f"begin {name}", lambda: self._process.committer.write(write).txn)
+        return self._client(f"begin {name}", lambda: self._process.committer.commit_write(write).txn)
 
     def _hold(self, name: str, *entries: int) -> None:
         topic, txn = self._topic(_LEFT), self._begin(name)
@@ -275,7 +275,7 @@ class Transacting(Operators):
 
         def end() -> bool:
             try:
-                self._process.committer.write(write)
+                self._process.committer.commit_write(write)
             except TransactionEnded:
                 return False
             return True

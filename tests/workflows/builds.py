@@ -11,13 +11,13 @@ from logstore.delayed.jobs import BuiltIndex, IndexFiles
 from logstore.delayed.rows import DelayedRows
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.house import House
 from workflows.job_definition import Job
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
-BUFFER: Final = Buffer(read_to=Position(LedgerId(1), 9), hidden={LedgerId(1): BitMap([3, 4])})
+BUFFER: Final = TransactionBuffer(read_to=Position(LedgerId(1), 9), hidden={LedgerId(1): BitMap([3, 4])})
 
 
 def run_id(house: House, job: Job[Any, BuildResult]) -> str:

@@ -113,7 +113,7 @@ class Roller:
             raise StoreUnavailable("planned: cannot roll")
         return False
 
-    def settle(self, topic_id: TopicId) -> list[SextonError]:
+    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
         return []
 
 

@@ -50,7 +50,7 @@ def _snapshots(house: House) -> _Build:
     (expected,) = house.world.bulk.buffers.values()
 
     def standing() -> object:
-        return house.world.log.buffer_snapshots.load(house.world.topic.topic_id)
+        return house.world.log.buffer_snapshots.load_snapshot(house.world.topic.topic_id)
 
     return _Build(
         job=BUILD_TRANSACTION_SNAPSHOTS,

@@ -78,7 +78,7 @@ def open_marked_catalog(
     def get_bucket(role: BucketRole, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
         return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), buckets(CopyLocation(bucket))
 
-    return LostCatalogIdentity.from_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)), get_bucket
+    return LostCatalogIdentity.read_from_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)), get_bucket
 
 
 def own_buckets_by_name(

@@ -9,7 +9,7 @@ from temporalio.exceptions import ActivityError
 from logstore import errors
 from logstore.deletion.intents import GuardRefusal
 from logstore.reconciliation.bulk_jobs import CompareStorageWithCatalogJob, ListStorageJob, ReadLedgersAndIntentsJob
-from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, add_counts
+from logstore.reconciliation.findings import ApplyCounts, FindingKind, PlanResult, add_apply_counts
 from workflows.guard_refusals import find_refusal
 from workflows.reconciliation.job_definitions import (
     ApplyOrphansProgress,
@@ -40,7 +40,7 @@ def refusal_by_guard(error: ActivityError) -> GuardRefusal | None:
 
 def add_page(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:
     """Return the progress after one more page with these counts."""
-    total = add_counts(progress.counts, counts)
+    total = add_apply_counts(progress.counts, counts)
     applied, skipped = sum(total.applied.values()), sum(total.skipped.values())
     done = applied + skipped + total.failed
     return replace(

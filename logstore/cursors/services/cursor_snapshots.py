@@ -61,7 +61,7 @@ class CursorSnapshots:
         self._busy: set[_CursorKey] = set()
         self._not_before_s: dict[_CursorKey, float] = {}
 
-    def load(self, ledger_id: LedgerId) -> CursorSnapshot | None:
+    def load_snapshot(self, ledger_id: LedgerId) -> CursorSnapshot | None:
         """Return the snapshot in a ledger, or `None` if the catalog or storage has no such ledger."""
         cached = self.get_cached_snapshot(ledger_id)
         if cached:
@@ -99,9 +99,9 @@ class CursorSnapshots:
         if is_too_large or (
             is_current and held and self._is_small(held.bytes_beyond(answer.mark_delete) + answer.row_bytes)
         ):
-            self.settle(topic_id, name)
+            self.write_or_fold(topic_id, name)
 
-    def settle(self, topic_id: TopicId, name: str) -> None:
+    def write_or_fold(self, topic_id: TopicId, name: str) -> None:
         """Write or fold the cursor's snapshot if its size requires it. Failures are only logged."""
         key = (topic_id, name)
         if not self._claim_cursor(key):
@@ -128,7 +128,7 @@ class CursorSnapshots:
         return size_bytes <= self._inline_bytes // 2
 
     def _write_or_fold(self, topic_id: TopicId, row: StoredCursor) -> None:
-        snapshot = None if row.snapshot_ledger is None else self.load(row.snapshot_ledger)
+        snapshot = None if row.snapshot_ledger is None else self.load_snapshot(row.snapshot_ledger)
         if row.snapshot_ledger is not None and snapshot is None:
             return  # replaced or lost: the next acknowledgement finds out
         listed = {ledger.ledger_id for ledger in self._ledgers.list_ledgers(topic_id)}

@@ -130,7 +130,7 @@ class Subscriptions:
         held = None if ledger_id is None else self._ledgers.get_cached_snapshot(ledger_id)
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             try:
-                answer = self._committer.write(replace(request, snapshot=held))
+                answer = self._committer.commit_write(replace(request, snapshot=held))
             except SnapshotNeeded as refused:
                 held = self._load_needed_snapshot(topic_id, name, LedgerId(refused.needed))
             else:
@@ -150,7 +150,7 @@ class Subscriptions:
         """
         return self._load_subscription(topic_id, self._cursors.seek(topic_id, name, position))
 
-    def settle(self, topic_id: TopicId) -> list[SextonError]:
+    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
         """Advance each cursor that has a snapshot, and fold small snapshots. Return the errors of single cursors.
 
         A forced detach considers only rows. So a cursor with a snapshot may stay before entries that it has
@@ -161,7 +161,7 @@ class Subscriptions:
             raise_if_stopped()
             try:
                 self.acknowledge(topic_id, name)
-                self._ledgers.settle(topic_id, name)
+                self._ledgers.write_or_fold(topic_id, name)
             except SextonError as error:
                 errors.append(error)
         return errors
@@ -187,7 +187,7 @@ class Subscriptions:
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             snapshot = None
             if row.snapshot_ledger is not None:
-                snapshot = self._ledgers.load(row.snapshot_ledger)
+                snapshot = self._ledgers.load_snapshot(row.snapshot_ledger)
             if snapshot or row.snapshot_ledger is None:
                 state = complete_state(row.state, snapshot)
                 return Subscription(
@@ -205,7 +205,7 @@ class Subscriptions:
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             if ledger_id is None:
                 return None
-            snapshot = self._ledgers.load(ledger_id)
+            snapshot = self._ledgers.load_snapshot(ledger_id)
             if snapshot:
                 self._remember_snapshot(topic_id, name, ledger_id)
                 return snapshot

@@ -52,7 +52,9 @@ class DelayedLog:
         source = SegmentSource(self._objects, self._tiered, topic=f"topic {wanted.topic_id}")
         prefetcher = Prefetcher()
         try:
-            for (_, segment), rows in prefetcher.run(iter(segments), lambda pair: self._read(source, wanted, *pair)):
+            for (_, segment), rows in prefetcher.fetch_ahead(
+                iter(segments), lambda pair: self._read(source, wanted, *pair)
+            ):
                 raise_if_stopped()
                 yield segment, rows
         finally:

@@ -96,7 +96,7 @@ class BucketSnapshots:
             file = open_range_file(self._objects, cached.row)
             content = file.read_range(start, length)
             check_segment_digest(cached.footer, number, content)
-            file.hold([(start, content)], compared=True)
+            file.hold_parts([(start, content)], compared=True)
             source = cast("BinaryIO", file)
             return read_segment(source, number, footer=cached.footer, metadata=cached.metadata, name=name)
 
@@ -107,7 +107,7 @@ class BucketSnapshots:
             yield self.segment(bucket, number)
 
     def _open(self, bucket: Bucket) -> _CachedFooter:
-        return self._footers.read(bucket.bucket_id, lambda: reread_if_corrupt(lambda: self._read(bucket)))
+        return self._footers.get_or_fetch(bucket.bucket_id, lambda: reread_if_corrupt(lambda: self._read(bucket)))
 
     def _read(self, bucket: Bucket) -> _CachedFooter:
         rows, name = self._ledgers.segments(bucket.bucket_id), _object_key(bucket)

@@ -68,7 +68,7 @@ def find_unconfirmed_by_row(
     }
 
 
-def find_undeleted_key(objects: ObjectStore, deleted: Sequence[str]) -> str | None:
+def find_undeleted_key(objects: ObjectStore, deleted_keys: Sequence[str]) -> str | None:
     """Return a key that the store still has, from a sample of keys whose deletion it confirmed.
 
     Keys without an answer are ignored.
@@ -84,7 +84,7 @@ def find_undeleted_key(objects: ObjectStore, deleted: Sequence[str]) -> str | No
             _LOG.warning("%s: its deletion was confirmed and is not looked at again: %s", key, error)
             return False
 
-    sample = random.sample(deleted, SAMPLE_KEYS) if len(deleted) > SAMPLE_KEYS else deleted
+    sample = random.sample(deleted_keys, SAMPLE_KEYS) if len(deleted_keys) > SAMPLE_KEYS else deleted_keys
     for key, answer in _call_in_parallel(sample, exists):
         if isinstance(answer, SextonError):
             raise answer
@@ -93,14 +93,14 @@ def find_undeleted_key(objects: ObjectStore, deleted: Sequence[str]) -> str | No
     return None
 
 
-def find_ledgers_with_objects(objects: ObjectStore, names: Iterable[tuple[int, str]]) -> set[int]:
-    """Return the ledgers of which a named object exists. `names` has ledger and key, and is read on demand.
+def find_ledgers_with_objects(objects: ObjectStore, named_keys: Iterable[tuple[int, str]]) -> set[int]:
+    """Return the ledgers of which a named object exists. `named_keys` has ledger and key, and is read on demand.
 
     Raises:
         SextonError: The store did not answer.
     """
     existing: set[int] = set()
-    remaining = iter(names)
+    remaining = iter(named_keys)
     while batch := list(islice(remaining, _NAMES_PER_BATCH)):
         for (ledger_id, _), answer in _call_in_parallel(
             batch, lambda name: objects.get_range(name[1], 0, 1) is not None
@@ -134,7 +134,7 @@ def _find_doubts_by_second_listing(objects: ObjectStore, intents: Sequence[Delet
         listings = SharedListings(objects, shard)
         doubts_of_shard: dict[int, SextonError] = {}
         for intent in shard:
-            shared = listings.pop(intent.ledger_id)
+            shared = listings.pop_listing(intent.ledger_id)
             listing = objects.list(ledger_prefix(intent.ledger_id)) if shared is None else shared
             first = next(iter(listing), None)
             if first is not None:

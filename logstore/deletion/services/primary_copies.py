@@ -16,7 +16,7 @@ from logstore.deletion.services.absence_proofs import MAX_ASKED_SEGMENTS, find_a
 from logstore.deletion.services.shared_store_requests import (
     SharedListings,
     UnconfirmedKeys,
-    delete,
+    delete_keys_of_copies,
     find_bucket_errors_by_row,
     to_removal_result,
 )
@@ -52,7 +52,7 @@ class PrimaryCopyStorage:
         listings = SharedListings(self._objects, intents)
 
         def inspect(intent: DeletionIntent) -> StoredCopy:
-            shared = listings.pop(intent.ledger_id)
+            shared = listings.pop_listing(intent.ledger_id)
             listing = self._objects.list(ledger_prefix(intent.ledger_id)) if shared is None else shared
             return self._judge_listing(intent, listing, prove_absence=False)
 
@@ -173,7 +173,7 @@ class PrimaryCopyStorage:
             with effect("storage.abort_uploads"):
                 objects.abort_uploads(key)
         with effect("storage.delete_data"):
-            data_report = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
+            data_report = delete_keys_of_copies(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
         unconfirmed_data = find_unconfirmed_by_row(
             objects, data_report, {row: copy.data_keys for row, copy in copies.items()}
         )
@@ -183,7 +183,9 @@ class PrimaryCopyStorage:
         }
         without_data = {row: copy for row, copy in copies.items() if not remaining[row]}
         with effect("storage.delete_meta"):
-            meta_report = delete(objects, without_data.values(), lambda copy: copy.meta_keys, on_progress)
+            meta_report = delete_keys_of_copies(
+                objects, without_data.values(), lambda copy: copy.meta_keys, on_progress
+            )
         unconfirmed_meta = find_unconfirmed_by_row(
             objects, meta_report, {row: copy.meta_keys for row, copy in without_data.items()}
         )

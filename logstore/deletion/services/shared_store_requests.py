@@ -28,7 +28,7 @@ class SharedListings:
         self._group_by_ledger = {ledger_id: group for group in groups for ledger_id in group}
         self._listed: dict[LedgerId, list[ObjectInfo]] = {}
 
-    def pop(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
+    def pop_listing(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
         """Return the ledger's objects, ascending by key. `None`: the caller must list it alone.
 
         Each ledger is returned once. After a failed listing, `pop` returns `None` for the neighbours.
@@ -114,7 +114,7 @@ class UnconfirmedKeys(NamedTuple):
     answered: bool = True  # False: storage gave no answer for some of the keys
 
 
-def delete(
+def delete_keys_of_copies(
     objects: ObjectStore,
     copies: Iterable[StoredCopy],
     keys: Callable[[StoredCopy], tuple[str, ...]],

@@ -9,7 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
 from logstore.deletion.services.absence_proofs import find_unconfirmed_by_row
-from logstore.deletion.services.shared_store_requests import delete, find_bucket_errors_by_row, to_removal_result
+from logstore.deletion.services.shared_store_requests import (
+    delete_keys_of_copies,
+    find_bucket_errors_by_row,
+    to_removal_result,
+)
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import parse_meta_fields
@@ -132,13 +136,13 @@ def _remove_from_bucket(
         with effect("tiered.abort_uploads"):
             objects.abort_uploads(key)
     with effect("tiered.delete_data"):
-        data_report = delete(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
+        data_report = delete_keys_of_copies(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
     unconfirmed_data = find_unconfirmed_by_row(
         objects, data_report, {row: copy.data_keys for row, copy in copies.items()}
     )
     without_data = {row: copy for row, copy in copies.items() if not unconfirmed_data[row]}
     with effect("tiered.delete_index"):
-        index_report = delete(objects, without_data.values(), lambda copy: copy.meta_keys, on_progress)
+        index_report = delete_keys_of_copies(objects, without_data.values(), lambda copy: copy.meta_keys, on_progress)
     unconfirmed_index = find_unconfirmed_by_row(
         objects, index_report, {row: copy.meta_keys for row, copy in without_data.items()}
     )

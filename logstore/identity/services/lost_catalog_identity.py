@@ -16,7 +16,7 @@ class LostCatalogIdentity:
         self._catalog_id, self._marked = catalog_id, frozenset(marked)
 
     @classmethod
-    def from_bucket(cls, bucket: NamedBucket, store: ObjectStore) -> "LostCatalogIdentity":
+    def read_from_bucket(cls, bucket: NamedBucket, store: ObjectStore) -> "LostCatalogIdentity":
         """Return the catalog whose records are in a bucket.
 
         Raises:
@@ -54,4 +54,4 @@ class LostCatalogIdentity:
             CatalogMismatch: The bucket belongs to another catalog.
             StoreUnavailable, ServiceRefused: The store did not answer, or refuses the request.
         """
-        return MarkerChecker(LostCatalogIdentity(self._catalog_id)).check(bucket, store) is MarkerState.OURS
+        return MarkerChecker(LostCatalogIdentity(self._catalog_id)).compare_bucket(bucket, store) is MarkerState.OURS

@@ -74,7 +74,7 @@ class MarkerChecker:
         """
         return MarkerCheckedBucket(self, bucket, connect, require_current, now_s)
 
-    def check(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
+    def compare_bucket(self, bucket: NamedBucket, store: ObjectStore) -> MarkerState:
         """Return the state of the bucket's marker. This changes nothing.
 
         Raises:
@@ -89,7 +89,7 @@ class MarkerChecker:
             raise error
         return state
 
-    def require(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def require_or_mark(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Require the bucket to be this catalog's. Mark a bucket without a marker if the evidence allows it.
 
         Idempotent.
@@ -97,16 +97,16 @@ class MarkerChecker:
         The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one succeeds.
 
         Raises:
-            CatalogMismatch, StoreUnavailable, ServiceRefused: As `check`. `CatalogMismatch` also if a bucket without a
-                marker has foreign objects, or lacks all objects of this catalog.
+            CatalogMismatch, StoreUnavailable, ServiceRefused: As `compare_bucket`. `CatalogMismatch` also if a bucket
+                without a marker has foreign objects, or lacks all objects of this catalog.
         """
-        if self.check(bucket, store) is MarkerState.UNMARKED:
+        if self.compare_bucket(bucket, store) is MarkerState.UNMARKED:
             self._mark_with_evidence(bucket, store)
         if (bucket.role, bucket.bucket) not in self._identities.marked_buckets():
             with effect("identity.record_marker"):
                 self._identities.record_marker(bucket.role, bucket.bucket)
 
-    def confirm(self, bucket: NamedBucket, store: ObjectStore) -> None:
+    def confirm_marker(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Read the marker again.
 
         Raises:
@@ -125,7 +125,7 @@ class MarkerChecker:
             self._require_evidence(bucket, store)
         except CatalogMismatch:
             # Another process may have marked the bucket meanwhile, and written into it.
-            if self.check(bucket, store) is MarkerState.UNMARKED:
+            if self.compare_bucket(bucket, store) is MarkerState.UNMARKED:
                 raise
         else:
             try:
@@ -133,7 +133,7 @@ class MarkerChecker:
                 with effect("identity.put_marker"):
                     put_and_read_back(store, MARKER_KEY, marker, metadata={})
             except AlreadyExists:  # another process stored a marker, and its content counts
-                self.confirm(bucket, store)
+                self.confirm_marker(bucket, store)
 
     def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Require an object of this catalog.
@@ -174,16 +174,16 @@ class MarkerCheckedBucket:
         self._failed_checks, self._last_failure = 0, ""
 
     def confirm(self) -> None:
-        self._stores.confirm(self._bucket, self._connect())
+        self._stores.confirm_marker(self._bucket, self._connect())
 
     def check(self) -> MarkerState:
-        return self._stores.check(self._bucket, self._connect())
+        return self._stores.compare_bucket(self._bucket, self._connect())
 
     def require(self) -> None:
         """Compare the marker unless it was compared. After a failure, the next use compares again.
 
         Raises:
-            CatalogMismatch, StoreUnavailable, ServiceRefused: As `MarkerChecker.require`.
+            CatalogMismatch, StoreUnavailable, ServiceRefused: As `MarkerChecker.require_or_mark`.
             CatalogOutdated: The database is older than its record log. Only buckets with that check raise this.
         """
         self._compare_marker_once()
@@ -193,7 +193,7 @@ class MarkerCheckedBucket:
         if not self._is_compared:
             with self._lock:
                 if not self._is_compared:
-                    self._stores.require(self._bucket, self._connect())
+                    self._stores.require_or_mark(self._bucket, self._connect())
                     self._require_current_catalog()
                     self._is_compared = True
                     return True

@@ -101,7 +101,9 @@ class Appender:
                 # Check the other parts again. Entries of a refused part must not count when duplicates are searched.
                 return self._store_accepted_parts(target, parts, [_find_encoding_error(part) for part in parts])
             try:
-                placed = self._placer.place(target.topic, target.hints, body, target.uploads, deadline_s=deadline_s)
+                placed = self._placer.place_segment(
+                    target.topic, target.hints, body, target.uploads, deadline_s=deadline_s
+                )
             except TransactionNotOpen as refused:
                 return self._store_parts_of_open_transactions(target, parts, refused)
             except ProducerFenced:  # another process stored entries of a producer

@@ -120,12 +120,12 @@ class EntryReader:
                 for ledger, segment in segments
                 if (ids := view.select_entries(segment, position))
             )
-            fetched = self._prefetcher.run(selected, lambda item: fetch_segment(source.read, *item, view))
+            fetched = self._prefetcher.fetch_ahead(selected, lambda item: fetch_segment(source.read, *item, view))
             try:
                 for _, fetched_segment in fetched:
                     if view.postponer and fetched_segment.later:
                         view.postponer.postpone(fetched_segment.segment.ledger_id, fetched_segment.later)
-                    yield from fetched_segment.entries(view.columns)
+                    yield from fetched_segment.iterate_entries(view.columns)
                     position = fetched_segment.end
             except SegmentGone as gone:
                 self._require_trimmed(topic, gone)
@@ -146,7 +146,7 @@ class EntryReader:
 
         def fetch(ledger: Ledger, segment: Segment, columns: Sequence[str]) -> "pa.Table":
             key = (segment.ledger_id, segment.number, tuple(columns))
-            return self._cache.read(key, lambda: source.read(ledger, segment, columns))
+            return self._cache.get_or_fetch(key, lambda: source.read(ledger, segment, columns))
 
         fetched: dict[Position, Entry] = {}
         ranges = {ledger_id: range(ids.min(), ids.max() + 1) for ledger_id, ids in ids_by_ledger.items()}
@@ -154,8 +154,10 @@ class EntryReader:
             try:
                 _require_no_gap(ledger, rows, ranges[ledger.ledger_id])
                 items = _select_segments(ledger, rows, ids_by_ledger[ledger.ledger_id], committed)
-                for _, fetched_segment in self._prefetcher.run(items, lambda item: fetch_segment(fetch, *item, view)):
-                    fetched.update((entry.position, entry) for entry in fetched_segment.entries(view.columns))
+                for _, fetched_segment in self._prefetcher.fetch_ahead(
+                    items, lambda item: fetch_segment(fetch, *item, view)
+                ):
+                    fetched.update((entry.position, entry) for entry in fetched_segment.iterate_entries(view.columns))
             except SegmentGone as gone:
                 self._require_trimmed(topic, gone)
         return [fetched[position] for position in positions if position in fetched]

@@ -49,11 +49,11 @@ class LogEndPoller:
             for reader in self._parked:
                 reader.woken.set()
 
-    def ends(self, topic_ids: Collection[TopicId]) -> _EndByTopic:
+    def read_ends(self, topic_ids: Collection[TopicId]) -> _EndByTopic:
         """Return the last entry of each log, with one read."""
         return {ledger.topic_id: ledger.span.last for ledger in self._ledgers.last_ledgers(topic_ids)}
 
-    def park(self, topic_id: TopicId, end: Position | None, timeout_s: float) -> Position | None:
+    def wait_for_new_end(self, topic_id: TopicId, end: Position | None, timeout_s: float) -> Position | None:
         """Wait until the topic's log has another end, and return the new end. After the timeout, return `end`."""
         reader = _ParkedReader(topic_id, end)
         with self._lock:
@@ -84,7 +84,7 @@ class LogEndPoller:
             self._closed.wait(pause)
 
     def _wake_moved_readers(self, waiting: Sequence[_ParkedReader]) -> bool:
-        ends = self.ends({reader.topic_id for reader in waiting})
+        ends = self.read_ends({reader.topic_id for reader in waiting})
         moved_readers = [reader for reader in waiting if ends.get(reader.topic_id) != reader.end]
         for reader in moved_readers:
             reader.end = ends.get(reader.topic_id)
@@ -104,7 +104,7 @@ class Watch:
 
     def __init__(self, arrivals: LogEndPoller, topic_id: TopicId) -> None:
         self._arrivals, self._topic_id = arrivals, topic_id
-        self._end = arrivals.ends([topic_id]).get(topic_id)
+        self._end = arrivals.read_ends([topic_id]).get(topic_id)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the log has grown since the watch was created or its last wait ended. Return whether it has grown.
@@ -112,5 +112,5 @@ class Watch:
         Read first and wait afterwards. An entry that was added in between ends the wait at once. The delivery time of a
         delayed message wakes no reader. If the catalog does not answer, the wait continues.
         """
-        before, self._end = self._end, self._arrivals.park(self._topic_id, self._end, timeout_s)
+        before, self._end = self._end, self._arrivals.wait_for_new_end(self._topic_id, self._end, timeout_s)
         return self._end != before

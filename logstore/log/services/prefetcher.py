@@ -22,7 +22,7 @@ class Prefetcher:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def run(self, items: Iterator[_Item], fetch: Callable[[_Item], _Value]) -> Iterator[tuple[_Item, _Value]]:
+    def fetch_ahead(self, items: Iterator[_Item], fetch: Callable[[_Item], _Value]) -> Iterator[tuple[_Item, _Value]]:
         """Yield each item with its value, in order. An error of `fetch` is raised when its item would be yielded.
 
         The first item is fetched alone, because many readers need no more. Later, up to 2 items are fetched ahead.

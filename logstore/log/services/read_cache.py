@@ -22,7 +22,7 @@ class ReadCache(Generic[K, V]):
     def memory_bytes(self) -> int:
         return sum(self._size(value) for value in list(self._values.values()))
 
-    def read(self, key: K, fetch: Callable[[], V]) -> V:
+    def get_or_fetch(self, key: K, fetch: Callable[[], V]) -> V:
         """Return the value of a key, from the cache or from `fetch`. Errors of `fetch` are raised."""
         with self._lock:
             if key in self._values:

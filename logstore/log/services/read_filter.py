@@ -101,7 +101,7 @@ class FetchedSegment:
     def end(self) -> Position:
         return Position(self.segment.ledger_id, self.segment.first_entry + self.segment.entries)
 
-    def entries(self, columns: Sequence[str]) -> Iterator[Entry]:
+    def iterate_entries(self, columns: Sequence[str]) -> Iterator[Entry]:
         """Yield the due entries, ascending by id, with the named columns."""
         remaining = iter(self.ids)
         while self.table is not None and (entry_ids := list(islice(remaining, _ENTRIES_PER_CHUNK))):

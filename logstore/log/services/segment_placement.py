@@ -86,7 +86,7 @@ class AppendUploads:
     made: int = 0
     tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
 
-    def next(self) -> SegmentUploadId:
+    def next_upload_id(self) -> SegmentUploadId:
         """Return the id of one more upload. A new encoding, a split or a new ledger does not change the append."""
         self.made += 1
         return SegmentUploadId(self.append, self.made)
@@ -109,19 +109,19 @@ class PlacementAttempts:
     tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
     fenced: set[LedgerId] = field(default_factory=set)
 
-    def behind(self, ledger: Ledger) -> int:
+    def highest_used_number(self, ledger: Ledger) -> int:
         """Return the highest number that is used up, or -1."""
         return max(ledger.last_segment, self.tried.get(ledger.ledger_id, -1))
 
     def has_numbers(self, ledger: Ledger) -> bool:
-        return self.behind(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
+        return self.highest_used_number(ledger) <= _MAX_NUMBER - _MAX_STRIDE - MAX_CONFIRMATION_GAP
 
     def next_number(self, ledger: Ledger) -> int:
         """Return the next number. After a lost race, return a random number above the highest lost one."""
         if not self.losses or ledger.ledger_id not in self.tried:
-            return self.behind(ledger) + 1
+            return self.highest_used_number(ledger) + 1
         reach = min(STRIDE << max(0, self.losses - 1), _MAX_STRIDE)
-        return self.behind(ledger) + random.randint(1, reach)  # noqa: S311 - spreads writers
+        return self.highest_used_number(ledger) + random.randint(1, reach)  # noqa: S311 - spreads writers
 
 
 _MAX_LOST_RACES: Final = 24
@@ -150,7 +150,7 @@ class SegmentPlacer:
         self._application = application
         self._clock = clock
 
-    def place(
+    def place_segment(
         self, topic: Topic, hints: TopicHints, body: EncodedSegment, uploads: AppendUploads, *, deadline_s: float
     ) -> PlacedSegment:
         """Upload and register the segment. After a lost race try a higher number or another ledger.
@@ -168,11 +168,11 @@ class SegmentPlacer:
             ledger = self._choose_ledger(topic, hints, attempts)
             number = attempts.tried[ledger.ledger_id] = attempts.next_number(ledger)
             write = _build_registration(topic, ledger, hints.epoch, number, body)
-            metadata = self._build_metadata(topic, ledger, write.epoch, body, uploads.next())
+            metadata = self._build_metadata(topic, ledger, write.epoch, body, uploads.next_upload_id())
             try:
                 with report_abandoned_upload(self._ledgers, ledger.ledger_id, epoch=write.epoch, clock=self._clock):
                     self._upload_segment(segment_key(write.ledger_id, write.number), body, metadata, attempts)
-                    registered = self._registrar.register(write, deadline_s=attempts.deadline_s)
+                    registered = self._registrar.register_segment(write, deadline_s=attempts.deadline_s)
             except LedgerFenced:
                 attempts.fenced.add(ledger.ledger_id)
                 hints.ledger = None

@@ -102,7 +102,7 @@ def read_columns_by_ranges(
     if footer is None:
         return decode_segment(cast("BinaryIO", file), columns=columns, name=key)
     if footer.digests is not None:
-        file.hold(fetch_verified_chunks(file.read_range, footer.digests, columns, name=key), compared=True)
+        file.hold_parts(fetch_verified_chunks(file.read_range, footer.digests, columns, name=key), compared=True)
     source, prefetch = cast("BinaryIO", file), footer.digests is None
     return decode_segment(source, columns=columns, name=key, footer=footer.parsed, prefetch=prefetch)
 
@@ -301,7 +301,7 @@ class RangeFile(io.RawIOBase):
         self.seek(start)
         return self.read(length)
 
-    def hold(self, parts: Sequence[tuple[int, bytes]], *, compared: bool) -> None:
+    def hold_parts(self, parts: Sequence[tuple[int, bytes]], *, compared: bool) -> None:
         """Serve reads of these parts, given with their offsets, without requests. If `compared`, refuse other reads."""
         self._held, self._only_held = list(parts), compared
 

@@ -79,7 +79,7 @@ class SegmentRegistrar:
         self._committer = committer
         self._clock = clock
 
-    def register(self, write: RegisterSegment, *, deadline_s: float) -> RegisterSegmentResult | Segment:
+    def register_segment(self, write: RegisterSegment, *, deadline_s: float) -> RegisterSegmentResult | Segment:
         """Register the segment of an object that only this caller has uploaded.
 
         No attempt starts after `deadline_s`, a time of `monotonic_s`.
@@ -126,7 +126,7 @@ class SegmentRegistrar:
         if remaining_s <= 0:
             raise CatalogBusy(f"ledger {write.ledger_id}, segment {write.number}: not registered in time, giving up")
         with effect("append.register"):
-            return self._committer.write(write, timeout_s=remaining_s)
+            return self._committer.commit_write(write, timeout_s=remaining_s)
 
     def _find_registered(self, write: RegisterSegment) -> Segment | None:
         rows = self._ledgers.segments(write.ledger_id)

@@ -204,7 +204,7 @@ def _read_row_group(copy: _TieredCopy, ledger_id: LedgerId, number: int, columns
     digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
     # Payloads take nearly all of a row group, so one request fetches the whole group.
     wanted = {chunk.column for chunk in chunks} if "payload" in columns else columns
-    file.hold(fetch_verified_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
+    file.hold_parts(fetch_verified_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
     try:
         table = _open_parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
     except parquet_errors() as error:

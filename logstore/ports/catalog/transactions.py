@@ -12,7 +12,7 @@ from pyroaring import BitMap
 
 from logstore.ports.catalog.claims import Cause, Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
-from logstore.transactions.transaction_buffer import Buffer
+from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 
@@ -215,7 +215,7 @@ class TransactionSnapshots(Protocol):
     def current(self, topic_id: TopicId) -> StoredSnapshot:
         """Return the topic's snapshot. It is empty if there is no snapshot or no such topic."""
 
-    def buffer(self, topic_id: TopicId) -> Buffer:
+    def buffer(self, topic_id: TopicId) -> TransactionBuffer:
         """Return the topic's buffer at one moment, from rows only. It shows decisions that no marker has told yet."""
 
     def take_due(self, *, limit: int, lease_s: float) -> list[TopicId]:

@@ -67,7 +67,7 @@ def require_all_findings(files: FindingFiles, plan: PlanResult, run_id: str) -> 
     Raises:
         PreconditionFailed: The counts differ.
     """
-    counts = {kind.value: rows for kind, (rows, _) in files.totals().items() if rows}
+    counts = {kind.value: rows for kind, (rows, _) in files.count_by_kind().items() if rows}
     expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build may have other kinds
     if counts != expected:
         raise PreconditionFailed(f"plan {run_id}: expected its findings, {expected}, found {counts}")

@@ -83,7 +83,7 @@ class Broadcaster:
     def close(self) -> None:
         self._threads.shutdown()
 
-    def settle(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
+    def broadcast_batch(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
         """Tell all participants of a claimed batch that are owed. A topic that fails delays no other topic.
 
         Raises:

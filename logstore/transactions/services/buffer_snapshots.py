@@ -71,7 +71,7 @@ class BufferSnapshots:
                 _LOG.warning("topic %s: its transactions' snapshot is not written: %s", topic_id, error)
         return len(due)
 
-    def replace(self, topic_id: TopicId, buffer: TransactionBuffer) -> bool:
+    def replace_snapshot(self, topic_id: TopicId, buffer: TransactionBuffer) -> bool:
         """Replace the topic's snapshot, unless it covers more entries than `buffer`. Return whether it was replaced.
 
         Raises:
@@ -99,7 +99,7 @@ class BufferSnapshots:
         with effect("transactions.write_snapshot"):
             return self._contents.write(draft, publish)
 
-    def load(self, topic_id: TopicId) -> TransactionBuffer | None:
+    def load_snapshot(self, topic_id: TopicId) -> TransactionBuffer | None:
         """Return the topic's snapshot, or `None` if it is missing or damaged. Damage is logged."""
         ledger_id = self._snapshots.current(topic_id).ledger_id
         if ledger_id is None:
@@ -132,14 +132,14 @@ class BufferRebuilder:
         self._ledgers, self._transactions = ledgers, transactions
         self._objects, self._tiered, self._snapshots, self._read_whole_log = objects, tiered, snapshots, read_whole_log
 
-    def rebuild(self, topic_id: TopicId) -> TransactionBuffer:
+    def rebuild_buffer(self, topic_id: TopicId) -> TransactionBuffer:
         """Return the topic's buffer up to the entry that is the last one when the call begins.
 
         Raises:
             MissingData: A listed ledger lacks an object in every copy.
             CorruptData: A segment differs from its row in every copy.
         """
-        known = self._snapshots.load(topic_id) if self._snapshots else None
+        known = self._snapshots.load_snapshot(topic_id) if self._snapshots else None
         start = TransactionBuffer() if known is None or self._read_whole_log else known
         for _ in range(_MAX_READ_ATTEMPTS):
             listed = self._ledgers.list_ledgers(topic_id)
@@ -161,9 +161,9 @@ class BufferRebuilder:
         prefetcher = Prefetcher()
         try:
             segments = self._unread_segments(listed, fold)
-            for (_, segment), table in prefetcher.run(segments, lambda pair: source.read(*pair, COLUMNS)):
+            for (_, segment), table in prefetcher.fetch_ahead(segments, lambda pair: source.read(*pair, COLUMNS)):
                 raise_if_stopped()
-                fold.add(segment.ledger_id, segment.first_entry, table)
+                fold.add_segment(segment.ledger_id, segment.first_entry, table)
         finally:
             prefetcher.close()
         return fold.buffer()

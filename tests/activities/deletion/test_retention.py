@@ -38,7 +38,7 @@ class CountingSettler:
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
         return frozenset()
 
-    def settle(self, topic_id: TopicId) -> Sequence[SextonError]:
+    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> Sequence[SextonError]:
         self.asked.append(topic_id)
         return self.troubles
 

@@ -160,7 +160,7 @@ def test_trim_page_prepares_as_a_single_trim_does(world: World) -> None:
             self.rolled += 1
             return True
 
-        def settle(self, topic_id: TopicId) -> list[SextonError]:
+        def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[SextonError]:
             return []
 
     roller = Roller()

@@ -37,7 +37,7 @@ from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 
 def fates(plans: Plans, page: int = 0) -> dict[int, tuple[FindingFate, str]]:
-    found = FateFiles(plans.bulk.folder(RUN) / "fates").page(page)
+    found = FateFiles(plans.bulk.folder(RUN) / "fates").read_page(page)
     assert found is not None
     return {at: (one.fate, one.reason) for at, one in found.items()}
 

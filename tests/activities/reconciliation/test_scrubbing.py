@@ -56,7 +56,7 @@ def test_scrub_counts_the_findings_of_every_page_once(plans: Plans) -> None:
     result = _conclude(plans)
     assert (result.findings["corrupt_data"], result.size_bytes["corrupt_data"], result.ledgers) == (3, 15, 2)
     assert result.left_out == ["copies: they stand elsewhere"]
-    assert [one.ledger_id for _, one in FindingFiles(Path(result.report)).iterate()] == [1, 2, 3]
+    assert [one.ledger_id for _, one in FindingFiles(Path(result.report)).iterate_findings()] == [1, 2, 3]
     assert _conclude(plans) == result
 
 

@@ -36,10 +36,10 @@ class _Busy(Broadcaster):
         self.history, self.left = history, batches
         self.states: list[TransactionState] = []  # of the late one, whenever a batch is told
 
-    def settle(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
+    def broadcast_batch(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
         late = TransactionId(0, 0)
         self.states.append(self.history.world.catalog.transactions.states([late])[late])
-        told = self.history.world.log.broadcasts.settle(batch)
+        told = self.history.world.log.broadcasts.broadcast_batch(batch)
         self.history.world.sql('UPDATE "transaction" SET deadline_us = 1 WHERE sequence = 0 AND tc_id = 0')
         self.left -= 1
         if self.left:
@@ -183,10 +183,10 @@ class _Slow(Broadcaster):
     def __init__(self, history: History, clock: SimpleNamespace) -> None:
         self.history, self.clock, self.batches = history, clock, list[int]()
 
-    def settle(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
+    def broadcast_batch(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
         self.batches.append(len(batch))
         self.clock.now += 10.0
-        told = self.history.world.log.broadcasts.settle(batch)
+        told = self.history.world.log.broadcasts.broadcast_batch(batch)
         if len(self.batches) == 1:
             self.decide(0.0)
         return told

@@ -111,7 +111,7 @@ class _Settles:
     def outgrown(self, topic_ids: Any) -> frozenset[TopicId]:
         return frozenset(self._world.catalog.cursors.outgrown(topic_ids))
 
-    def settle(self, topic_id: TopicId) -> list[Any]:
+    def advance_cursors_with_snapshots(self, topic_id: TopicId) -> list[Any]:
         raise AssertionError(f"there is nothing to settle in topic {topic_id}")
 
 

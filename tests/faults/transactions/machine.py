@@ -142,7 +142,7 @@ class Transactions(RuleBasedStateMachine):
     def begin_transaction(self, tc: int) -> None:
         """One whose beginning is unknown stays open without anything in it."""
         write = BeginTransaction(tc_id=tc, timeout_s=3_600.0)
-        begun = self._try(lambda: self.log.committer.write(write))
+        begun = self._try(lambda: self.log.committer.commit_write(write))
         if begun is not None:
             self.ids[str(begun.txn)] = begun.txn
             self.serial.fates[str(begun.txn)] = Fate.OPEN
@@ -294,7 +294,7 @@ class Transactions(RuleBasedStateMachine):
         allowed = before is wanted or (before is Fate.OPEN and not (commit and inside in self.serial.late))
         write = EndTransaction(txn=self.ids[inside], commit=commit)
         try:
-            done = self._try(lambda: self.log.committer.write(write))
+            done = self._try(lambda: self.log.committer.commit_write(write))
         except TransactionEnded:
             assert not allowed
             done = None
@@ -474,7 +474,7 @@ class Transactions(RuleBasedStateMachine):
         for number, txn in enumerate(self.ids):
             if self.serial.fates[txn] is Fate.OPEN:
                 commit = number % 2 == 0 and txn not in self.serial.late
-                self.log.committer.write(EndTransaction(txn=self.ids[txn], commit=commit))
+                self.log.committer.commit_write(EndTransaction(txn=self.ids[txn], commit=commit))
                 self.serial.decide(txn, Fate.COMMITTED if commit else Fate.ABORTED)
         self.readers_see_what_the_model_says()
         self._lapse()

@@ -28,8 +28,8 @@ def _part(text: str, **more: object) -> ProducedEntries:
 
 def test_append_in_a_decided_transaction_is_refused_alone(model: Transactions) -> None:
     """The others of its batch are stored; found by the machine, as a `TypeError` of all of them."""
-    txn = model.log.committer.write(BeginTransaction(tc_id=0, timeout_s=60)).txn
-    model.log.committer.write(EndTransaction(txn=txn, commit=True))
+    txn = model.log.committer.commit_write(BeginTransaction(tc_id=0, timeout_s=60)).txn
+    model.log.committer.commit_write(EndTransaction(txn=txn, commit=True))
     topic = model.topics["a"]
     parts = [_part("first"), _part("late", txn=txn), _part("late too", txn=txn), _part("last")]
     first, late, too, last = model.log.managed._appender.append(topic, TopicHints(), parts)

@@ -112,13 +112,13 @@ def test_seal_reads_only_segments_with_delivery_times(topic: Stored) -> None:
 
 
 def _txn(topic: Stored) -> TransactionId:
-    return topic.world.log.committer.write(BeginTransaction(tc_id=0, timeout_s=3_600)).txn
+    return topic.world.log.committer.commit_write(BeginTransaction(tc_id=0, timeout_s=3_600)).txn
 
 
 def _decide(topic: Stored, txn: TransactionId, *, commit: bool) -> None:
-    topic.world.log.committer.write(EndTransaction(txn=txn, commit=commit))
+    topic.world.log.committer.commit_write(EndTransaction(txn=txn, commit=commit))
     claimed = topic.world.catalog.transactions.claim(Claim(workflow_id="tests", run_id="r", ttl_s=60), limit=10)
-    topic.world.log.broadcasts.settle(claimed)
+    topic.world.log.broadcasts.broadcast_batch(claimed)
 
 
 def test_seal_stops_before_open_transactions_and_leaves_out_what_nobody_sees(topic: Stored) -> None:

@@ -127,7 +127,7 @@ def test_marker_that_head_shows_otherwise_is_asked_for_later(
     for use in (
         own(catalog, bucket).require,
         own(catalog, bucket).confirm,
-        lambda: LostCatalogIdentity.from_bucket(LOGS, bucket),
+        lambda: LostCatalogIdentity.read_from_bucket(LOGS, bucket),
     ):
         with pytest.raises(StoreUnavailable, match="expected answers that agree"):
             use()
@@ -139,7 +139,7 @@ def test_marker_that_is_damaged_in_storage_is_nobodys(catalog: FakeCatalog, buck
     with pytest.raises(CatalogMismatch, match="unreadable"):
         own(catalog, bucket).require()
     with pytest.raises(CatalogMismatch, match="unreadable"):
-        LostCatalogIdentity.from_bucket(LOGS, bucket)
+        LostCatalogIdentity.read_from_bucket(LOGS, bucket)
 
 
 def test_marker_that_was_answered_and_not_stored_is_not_recorded(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
@@ -622,9 +622,9 @@ def test_confirm_reads_the_marker_again(catalog: FakeCatalog, bucket: FakeObject
 def test_look_tells_and_changes_nothing(catalog: FakeCatalog, bucket: FakeObjectStore) -> None:
     """For `status` and `doctor`."""
     stores = MarkerChecker(catalog.identities)
-    assert stores.check(LOGS, bucket) is MarkerState.UNMARKED
+    assert stores.compare_bucket(LOGS, bucket) is MarkerState.UNMARKED
     assert (marker(bucket), catalog.identities.marked_buckets()) == (None, frozenset())
-    stores.require(LOGS, bucket)
-    assert stores.check(LOGS, bucket) is MarkerState.OURS
+    stores.require_or_mark(LOGS, bucket)
+    assert stores.compare_bucket(LOGS, bucket) is MarkerState.OURS
     with pytest.raises(CatalogMismatch):
-        stores.check(LOGS, FakeObjectStore())
+        stores.compare_bucket(LOGS, FakeObjectStore())

@@ -70,7 +70,7 @@ def test_group_commit_idle_writer_commits_at_once() -> None:
     """A lone write waits for no company and no timer."""
     commits = _Commits()
     with closing(GroupCommitter(commits)) as committer:
-        assert [committer.write(_write(number)).first_entry for number in range(3)] == [0, 1, 2]
+        assert [committer.commit_write(_write(number)).first_entry for number in range(3)] == [0, 1, 2]
     assert commits.batches == [[0], [1], [2]]
 
 
@@ -87,7 +87,7 @@ def test_group_commit_many_threads_each_get_their_own_answer(threads: ThreadPool
     """Whoever was merged with whom, nobody reads another's result."""
     commits = _Commits()
     with closing(GroupCommitter(commits, capacity=16)) as committer:
-        found = list(threads.map(lambda number: committer.write(_write(number)).first_entry, range(2000)))
+        found = list(threads.map(lambda number: committer.commit_write(_write(number)).first_entry, range(2000)))
     assert found == list(range(2000))
     assert sum(map(len, commits.batches)) == 2000
     assert max(map(len, commits.batches)) <= 16
@@ -141,7 +141,7 @@ def test_group_commit_runs_in_the_context_of_who_submitted() -> None:
     commits = _Commits(lambda _: heard.append(speaker.get()))
     with closing(GroupCommitter(commits)) as committer:
         speaker.set("append")
-        committer.write(_write(0))
+        committer.commit_write(_write(0))
     assert heard == ["append"]
 
 
@@ -268,7 +268,7 @@ def test_group_commit_full_queue_lets_a_submitter_in_when_there_is_room(threads:
     """Backpressure, not refusal, as long as the writer moves."""
     commits = _Commits()
     with closing(GroupCommitter(commits, capacity=1)) as committer:
-        found = list(threads.map(lambda number: committer.write(_write(number)).first_entry, range(200)))
+        found = list(threads.map(lambda number: committer.commit_write(_write(number)).first_entry, range(200)))
     assert found == list(range(200))
 
 
@@ -298,7 +298,7 @@ def test_group_commit_write_out_of_time_before_its_turn_is_taken_back() -> None:
         first = committer.submit(_write(0))
         assert_eventually(lambda: commits.batches == [[0]])
         with pytest.raises(CatalogBusy, match="no turn within"):
-            committer.write(_write(1), timeout_s=0.01)
+            committer.commit_write(_write(1), timeout_s=0.01)
         commits.may_go.set()
         assert first.result(10).first_entry == 0
     assert commits.batches == [[0]]
@@ -310,7 +310,7 @@ def test_group_commit_write_out_of_time_while_it_is_committed_has_an_unknown_out
     with closing(GroupCommitter(commits)) as committer:
         commits.may_go.clear()
         with pytest.raises(OutcomeUnknown, match="no answer within"):
-            committer.write(_write(0), timeout_s=0.2)
+            committer.commit_write(_write(0), timeout_s=0.2)
         commits.may_go.set()
     assert commits.batches == [[0]]
 

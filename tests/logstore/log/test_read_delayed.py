@@ -224,7 +224,7 @@ def test_kept_values_are_those_that_were_used_last_and_within_the_bound() -> Non
             fetched.append(number)
             return table
 
-        return kept.read(number, fetch)
+        return kept.get_or_fetch(number, fetch)
 
     for number in (1, 2, 3, 1, 4, 1, 2):
         assert read(number) is small

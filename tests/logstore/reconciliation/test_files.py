@@ -30,16 +30,16 @@ def test_page_whose_writer_died_is_not_there_and_is_written_again(
     def put_and_die(ended: list[AppliedFinding]) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(at, die)
-            files.put(0, ended)
+            files.write_page(0, ended)
 
     with pytest.raises(SimulatedCrash):
         put_and_die(_ONE)
-    assert files.page(0) is None
-    files.put(0, _ONE)
+    assert files.read_page(0) is None
+    files.write_page(0, _ONE)
     with pytest.raises(SimulatedCrash):
         put_and_die([])
-    assert FateFiles(tmp_path / "fates").page(0) == {one.number: one for one in _ONE}
-    assert files.page(1) is None
+    assert FateFiles(tmp_path / "fates").read_page(0) == {one.number: one for one in _ONE}
+    assert files.read_page(1) is None
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "flipped", "another"])
@@ -57,15 +57,15 @@ def test_damaged_file_of_findings_is_refused_as_such(damage: str, tmp_path: Path
         "another": other.getvalue(),
     }
     path.write_bytes(cases[damage])
-    for read in (lambda: FindingFiles(tmp_path).page(0), lambda: FindingFiles(tmp_path).totals()):
+    for read in (lambda: FindingFiles(tmp_path).read_page(0), lambda: FindingFiles(tmp_path).count_by_kind()):
         with pytest.raises(CorruptData, match=r"findings-0\.parquet"):
             read()
 
 
 def test_damaged_file_of_fates_is_refused_as_such(tmp_path: Path) -> None:
     files = FateFiles(tmp_path)
-    files.put(0, _ONE)
+    files.write_page(0, _ONE)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(CorruptData, match=r"page-00000000\.parquet"):
-        files.page(0)
+        files.read_page(0)

@@ -29,7 +29,7 @@ class Kept(BufferSnapshots):
 
     buffer: TransactionBuffer | None
 
-    def load(self, topic_id: TopicId) -> TransactionBuffer | None:
+    def load_snapshot(self, topic_id: TopicId) -> TransactionBuffer | None:
         return self.buffer
 
 
@@ -79,7 +79,7 @@ class History:
         claim = Claim(workflow_id=f"c-{which % 2}", run_id="r", ttl_s=0)
         batch = self.world.catalog.transactions.claim(claim, limit=100)
         with self._dying("catalog.settle_transactions.before" if count % 3 == 0 else ""):
-            self.world.log.broadcasts.settle(batch)
+            self.world.log.broadcasts.broadcast_batch(batch)
 
     @contextmanager
     def _dying(self, at: str) -> Iterator[None]:
@@ -132,7 +132,7 @@ class History:
             snapshots=snapshots if start else None,
             read_whole_log=whole,
         )
-        return made.rebuild(self.world.topic.topic_id)
+        return made.rebuild_buffer(self.world.topic.topic_id)
 
 
 def open_history(folder: Path) -> History:

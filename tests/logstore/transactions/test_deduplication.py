@@ -25,7 +25,7 @@ def _begin(history: History) -> TransactionId:
 
 
 def _end(history: History, txn: TransactionId, *, commit: bool) -> None:
-    history.world.log.committer.write(EndTransaction(txn=txn, commit=commit))
+    history.world.log.committer.commit_write(EndTransaction(txn=txn, commit=commit))
 
 
 def _part(txn: TransactionId | None, *ids: int, producer: str = "p") -> ProducedEntries:

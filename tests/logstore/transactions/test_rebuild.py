@@ -126,11 +126,11 @@ def test_rebuild_goes_on_from_the_snapshot_and_reads_only_what_follows(history: 
     """So its length is bounded, whatever the log's (apache/pulsar#19200)."""
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take([*_DECIDED, ("roll", 0, 0)])
-    assert log.buffer_snapshots.replace(topic_id, history.in_sql())
+    assert log.buffer_snapshots.replace_snapshot(topic_id, history.in_sql())
     history.take([("produce", 1, 1), ("decide", 0, 0), ("settle", 0, 1)])
     first = history.world.catalog.ledgers.list_ledgers(topic_id)[0].ledger_id
     history.world.objects.delete([segment_key(first, number) for number in range(9)])
-    assert log.rebuilder.rebuild(topic_id) == history.in_sql()
+    assert log.rebuilder.rebuild_buffer(topic_id) == history.in_sql()
     with pytest.raises(MissingData, match=f"ledger {first}|{segment_key(first, 0)}"):
         history.rebuilt()
 
@@ -143,12 +143,12 @@ def test_damaged_snapshot_is_ignored_and_the_whole_log_is_read(
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take(_DECIDED)
     expected = history.rebuilt()
-    log.buffer_snapshots.replace(
+    log.buffer_snapshots.replace_snapshot(
         topic_id, TransactionBuffer(read_to=expected.read_to)
     )  # wrong, to be seen if it were read
     ledger_id = history.world.catalog.transaction_snapshots.current(topic_id).ledger_id
     assert ledger_id is not None
-    assert log.rebuilder.rebuild(topic_id).hidden == {}
+    assert log.rebuilder.rebuild_buffer(topic_id).hidden == {}
     key = segment_key(ledger_id, 0)
     if damage == "foreign":
         history.world.sql("UPDATE transaction_snapshot SET ledger_id = :id", id=0)
@@ -160,7 +160,7 @@ def test_damaged_snapshot_is_ignored_and_the_whole_log_is_read(
             body = stored.body[:-20] + bytes(20)
             history.world.objects.put_if_absent(key, body, metadata=stored.metadata)
     with caplog.at_level(logging.WARNING):
-        assert log.rebuilder.rebuild(topic_id) == expected
+        assert log.rebuilder.rebuild_buffer(topic_id) == expected
     assert "the whole log is read, because its snapshot is damaged" in caplog.text
 
 
@@ -173,7 +173,7 @@ def test_rebuild_reads_tiered_copies_where_primary_ones_are_gone(history: Histor
     assert remove_primaries(world) >= 1
     done(world.deletion.delete_chunk, chunk_input())
     assert world.left_of(first) == []
-    assert world.log.rebuilder.rebuild(world.topic.topic_id) == history.in_sql()
+    assert world.log.rebuilder.rebuild_buffer(world.topic.topic_id) == history.in_sql()
     assert first in history.in_sql().hidden
 
 
@@ -191,7 +191,7 @@ def test_messages_of_an_open_transaction_may_be_offloaded(history: History, *, c
     assert len(read()) == 1
     history.take([("decide", 0, int(commit)), ("settle", 0, 1)])
     assert len(read()) == (3 if commit else 1)
-    assert world.log.rebuilder.rebuild(world.topic.topic_id) == history.in_sql()
+    assert world.log.rebuilder.rebuild_buffer(world.topic.topic_id) == history.in_sql()
 
 
 def test_rebuild_that_fails_is_repeated_from_scratch(history: History) -> None:
@@ -271,4 +271,4 @@ def test_marker_that_is_none_is_refused(history: History) -> None:
     fold = BufferComputation(TransactionBuffer(), [LedgerSpan(LedgerId(1), 1)])
     table = pa.table({"txn_tc": [0], "txn_seq": [0], "marker": ["PERHAPS"]})
     with pytest.raises(CorruptData, match="ledger 1"):
-        fold.add(LedgerId(1), 0, table)
+        fold.add_segment(LedgerId(1), 0, table)

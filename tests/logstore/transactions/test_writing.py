@@ -46,13 +46,13 @@ def test_due_snapshot_is_what_sql_says_and_replaces_the_one_before(history: Hist
     assert log.buffer_snapshots.write_due_snapshots() == 0
     _make_due(history)
     assert (log.buffer_snapshots.write_due_snapshots(), log.buffer_snapshots.write_due_snapshots()) == (1, 0)
-    assert log.buffer_snapshots.load(topic_id) == history.in_sql()
+    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql()
     (first,) = _snapshots(history)
     history.take([("begin", 0, 0), *_ABORTED])
     _make_due(history)
     log.buffer_snapshots.write_due_snapshots()
-    assert log.buffer_snapshots.load(topic_id) == history.in_sql()
-    assert log.rebuilder.rebuild(topic_id) == history.in_sql()
+    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql()
+    assert log.rebuilder.rebuild_buffer(topic_id) == history.in_sql()
     assert _snapshots(history) != [first]
     assert [row[0] for row in history.world.sql("SELECT ledger_id FROM pending_deletion")] == [first]
 
@@ -64,7 +64,7 @@ def test_snapshot_whose_upload_was_answered_and_not_stored_replaces_none(history
     history.take(_ABORTED)
     _make_due(history)
     log.buffer_snapshots.write_due_snapshots()
-    before, (current,) = log.buffer_snapshots.load(topic_id), _snapshots(history)
+    before, (current,) = log.buffer_snapshots.load_snapshot(topic_id), _snapshots(history)
     history.take([("begin", 0, 0), *_ABORTED])
     _make_due(history)
     lost = Fault(operation=Operation.PUT, kind=FaultKind.LOST, times=5, matches=lambda key: key.endswith(part))
@@ -72,24 +72,24 @@ def test_snapshot_whose_upload_was_answered_and_not_stored_replaces_none(history
     log.buffer_snapshots.write_due_snapshots()
     assert lost.times == 0
     assert current in _snapshots(history)
-    assert log.buffer_snapshots.load(topic_id) == before
+    assert log.buffer_snapshots.load_snapshot(topic_id) == before
     _make_due(history)
     log.buffer_snapshots.write_due_snapshots()
-    assert log.buffer_snapshots.load(topic_id) == history.in_sql()
+    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql()
 
 
 def test_superseded_snapshot_is_deleted_by_the_next_trim_of_its_topic(history: History) -> None:
     """With all of its objects; no person has to look at it."""
     log, world = history.world.log, history.world
     history.take(_ABORTED)
-    assert log.buffer_snapshots.replace(world.topic.topic_id, history.in_sql())
+    assert log.buffer_snapshots.replace_snapshot(world.topic.topic_id, history.in_sql())
     (first,) = _snapshots(history)
-    assert log.buffer_snapshots.replace(world.topic.topic_id, history.in_sql())
+    assert log.buffer_snapshots.replace_snapshot(world.topic.topic_id, history.in_sql())
     world.detach()
     done(world.deletion.delete_chunk, chunk_input())
     assert world.outcomes() == {"DELETED": 1}
     assert world.left_of(LedgerId(first)) == []
-    assert log.buffer_snapshots.load(world.topic.topic_id) == history.in_sql()
+    assert log.buffer_snapshots.load_snapshot(world.topic.topic_id) == history.in_sql()
 
 
 @pytest.mark.parametrize("point", [f"{name}.{when}" for name in _EFFECTS for when in ("before", "after")])
@@ -99,18 +99,18 @@ def test_writer_that_dies_leaves_the_old_snapshot_or_the_new_one(history: Histor
     history.take(_ABORTED)
     _make_due(history)
     log.buffer_snapshots.write_due_snapshots()
-    before = log.buffer_snapshots.load(topic_id)
+    before = log.buffer_snapshots.load_snapshot(topic_id)
     history.take(_ABORTED)
     _make_due(history)
     failpoints.arm(point, "crash")
     with pytest.raises(SimulatedCrash):
         log.buffer_snapshots.write_due_snapshots()
     failpoints.disarm()
-    assert log.buffer_snapshots.load(topic_id) in (before, history.in_sql())
+    assert log.buffer_snapshots.load_snapshot(topic_id) in (before, history.in_sql())
     assert len(_snapshots(history)) == 1
     _make_due(history)
     log.buffer_snapshots.write_due_snapshots()
-    assert log.buffer_snapshots.load(topic_id) == history.in_sql()
+    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql()
     (standing,) = _snapshots(history)
     rows = {row[0] for row in history.world.sql("SELECT ledger_id FROM ledger")}
     intents = {row[0] for row in history.world.sql("SELECT ledger_id FROM pending_deletion")}
@@ -142,7 +142,7 @@ def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history:
     """Its place in the log does not go back with them, or it would be tried, and thrown away, for ever."""
     log, topic_id = history.world.log, history.world.topic.topic_id
     history.take([*_ABORTED, ("roll", 0, 0)])
-    assert log.buffer_snapshots.replace(topic_id, history.in_sql())
+    assert log.buffer_snapshots.replace_snapshot(topic_id, history.in_sql())
     history.take([*_ABORTED, ("roll", 0, 0)])
     *filled, last = history.world.catalog.ledgers.list_ledgers(topic_id)
     request = history.world.detach_input([one.ledger_id for one in filled], batch_id="batch-all", force=True)
@@ -150,7 +150,7 @@ def test_snapshot_of_a_topic_whose_entries_are_all_gone_is_written_once(history:
     assert last.entries == 0
     _make_due(history)
     assert log.buffer_snapshots.write_due_snapshots() == 1
-    assert log.buffer_snapshots.load(topic_id) == history.in_sql() == log.rebuilder.rebuild(topic_id)
+    assert log.buffer_snapshots.load_snapshot(topic_id) == history.in_sql() == log.rebuilder.rebuild_buffer(topic_id)
     assert history.world.catalog.transaction_snapshots.current(topic_id).due_us is None
 
 
@@ -160,8 +160,8 @@ def test_snapshot_that_knows_less_replaces_nothing(history: History) -> None:
     history.take(_ABORTED)
     older = history.in_sql()
     history.take(_ABORTED)
-    assert log.buffer_snapshots.replace(topic_id, history.in_sql())
+    assert log.buffer_snapshots.replace_snapshot(topic_id, history.in_sql())
     stored = list(history.world.objects.keys)
-    assert not log.buffer_snapshots.replace(topic_id, older)
-    assert not log.buffer_snapshots.replace(topic_id, TransactionBuffer())
-    assert (history.world.objects.keys, log.buffer_snapshots.load(topic_id)) == (stored, history.in_sql())
+    assert not log.buffer_snapshots.replace_snapshot(topic_id, older)
+    assert not log.buffer_snapshots.replace_snapshot(topic_id, TransactionBuffer())
+    assert (history.world.objects.keys, log.buffer_snapshots.load_snapshot(topic_id)) == (stored, history.in_sql())

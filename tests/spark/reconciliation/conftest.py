@@ -90,7 +90,7 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
             if step.name == CompareStorageWithCatalogJob.name and not inventories:
                 assert int(done.facts[ROWS_BEFORE]) == rows_us
             between(step.name)
-        found = [finding for _, finding in FindingFiles(Path(done.folder)).iterate()]
+        found = [finding for _, finding in FindingFiles(Path(done.folder)).iterate_findings()]
         assert len(found) == sum(done.counts.values())
         return found
 

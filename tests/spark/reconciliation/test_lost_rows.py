@@ -192,7 +192,7 @@ def applied(servers: StackAddresses, warm: WarmSession, tmp_path_factory: pytest
         planned, counts = _plan_and_apply(store, warm, home)
         yield _Applied(
             topics=topics,
-            findings=[finding for _, finding in FindingFiles(Path(planned.report)).iterate()],
+            findings=[finding for _, finding in FindingFiles(Path(planned.report)).iterate_findings()],
             counts=counts,
             deletions=set(store.sql(_DELETIONS)) - filed,
             objects=frozenset([*store.keys(None), *store.keys(None, tiered=True)]),

@@ -58,7 +58,7 @@ def test_many_candidates_go_from_file_to_file_by_pages(
     candidates = jobs.run(compare, lambda _: None)
     findings = jobs.run(VerifyFindingsJob(run_id="run-1", before_us=2), lambda _: None)
     assert (candidates.counts["candidates"], findings.counts["foreign"]) == (_MANY, _MANY)
-    totals = FindingFiles(Path(findings.folder)).totals()
+    totals = FindingFiles(Path(findings.folder)).count_by_kind()
     assert totals[FindingKind.FOREIGN] == (_MANY, sum(range(_MANY)))
     for done in (candidates, findings):
         for path in Path(done.folder).glob("*.parquet"):
@@ -67,8 +67,10 @@ def test_many_candidates_go_from_file_to_file_by_pages(
             assert max(rows, default=0) <= FINDINGS_PER_PAGE
     assert max(len(pickle.dumps(one)) for one in answers) < 500
     one, other = FindingFiles(Path(findings.folder)), FindingFiles(Path(findings.folder))
-    numbers = [number for page in range(one.pages) for number in one.page(page)]
+    numbers = [number for page in range(one.pages) for number in one.read_page(page)]
     assert numbers == list(range(_MANY))
     middle = one.pages // 2
-    assert one.page(middle) == other.page(middle)
-    assert [found.key for found in one.page(0).values()] == [f"odd/{at:06d}" for at in range(len(one.page(0)))]
+    assert one.read_page(middle) == other.read_page(middle)
+    assert [found.key for found in one.read_page(0).values()] == [
+        f"odd/{at:06d}" for at in range(len(one.read_page(0)))
+    ]

@@ -66,7 +66,7 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
             before(page)
             job = ScrubPageJob(run_id=f"scrub-{run_id}", page=page, bytes_per_s=rate)
             read.append(jobs.run(job, lambda _: None))
-            found += [finding for _, finding in FindingFiles(Path(read[-1].folder)).iterate()]
+            found += [finding for _, finding in FindingFiles(Path(read[-1].folder)).iterate_findings()]
         run_counts.append((cut.counts, read))
         return found
 
@@ -260,7 +260,7 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
     for still_damaged in ({3, 5}, {5}, set[int]()):
         damaged &= still_damaged
         assert scrub_ledgers._scrub_lane(addresses, tmp_path, lane)["findings"] == len(still_damaged)
-        found = {finding.ledger_id for _, finding in FindingFiles(tmp_path).iterate()}
+        found = {finding.ledger_id for _, finding in FindingFiles(tmp_path).iterate_findings()}
         assert found == still_damaged
 
 

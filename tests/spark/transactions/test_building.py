@@ -48,7 +48,7 @@ def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
     if commit is not None:
         log.committer.submit(EndTransaction(txn=txn, commit=commit)).result()
         claim = Claim(workflow_id="w", run_id="r", ttl_s=0)
-        log.broadcasts.settle(log.catalog.transactions.claim(claim, limit=10))
+        log.broadcasts.broadcast_batch(log.catalog.transactions.claim(claim, limit=10))
 
 
 def _built(
@@ -100,7 +100,7 @@ def test_commit_that_the_log_does_not_tell_is_that_of_the_snapshot_before(
     cause = Cause(actor="tests", reason="", workflow_id="")
     assert log.catalog.transactions.resolve(txn, Participant(topic.topic_id), cause).finished_us
     rows = log.catalog.transaction_snapshots.buffer(topic.topic_id)
-    assert log.buffer_snapshots.replace(topic.topic_id, rows)
+    assert log.buffer_snapshots.replace_snapshot(topic.topic_id, rows)
     assert log.catalog.transactions.forget(older_than_s=-1, limit=10) == 1
     assert _built(settings, warm, tmp_path, topic)[1] == {topic.topic_id: rows}
 
@@ -113,18 +113,18 @@ def test_snapshot_whose_upload_is_answered_and_not_stored_replaces_none(
     topic = _topic(log, "lost")
     _ended(log, topic, commit=False)
     before = log.catalog.transaction_snapshots.buffer(topic.topic_id)
-    assert log.buffer_snapshots.replace(topic.topic_id, before)
+    assert log.buffer_snapshots.replace_snapshot(topic.topic_id, before)
     current = log.catalog.transaction_snapshots.current(topic.topic_id)
     _ended(log, topic, commit=False)
 
     _, buffers = _built(settings, warm, tmp_path, topic)
     with losing_puts(log, suffix) as lost_urls, pytest.raises(UploadUnproven, match="not there"):
-        log.buffer_snapshots.replace(topic.topic_id, buffers[topic.topic_id])
+        log.buffer_snapshots.replace_snapshot(topic.topic_id, buffers[topic.topic_id])
     assert lost_urls
     assert log.catalog.transaction_snapshots.current(topic.topic_id) == current
-    assert log.buffer_snapshots.load(topic.topic_id) == before
-    assert log.buffer_snapshots.replace(topic.topic_id, buffers[topic.topic_id])
-    assert log.buffer_snapshots.load(topic.topic_id) == buffers[topic.topic_id] != before
+    assert log.buffer_snapshots.load_snapshot(topic.topic_id) == before
+    assert log.buffer_snapshots.replace_snapshot(topic.topic_id, buffers[topic.topic_id])
+    assert log.buffer_snapshots.load_snapshot(topic.topic_id) == buffers[topic.topic_id] != before
 
 
 def test_topics_that_were_asked_for_are_built_and_those_gone_are_counted(

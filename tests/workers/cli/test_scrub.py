@@ -11,7 +11,7 @@ import pytest
 from logstore.ports.catalog import Claim, RunKind, Topic
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE, SCRUB_RATE
-from logstore.reconciliation.finding_files import to_table
+from logstore.reconciliation.finding_files import findings_to_table
 from logstore.reconciliation.findings import Finding, FindingKind, PlanResult
 from logstore.validated_names import TopicName
 from tests.fakes.reconciliation import FakeRuns
@@ -29,7 +29,7 @@ class _Asked:
         finding = Finding(
             kind=FindingKind.CORRUPT_DATA, ledger_id=LedgerId(7), copy="LEDGER", bucket="warm", key="k", size_bytes=9
         )
-        pq.write_table(to_table([finding]), folder / "page-0.parquet")
+        pq.write_table(findings_to_table([finding]), folder / "page-0.parquet")
         counts = {kind.value: int(kind is FindingKind.CORRUPT_DATA) for kind in FindingKind}
         sizes = {name: 9 * count for name, count in counts.items()}
         self.found = PlanResult(findings=counts, size_bytes=sizes, ledgers=4, before_us=1, report=str(folder))

@@ -151,7 +151,7 @@ class Writers:
         batch = log.catalog.transactions.claim(
             Claim(workflow_id="transaction-coordinator/2", run_id="r", ttl_s=60), limit=10
         )
-        if not log.broadcasts.settle(batch).failures:  # answered once every marker is stored
+        if not log.broadcasts.broadcast_batch(batch).failures:  # answered once every marker is stored
             (self._answers.committed if commit else self._answers.undone).add(payload)
             self._answers.did("transaction")
 

@@ -121,7 +121,7 @@ def _settle(log: LogStore) -> None:
     claim = Claim(workflow_id="transaction-coordinator/2", run_id="again", ttl_s=60)
     log.catalog.transactions.expire(2, limit=1_000)
     while batch := log.catalog.transactions.claim(claim, limit=100):
-        assert not log.broadcasts.settle(batch).failures
+        assert not log.broadcasts.broadcast_batch(batch).failures
     wanted = log.catalog.deletions.inflight().estimated_inflight
     assert log.catalog.upkeep.adopt(batch_id="sweep", claim=claim, limit=1_000).intents == wanted
     assert phase_two(log, "sweep") == wanted

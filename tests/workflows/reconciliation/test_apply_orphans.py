@@ -23,7 +23,7 @@ from workflows.reconciliation.job_definitions import ApplyOrphansProgress
 
 def fates(house: House, page: int = 0) -> list[tuple[FindingFate, str]]:
     """What became of a page."""
-    found = FateFiles(house.world.bulk.folder(run_id(house)) / "fates").page(page)
+    found = FateFiles(house.world.bulk.folder(run_id(house)) / "fates").read_page(page)
     assert found is not None
     return [(one.fate, one.reason) for _, one in sorted(found.items())]
 

@@ -51,14 +51,14 @@ class Parties:
 
     def begin(self, *, tc_id: int = TC, timeout_s: float = 60.0) -> TransactionId:
         """An open transaction with one message on every topic."""
-        txn = self.log.committer.write(BeginTransaction(tc_id=tc_id, timeout_s=timeout_s)).txn
+        txn = self.log.committer.commit_write(BeginTransaction(tc_id=tc_id, timeout_s=timeout_s)).txn
         for topic in self.topics:
             self.log.managed.append(topic, ProducedEntries(entries=[NewEntry(payload=str(txn).encode())], txn=txn))
         return txn
 
     def end(self, txn: TransactionId, *, commit: bool = True) -> TransactionId:
         """Decide it."""
-        self.log.committer.write(EndTransaction(txn=txn, commit=commit))
+        self.log.committer.commit_write(EndTransaction(txn=txn, commit=commit))
         return txn
 
     def decided(self, *, tc_id: int = TC, commit: bool = True) -> TransactionId:

@@ -28,10 +28,10 @@ async def test_topics_that_are_asked_for_reach_the_bulk_job(house: House) -> Non
 async def test_newer_snapshot_stays_and_a_topic_that_has_gone_is_counted(house: House) -> None:
     """Neither is a failure."""
     newer = TransactionBuffer(read_to=Position(LedgerId(2), 0))
-    assert house.world.log.buffer_snapshots.replace(house.world.topic.topic_id, newer)
+    assert house.world.log.buffer_snapshots.replace_snapshot(house.world.topic.topic_id, newer)
     house.world.bulk.buffers[TopicId(10**6)] = BUFFER
     async with house.worker():
         result = await (await build(house, BUILD_TRANSACTION_SNAPSHOTS)).result()
     counts = {name: result.counts[name] for name in ("switched", "superseded", "gone")}
     assert counts == {"switched": 0, "superseded": 1, "gone": 1}
-    assert house.world.log.buffer_snapshots.load(house.world.topic.topic_id) == newer
+    assert house.world.log.buffer_snapshots.load_snapshot(house.world.topic.topic_id) == newer

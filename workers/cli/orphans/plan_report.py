@@ -62,7 +62,7 @@ class PlanReport:
     def _rows_of_kinds(self, kinds: frozenset[FindingKind]) -> Iterator[dict[str, object]]:
         for page in range(self.files.pages):
             fates = self._read_fates(page)
-            for number, finding in self.files.page(page).items():
+            for number, finding in self.files.read_page(page).items():
                 if finding.kind in kinds:
                     yield _to_row(number, finding, fates.get(number))
 
@@ -83,7 +83,7 @@ class PlanReport:
         from logstore.reconciliation.finding_files import FateFiles  # noqa: PLC0415 - start-up time
 
         folder = None if self.applied is None else Path(self.applied.summary["folder"]) / "fates"
-        return (FateFiles(folder).page(page) or {}) if folder else {}
+        return (FateFiles(folder).read_page(page) or {}) if folder else {}
 
 
 def _describe_run(run: "ReconciliationRun") -> str:
@@ -160,7 +160,7 @@ def write_page(report: PlanReport, path: str, *, kind: FindingKind | None, limit
     `path` is the operator's. `kind` selects findings of one kind. The table has at most `limit` rows.
     """
     sums = _Sums()
-    for _, finding in report.files.iterate(kind):
+    for _, finding in report.files.iterate_findings(kind):
         sums.add(finding, report.result.before_us)
     columns, rows = (*_COLUMNS, *(_FATE_COLUMNS if report.applied else ())), sum(sums.kinds.values())
     parts = stream_template(

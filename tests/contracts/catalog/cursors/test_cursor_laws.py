@@ -168,7 +168,7 @@ class _Play:
                 self.acknowledged = {entry for entry in entries if entry < chosen[0]}
                 process.seek(self.topic_id, _NAME, Position(*chosen[0]))
             case "settle":
-                process.settle(self.topic_id)
+                process.advance_cursors_with_snapshots(self.topic_id)
             case "append":
                 append(self.world, self.topic_id, self._ledgers()[-1], entries=1 + step.choices[0] % 20)
             case "roll":
@@ -197,7 +197,7 @@ class _Play:
 
     def check_end(self) -> None:
         """Without traffic the cursor stands at the first entry that is not acknowledged (apache/pulsar#9136)."""
-        self.process(1).settle(self.topic_id)
+        self.process(1).advance_cursors_with_snapshots(self.topic_id)
         self.check()
         mark = self.world.catalog.cursors.get(self.topic_id, _NAME).state.mark_delete
         behind = [entry for entry in self.entries() if entry not in self.acknowledged]

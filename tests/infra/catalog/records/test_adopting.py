@@ -136,7 +136,7 @@ def _end(log: LogStore, txn: TransactionId, *, commit: bool) -> None:
 def _tell(log: LogStore) -> None:
     claim = Claim(workflow_id="transaction-coordinator/1", run_id="r", ttl_s=60)
     while batch := log.catalog.transactions.claim(claim, limit=100):
-        assert not log.broadcasts.settle(batch).failures
+        assert not log.broadcasts.broadcast_batch(batch).failures
 
 
 @pytest.fixture(params=["whole", "by ledger"])

@@ -435,7 +435,7 @@ def test_ledger_born_after_a_rebuild_is_not_lost_behind_listings_that_hide_it(
 def _told(log: LogStore) -> None:
     claim = Claim(workflow_id="transaction-coordinator/1", run_id="r", ttl_s=60)
     while batch := log.catalog.transactions.claim(claim, limit=100):
-        assert not log.broadcasts.settle(batch).failures
+        assert not log.broadcasts.broadcast_batch(batch).failures
 
 
 @pytest.mark.parametrize("sought", ["never", "before the flush", "after the flush"])
