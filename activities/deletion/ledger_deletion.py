@@ -132,9 +132,9 @@ class LedgerDeletion:
         """
         if self._ledgers.epoch() != request.catalog_epoch:
             return RangesPage(ranges=[], stale=True)
-        ranges = self._deletions.ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
+        ranges = self._deletions.list_unfinished_ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
         if ranges:
-            self._deletions.renew(request.batch_id, own_claim(BATCH_CLAIM_S))
+            self._deletions.renew_batch_claim(request.batch_id, own_claim(BATCH_CLAIM_S))
         return RangesPage(ranges=ranges)
 
     @defined(name="deletion.delete_chunk")

@@ -56,7 +56,7 @@ class DeletionUpkeep:
         Idempotency: the claim ends 15 minutes after the last call; a running chunk never shortens it.
         Raises: ClaimHeld (terminal; the batch was released or is finished); CatalogBusy, StoreUnavailable (retry).
         """
-        self._deletions.renew(request.batch_id, own_claim(_PAUSED_CLAIM_S))
+        self._deletions.renew_batch_claim(request.batch_id, own_claim(_PAUSED_CLAIM_S))
 
     @defined(name="deletion.pause_batch")
     @beating()
@@ -67,6 +67,6 @@ class DeletionUpkeep:
         Raises: UnknownObject, PreconditionFailed (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         if request.paused:
-            self._deletions.pause(request.batch_id)
+            self._deletions.pause_batch(request.batch_id)
         else:
             self._deletions.resume(request.batch_id)

@@ -182,7 +182,7 @@ class Trimming:
         """
         arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         with suppress(UnknownObject):  # no page has opened the batch
-            self._deletions.renew(request.batch_id, arguments["claim"])
+            self._deletions.renew_batch_claim(request.batch_id, arguments["claim"])
         page = request.page  # topics may have been deleted since; none was added, because ids only grow
         active_topics = self._topics.list_active(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active_topics if topic.topic_id <= page.last]

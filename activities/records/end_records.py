@@ -94,8 +94,8 @@ class RecordEnding:
                 return self._end_page(request)
         claim = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
         with suppress(UnknownObject):  # nothing is detached into the batch yet
-            self._deletions.renew(request.batch_id, claim)
-        with renewing_many(lambda: self._deletions.renew(request.batch_id, claim)):
+            self._deletions.renew_batch_claim(request.batch_id, claim)
+        with renewing_many(lambda: self._deletions.renew_batch_claim(request.batch_id, claim)):
             return self._end_page(request)
 
     def _end_page(self, request: EndPageInput) -> EndedPage:

@@ -287,7 +287,7 @@ class Spied:
     def __init__(self, port: PhaseOne | Deletions, leases: list[tuple[str, Lease | None]], lease: Lease | None) -> None:
         self._port, self.leases, self._lease = port, leases, lease
 
-    def under(self, lease: Lease | None) -> "Spied":
+    def with_lease(self, lease: Lease | None) -> "Spied":
         return Spied(self._port.under(lease), self.leases, lease)
 
     def __getattr__(self, name: str) -> Any:

@@ -187,7 +187,7 @@ class World:
 
     def intents(self, batch_id: str = BATCH) -> list[DeletionIntent]:
         """Every row of a batch."""
-        return self.catalog.deletions.intents(batch_id, ALL_ROWS)
+        return self.catalog.deletions.list_intents_in_range(batch_id, ALL_ROWS)
 
     def outcomes(self, batch_id: str = BATCH) -> dict[str, int]:
         """Rows of a batch by outcome."""

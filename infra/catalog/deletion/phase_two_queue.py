@@ -52,18 +52,18 @@ class SqlDeletions(LeasedPort):
 
         return super()._write(fenced)
 
-    def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         return self._db.read(lambda c: next_ranges(c, batch_id, after=after, rows=rows, limit=limit))
 
-    def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
-        rows = (_P.batch_id == batch_id, _P.row_id >= chunk.first, _P.row_id <= chunk.last)
+    def list_intents_in_range(self, batch_id: str, row_range: RowRange) -> list[DeletionIntent]:
+        rows = (_P.batch_id == batch_id, _P.row_id >= row_range.first, _P.row_id <= row_range.last)
         query = select(*INTENT).where(*rows).order_by(_P.row_id)
         return self._db.read(
             lambda connection: _to_intents_with_references(connection, connection.execute(query).all())
         )
 
     @writes("catalog.renew")
-    def renew(self, connection: Connection, batch_id: str, claim: Claim) -> None:
+    def renew_batch_claim(self, connection: Connection, batch_id: str, claim: Claim) -> None:
         renew_run(connection, batch_id, claim, self._db.now_us(connection))
 
     @writes("catalog.pause")

@@ -101,7 +101,7 @@ class LeasedPort(CatalogAdapter):
 
     _lease: Lease | None = None
 
-    def under(self, lease: Lease | None) -> Self:
+    def with_lease(self, lease: Lease | None) -> Self:
         bound = copy(self)
         bound._lease = lease  # noqa: SLF001 - of the same class
         return bound

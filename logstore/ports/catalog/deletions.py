@@ -17,23 +17,23 @@ class Deletions(Protocol):
     If a newer lease exists, every method that writes raises `NotOwner` and changes nothing.
     """
 
-    def under(self, lease: Lease | None) -> Self:
+    def with_lease(self, lease: Lease | None) -> Self:
         """Return the port for the bundle owner with this lease. With `None`, writes check no fence.
 
         Each write first requires that the lease is the newest of its bundle. No worker raises the fence before the
         write is committed.
         """
 
-    def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         """Return up to `limit` ranges of about `rows` unfinished intents of the batch, after row id `after`.
 
         A range contains no intent that is finished or has a workflow of its own.
         """
 
-    def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
+    def list_intents_in_range(self, batch_id: str, row_range: RowRange) -> list[DeletionIntent]:
         """Return the batch's intents in the range, finished or not, ascending by row id, with `referenced` set."""
 
-    def renew(self, batch_id: str, claim: Claim) -> None:
+    def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
         """Claim the batch for `ttl_s` from now. A run of a workflow never shortens its own claim.
 
         So a chunk that still works on a paused batch keeps the longer claim of the pause. A released batch cannot be
@@ -44,7 +44,7 @@ class Deletions(Protocol):
             ClaimHeld: Another workflow holds the batch, or the batch is finished or was released.
         """
 
-    def pause(self, batch_id: str) -> None:
+    def pause_batch(self, batch_id: str) -> None:
         """Hold the batch until it is resumed or released, even after its claim lapsed. No workflow takes its rows.
 
         Rows that have a workflow of their own continue.

@@ -72,7 +72,7 @@ def test_batch_is_held_while_the_function_is_asked(world: World, monkeypatch: py
     monkeypatch.setattr("activities.heartbeats._BEAT_INTERVAL_S", 0.01)
     monkeypatch.setattr("activities.heartbeats._RENEWAL_INTERVAL_S", 0.01)
     world.fill(2)
-    renewed, real = threading.Semaphore(0), world.catalog.deletions.renew
+    renewed, real = threading.Semaphore(0), world.catalog.deletions.renew_batch_claim
 
     def renew(*args: Any) -> Any:
         found = real(*args)

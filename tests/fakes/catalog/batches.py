@@ -42,7 +42,7 @@ class Batches(Absent):
         super().__init__("such calls of deletion")
         self._catalog = catalog
 
-    def under(self, lease: Lease | None) -> Self:
+    def with_lease(self, lease: Lease | None) -> Self:
         """Nobody owns bundles here."""
         assert lease is None
         return self

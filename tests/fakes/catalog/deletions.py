@@ -17,7 +17,7 @@ from tests.fakes.catalog.batches import Batches
 class FakeDeletions(Batches):
     """The `Deletions` port."""
 
-    def ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+    def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
         found = [row for row in self._rows(batch_id) if row.row_id > after]
         left = (
             (one.row_id, one.segments, one.state is DeletionState.PENDING and one.handed_to is None) for one in found
@@ -27,12 +27,12 @@ class FakeDeletions(Batches):
             for ids in islice(split_batch_into_ranges(left, rows), limit)
         ]
 
-    def intents(self, batch_id: str, chunk: RowRange) -> list[DeletionIntent]:
+    def list_intents_in_range(self, batch_id: str, row_range: RowRange) -> list[DeletionIntent]:
         with self._catalog.lock:
-            found = [row for row in self._rows(batch_id) if chunk.first <= row.row_id <= chunk.last]
+            found = [row for row in self._rows(batch_id) if row_range.first <= row.row_id <= row_range.last]
             return [self._with_reference(row) for row in found]
 
-    def renew(self, batch_id: str, claim: Claim) -> None:
+    def renew_batch_claim(self, batch_id: str, claim: Claim) -> None:
         with effect("catalog.renew"), self._catalog.lock:
             run = self._catalog.runs.get(batch_id)
             if run is None:

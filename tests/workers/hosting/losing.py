@@ -231,8 +231,8 @@ def phase_two(log: LogStore, batch: str) -> int:
     heartbeats: Any = _Unheard()
     flushes = SharedFlushes(log.catalog.records, log.records.flusher)
     went = 0
-    for part in log.catalog.deletions.ranges(batch, after=0, rows=100, limit=10):
-        found = examine(log.catalog.deletions.intents(batch, part), log.storages, flushes, heartbeats)
+    for part in log.catalog.deletions.list_unfinished_ranges(batch, after=0, rows=100, limit=10):
+        found = examine(log.catalog.deletions.list_intents_in_range(batch, part), log.storages, flushes, heartbeats)
         ended, _ = remove(found, log.storages, heartbeats, DeletionPace())
         went += len(log.catalog.deletions.finish(ended, holder=batch))
     return went

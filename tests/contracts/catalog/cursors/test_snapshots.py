@@ -128,9 +128,9 @@ def test_snapshot_listed_is_still_in_use(world: World) -> None:
     first = publish(world, topic_id, (ledger, 5))
     second = publish(world, topic_id, (ledger, 5), (ledger, 7))
     row_id = _intent(world, first.ledger_id).row_id
-    assert [one.referenced for one in world.catalog.deletions.intents("", _ALL)] == [False]
+    assert [one.referenced for one in world.catalog.deletions.list_intents_in_range("", _ALL)] == [False]
     world.forge(row_id, second.ledger_id, CopyKind.LEDGER)
-    assert [one.referenced for one in world.catalog.deletions.intents("", _ALL)] == [True]
+    assert [one.referenced for one in world.catalog.deletions.list_intents_in_range("", _ALL)] == [True]
 
 
 @pytest.mark.parametrize("what", ["snapshot", "seek", "topic"])

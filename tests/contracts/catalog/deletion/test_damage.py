@@ -26,7 +26,7 @@ def _three(world: SqlWorld) -> list[int]:
     topic = new_topic(world)
     filled(world, topic.topic_id, 4)
     world.phase_one(topic.topic_id, batch_id="b")
-    return [one.row_id for one in world.catalog.deletions.intents("b", _ALL)]
+    return [one.row_id for one in world.catalog.deletions.list_intents_in_range("b", _ALL)]
 
 
 def _spoil(world: SqlWorld, row: int, column: str, value: str) -> None:
@@ -42,7 +42,7 @@ def test_damaged_row_is_read_as_invalid_beside_its_neighbours(
     """One bad row in a range neither hides the others nor stops their chunk (YahooArchive/bookkeeper#17)."""
     first, bad, last = _three(sql_world)
     _spoil(sql_world, bad, column, value)
-    found = sql_world.catalog.deletions.intents("b", _ALL)
+    found = sql_world.catalog.deletions.list_intents_in_range("b", _ALL)
     assert [one.row_id for one in found] == [first, bad, last]
     assert [one.damage is not None for one in found] == [False, True, False]
     refused = find_refusal(found[1])
@@ -68,7 +68,7 @@ def test_context_that_is_no_json_is_read_as_invalid(sqlite_url: str) -> None:
     world = SqlWorld(sqlite_url)
     _, bad, _ = _three(world)
     _spoil(world, bad, "context", "{not json")
-    assert [one.damage is not None for one in world.catalog.deletions.intents("b", _ALL)] == [False, True, False]
+    assert [one.damage is not None for one in world.catalog.deletions.list_intents_in_range("b", _ALL)] == [False, True, False]
     row = world.catalog.deletions.list(None, limit=9)[1]
     assert world.catalog.deletions.take(row.ledger_id, row.copy, row.generation, claim("w")).damage
     world.database.close()
@@ -81,7 +81,7 @@ def test_text_that_is_no_utf_8_stops_no_neighbour(sqlite_url: str, column: str) 
     first, bad, last = _three(world)
     old = f"CAST(COALESCE({column}, '') AS BLOB)"
     world.sql(f"UPDATE pending_deletion SET {column} = CAST({old} || x'ff' AS TEXT) WHERE row_id = :row", row=bad)
-    assert {first, last} <= {one.row_id for one in world.catalog.deletions.intents("b", _ALL)}
+    assert {first, last} <= {one.row_id for one in world.catalog.deletions.list_intents_in_range("b", _ALL)}
     found = {one.row_id: one for one in world.catalog.deletions.list(None, limit=9)}
     assert sorted(found) == [first, bad, last]
     assert "\N{REPLACEMENT CHARACTER}" in repr(found[bad])
@@ -93,8 +93,8 @@ def test_number_that_is_none_is_read_as_invalid(sqlite_url: str) -> None:
     world = SqlWorld(sqlite_url)
     first, bad, last = _three(world)
     _spoil(world, bad, "segments", "many")
-    assert [part.rows for part in world.catalog.deletions.ranges("b", after=0, rows=9, limit=9)] == [3]
-    found = world.catalog.deletions.intents("b", _ALL)
+    assert [part.rows for part in world.catalog.deletions.list_unfinished_ranges("b", after=0, rows=9, limit=9)] == [3]
+    found = world.catalog.deletions.list_intents_in_range("b", _ALL)
     assert [(one.row_id, one.damage) for one in found] == [
         (first, None),
         (bad, "segments (found 'many')"),
@@ -198,7 +198,7 @@ def test_detached_copy_whose_context_cannot_be_read_ends_alone(sqlite_url: str, 
     assert copies
     assert copies.primary
     assert world.phase_one(topic, batch_id="b").intents == 2
-    refused = {one.copy: find_refusal(one) for one in world.catalog.deletions.intents("b", _ALL)}
+    refused = {one.copy: find_refusal(one) for one in world.catalog.deletions.list_intents_in_range("b", _ALL)}
     assert refused[CopyKind.LEDGER] is None
     tiered = refused[CopyKind.OFFLOADED_LEDGER]
     assert tiered
@@ -212,7 +212,7 @@ def test_intent_of_a_copy_that_may_be_the_listed_one_is_refused(sqlite_url: str)
     topic, first = _with_tiered(world, "persistent://a/b/damaged", "{not json")
     row = _detached(world, topic)
     world.forge(row, first, CopyKind.OFFLOADED_LEDGER, uuid="u-1", bucket="tiered")
-    (found,) = world.catalog.deletions.intents("b", _ALL)
+    (found,) = world.catalog.deletions.list_intents_in_range("b", _ALL)
     assert found.referenced
     world.database.close()
 
@@ -221,7 +221,7 @@ def _detached(world: SqlWorld, topic: TopicId) -> int:
     """The row of a ledger that is appended to the topic and deleted."""
     third = filled(world, topic, 2)[0]
     world.phase_one(topic, [third], batch_id="b", force=True)
-    (row,) = world.catalog.deletions.intents("b", _ALL)
+    (row,) = world.catalog.deletions.list_intents_in_range("b", _ALL)
     return row.row_id
 
 
@@ -230,7 +230,7 @@ def test_row_in_an_unknown_state_is_a_dead_letter_that_says_so(sql_world: SqlWor
     _, bad, _ = _three(sql_world)
     _spoil(sql_world, bad, "state", "PENDNIG")
     deletions = sql_world.catalog.deletions
-    found = deletions.intents("b", _ALL)
+    found = deletions.list_intents_in_range("b", _ALL)
     assert [one.state for one in found] == [DeletionState.PENDING, DeletionState.DEAD_LETTERED, DeletionState.PENDING]
     assert (found[1].outcome, found[1].last_error) == (Outcome.INVALID, "damaged state (found 'PENDNIG')")
     assert deletions.list(DeletionState.DEAD_LETTERED, limit=9) == [found[1]]

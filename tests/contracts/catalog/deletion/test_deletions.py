@@ -22,7 +22,7 @@ def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") ->
     topic = new_topic(world, f"persistent://a/b/{name}")
     filled(world, topic.topic_id, count + 1)
     world.phase_one(topic.topic_id, batch_id=name, ttl_s=ttl_s)
-    return world.catalog.deletions.intents(name, _ALL)
+    return world.catalog.deletions.list_intents_in_range(name, _ALL)
 
 
 @pytest.mark.postgres
@@ -31,13 +31,13 @@ def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(world: World) -
     rows = [intent.row_id for intent in _batch(world, 4)]
     for row in rows[1:]:
         world.swell(row, segments=9_000)
-    assert world.catalog.deletions.ranges("b", after=0, rows=9, limit=9) == [
+    assert world.catalog.deletions.list_unfinished_ranges("b", after=0, rows=9, limit=9) == [
         RowRange(first=rows[0], last=rows[2], rows=3),
         RowRange(first=rows[3], last=rows[3], rows=1),
     ]
     for row in rows:
         world.swell(row, segments=90_000)
-    assert [part.rows for part in world.catalog.deletions.ranges("b", after=0, rows=9, limit=3)] == [1, 1, 1]
+    assert [part.rows for part in world.catalog.deletions.list_unfinished_ranges("b", after=0, rows=9, limit=3)] == [1, 1, 1]
 
 
 def _ended(intent: DeletionIntent, outcome: Outcome = Outcome.DELETED, objects: int = 2) -> IntentResult:
@@ -45,7 +45,7 @@ def _ended(intent: DeletionIntent, outcome: Outcome = Outcome.DELETED, objects: 
 
 
 def _now(world: World, intent: DeletionIntent) -> DeletionIntent:
-    (found,) = world.catalog.deletions.intents(
+    (found,) = world.catalog.deletions.list_intents_in_range(
         intent.batch_id, RowRange(first=intent.row_id, last=intent.row_id, rows=1)
     )
     return found
@@ -56,15 +56,15 @@ def test_ranges_cover_unfinished_rows_once_and_page_on(world: World) -> None:
     rows = [intent.row_id for intent in _batch(world, 7)]
     _batch(world, 3, name="other")
     deletions = world.catalog.deletions
-    assert deletions.ranges("b", after=0, rows=3, limit=2) == [
+    assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=2) == [
         RowRange(first=rows[0], last=rows[2], rows=3),
         RowRange(first=rows[3], last=rows[5], rows=3),
     ]
-    assert deletions.ranges("b", after=rows[5], rows=3, limit=2) == [RowRange(first=rows[6], last=rows[6], rows=1)]
-    assert deletions.ranges("b", after=rows[6], rows=3, limit=2) == []
-    assert deletions.ranges("nobody", after=0, rows=3, limit=2) == []
+    assert deletions.list_unfinished_ranges("b", after=rows[5], rows=3, limit=2) == [RowRange(first=rows[6], last=rows[6], rows=1)]
+    assert deletions.list_unfinished_ranges("b", after=rows[6], rows=3, limit=2) == []
+    assert deletions.list_unfinished_ranges("nobody", after=0, rows=3, limit=2) == []
     deletions.finish([IntentResult(row_id=row, outcome=Outcome.DELETED) for row in rows[:4]], holder="b")
-    assert deletions.ranges("b", after=0, rows=3, limit=9) == [RowRange(first=rows[4], last=rows[6], rows=3)]
+    assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=9) == [RowRange(first=rows[4], last=rows[6], rows=3)]
 
 
 def test_ranges_have_nothing_between_that_was_dealt_with(world: World) -> None:
@@ -75,19 +75,19 @@ def test_ranges_have_nothing_between_that_was_dealt_with(world: World) -> None:
     deletions.hand_over({rows[5]: "own"}, batch_id="b", errors={}, ttl_s=60)
     alone = [RowRange(first=row, last=row, rows=1) for row in (rows[1], rows[6])]
     between = RowRange(first=rows[3], last=rows[4], rows=2)
-    assert deletions.ranges("b", after=0, rows=3, limit=9) == [alone[0], between, alone[1]]
-    assert deletions.ranges("b", after=0, rows=3, limit=2) == [alone[0], between]
-    assert deletions.ranges("b", after=rows[4], rows=3, limit=9) == [alone[1]]
+    assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=9) == [alone[0], between, alone[1]]
+    assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=2) == [alone[0], between]
+    assert deletions.list_unfinished_ranges("b", after=rows[4], rows=3, limit=9) == [alone[1]]
 
 
 def test_intents_of_a_range_are_ascending_finished_or_not(world: World) -> None:
     """A chunk that is done again sees what was done, so that it can skip it."""
     intents = _batch(world, 4)
     world.catalog.deletions.finish([_ended(intents[1])], holder="b")
-    found = world.catalog.deletions.intents("b", RowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2))
+    found = world.catalog.deletions.list_intents_in_range("b", RowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2))
     assert [one.row_id for one in found] == [intents[1].row_id, intents[2].row_id]
     assert [one.outcome for one in found] == [Outcome.DELETED, None]
-    assert world.catalog.deletions.intents("other", _ALL) == []
+    assert world.catalog.deletions.list_intents_in_range("other", _ALL) == []
 
 
 def test_finish_row_that_ended_keeps_its_first_outcome(world: World) -> None:
@@ -121,7 +121,7 @@ def test_finish_thirty_two_at_once_one_outcome_stands(world: World) -> None:
         world.catalog.deletions.finish([_ended(one, outcomes[number % 2], objects=number) for one in order], holder="b")
 
     assert set(race(finish)) == {None}
-    found = world.catalog.deletions.intents("b", _ALL)
+    found = world.catalog.deletions.list_intents_in_range("b", _ALL)
     assert {one.state for one in found} == {DeletionState.DELETED}
     tally = world.catalog.deletions.tally("b")
     assert sum(tally.outcomes.values()) == 8
@@ -144,12 +144,12 @@ def test_finish_and_hand_over_leave_a_row_that_another_batch_took_up(world: Worl
     """A zombie of the old batch neither ends nor moves what is another's now, whatever it saw (PostHog#78455)."""
     intent = _batch(world, 1, ttl_s=-1)[0]
     assert world.phase_one(intent.topic_id, batch_id="taker", by="next").intents == 1
-    (adopted,) = world.catalog.deletions.intents("taker", _ALL)
+    (adopted,) = world.catalog.deletions.list_intents_in_range("taker", _ALL)
     deletions = world.catalog.deletions
     for outcome in (Outcome.DELETED, Outcome.ALREADY_GONE, Outcome.METADATA_MISMATCH):
         deletions.finish([_ended(adopted, outcome)], holder="b")
     deletions.hand_over({adopted.row_id: "late"}, batch_id="b", errors={}, ttl_s=60)
-    assert deletions.intents("taker", _ALL) == [adopted]
+    assert deletions.list_intents_in_range("taker", _ALL) == [adopted]
     deletions.finish([_ended(adopted)], holder="taker")
     assert _now(world, adopted).outcome is Outcome.DELETED
 
@@ -295,30 +295,30 @@ def test_renew_is_refused_while_another_holds_and_taken_over_once_dead(world: Wo
     _batch(world, 1)
     deletions = world.catalog.deletions
     with pytest.raises(ClaimHeld, match="found w"):
-        deletions.renew("b", claim("other"))
-    deletions.renew("b", replace(claim("w", ttl_s=-1), run_id="second attempt"))
-    deletions.renew("b", claim("other"))
+        deletions.renew_batch_claim("b", claim("other"))
+    deletions.renew_batch_claim("b", replace(claim("w", ttl_s=-1), run_id="second attempt"))
+    deletions.renew_batch_claim("b", claim("other"))
     with pytest.raises(ClaimHeld, match="found other"):
-        deletions.renew("b", claim("w"))
+        deletions.renew_batch_claim("b", claim("w"))
 
 
 def test_renew_by_the_same_run_never_shortens_its_claim(world: World) -> None:
     """A chunk in hand renews for a minute beside a pause that holds for fifteen; another run begins its own."""
     _batch(world, 1)
     deletions = world.catalog.deletions
-    deletions.renew("b", claim("w", ttl_s=900))
-    deletions.renew("b", claim("w", ttl_s=-1))
+    deletions.renew_batch_claim("b", claim("w", ttl_s=900))
+    deletions.renew_batch_claim("b", claim("w", ttl_s=-1))
     with pytest.raises(ClaimHeld, match="found w"):
-        deletions.renew("b", claim("other"))
-    deletions.renew("b", replace(claim("w", ttl_s=-1), run_id="continued"))
-    deletions.renew("b", claim("other"))
+        deletions.renew_batch_claim("b", claim("other"))
+    deletions.renew_batch_claim("b", replace(claim("w", ttl_s=-1), run_id="continued"))
+    deletions.renew_batch_claim("b", claim("other"))
 
 
 @pytest.mark.postgres
 def test_renew_thirty_two_at_once_exactly_one_takes_a_dead_batch(world: World) -> None:
     """The update's own condition decides, looked at again by whoever waited."""
     _batch(world, 1, ttl_s=-1)
-    answers = race(lambda number: world.catalog.deletions.renew("b", claim(f"w{number}")))
+    answers = race(lambda number: world.catalog.deletions.renew_batch_claim("b", claim(f"w{number}")))
     assert sum(answer is None for answer in answers) == 1
     assert {type(answer) for answer in answers} == {type(None), ClaimHeld}
 
@@ -327,10 +327,10 @@ def test_renew_unknown_or_finished_batch_is_refused(world: World) -> None:
     """A heartbeat that comes after the end brings nothing back to life."""
     _batch(world, 1)
     with pytest.raises(UnknownObject, match="batch"):
-        world.catalog.deletions.renew("nobody", claim())
+        world.catalog.deletions.renew_batch_claim("nobody", claim())
     world.catalog.deletions.close("b", CAUSE)
     with pytest.raises(ClaimHeld, match="finished"):
-        world.catalog.deletions.renew("b", claim())
+        world.catalog.deletions.renew_batch_claim("b", claim())
 
 
 def test_tally_repeated_work_counts_once(world: World) -> None:
@@ -405,7 +405,7 @@ def test_audit_names_who_decided_whatever_batch_has_the_row_in_the_end(world: Wo
     detach([second], "anna", "a", -1)
     detach([first, third], "bert", "b", 60)
     assert world.catalog.upkeep.adopt(batch_id="sweep", claim=claim(), limit=9).intents == 1
-    (row,) = deletions.intents("sweep", _ALL)
+    (row,) = deletions.list_intents_in_range("sweep", _ALL)
     assert (row.ledger_id, row.actor, row.reason) == (second, "anna", "anna's reason")
     deletions.hand_over({row.row_id: "delete-ledger/9"}, batch_id="sweep", errors={}, ttl_s=60)
     deletions.finish([_ended(row)], holder="delete-ledger/9")
@@ -497,7 +497,7 @@ def test_take_for_another_epoch_claims_nothing(world: World) -> None:
 
 
 def _referenced(world: World) -> set[int]:
-    return {one.row_id for one in world.catalog.deletions.intents("b", _ALL) if one.referenced}
+    return {one.row_id for one in world.catalog.deletions.list_intents_in_range("b", _ALL) if one.referenced}
 
 
 def test_row_ids_are_never_given_again(world: World) -> None:
@@ -513,7 +513,7 @@ def test_newborn_is_not_listed_and_its_intent_is_not_referenced(world: World) ->
     born = newborn(world, topic.topic_id)
     world.age(born, seconds=601)
     world.phase_one(topic.topic_id, batch_id="trim")
-    (intent,) = world.catalog.deletions.intents("trim", _ALL)
+    (intent,) = world.catalog.deletions.list_intents_in_range("trim", _ALL)
     assert intent.ledger_id == born
     assert listed(world, topic.topic_id) == []
     assert not intent.referenced

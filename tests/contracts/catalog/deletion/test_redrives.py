@@ -16,7 +16,7 @@ def _dead(world: World, count: int, *, name: str = "b") -> list[DeletionIntent]:
     topic = new_topic(world, f"persistent://a/b/{name}")
     filled(world, topic.topic_id, count + 3)
     world.phase_one(topic.topic_id, batch_id=name)
-    rows = world.catalog.deletions.intents(name, _ALL)
+    rows = world.catalog.deletions.list_intents_in_range(name, _ALL)
     dead = [IntentResult(row_id=one.row_id, outcome=Outcome.DEAD_LETTERED, error="503") for one in rows[:count]]
     gone = IntentResult(row_id=rows[count].row_id, outcome=Outcome.DELETED, objects=2, size_bytes=20)
     world.catalog.deletions.finish([*dead, gone], holder=name)
@@ -33,11 +33,11 @@ def test_redrive_of_given_rows_makes_them_work_again(world: World) -> None:
     first, second, *_ = _dead(world, 2)
     world.exhaust(second.row_id)
     assert _redrive(world, [second.row_id]) == DetachedBatch(batch_id="again", ledgers=0, intents=1)
-    (found,) = world.catalog.deletions.intents("again", _ALL)
+    (found,) = world.catalog.deletions.list_intents_in_range("again", _ALL)
     assert (found.row_id, found.state, found.outcome) == (second.row_id, DeletionState.PENDING, None)
     assert (found.attempts, found.last_error, found.handed_to) == (0, "503", None)
     assert world.catalog.deletions.inflight() == Inflight(estimated_inflight=2, dead_lettered=1)
-    world.catalog.deletions.renew("again", claim("delete-ledgers/again"))
+    world.catalog.deletions.renew_batch_claim("again", claim("delete-ledgers/again"))
     assert [one.row_id for one in world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)] == [first.row_id]
 
 
@@ -68,7 +68,7 @@ def test_redrive_all_takes_every_dead_letter_and_nothing_else(world: World) -> N
     mine, theirs = _dead(world, 2), _dead(world, 1, name="c")
     assert world.catalog.upkeep.count_redrivable(None) == 3
     assert _redrive(world, None).intents == 3
-    found = world.catalog.deletions.intents("again", _ALL)
+    found = world.catalog.deletions.list_intents_in_range("again", _ALL)
     assert [one.row_id for one in found] == [mine[0].row_id, mine[1].row_id, theirs[0].row_id]
     assert {one.state for one in found} == {DeletionState.PENDING}
 
@@ -82,7 +82,7 @@ def test_redrive_mends_what_an_earlier_hand_left(sql_world: SqlWorld) -> None:
     assert sql_world.catalog.upkeep.count_redrivable(None) == 0
     assert _redrive(sql_world, None, "all").intents == 0
     assert _redrive(sql_world, [dead.row_id]).intents == 1
-    (found,) = sql_world.catalog.deletions.intents("again", _ALL)
+    (found,) = sql_world.catalog.deletions.list_intents_in_range("again", _ALL)
     assert found.state is DeletionState.PENDING
     left = sql_world.sql("SELECT keys_left, finished_us FROM pending_deletion WHERE batch_id = 'again'")
     assert left == [(None, None)]

@@ -33,7 +33,7 @@ def test_an_intent_names_the_trace_of_its_detach_and_then_of_each_attempt(world:
     filled(world, topic.topic_id, 4)
     with traced(1) as detached:
         world.phase_one(topic.topic_id, batch_id="b")
-    first, second, third = deletions.intents("b", _ALL)
+    first, second, third = deletions.list_intents_in_range("b", _ALL)
     assert {first.trace_id, second.trace_id, third.trace_id} == {detached}
     with traced(2) as batch:
         deletions.hand_over({first.row_id: "alone"}, batch_id="b", errors={first.row_id: "503"}, ttl_s=60)
@@ -60,7 +60,7 @@ def test_a_row_of_work_that_is_not_traced_names_no_trace(world: World) -> None:
     filled(world, topic.topic_id, 2)
     with traced(1):
         world.phase_one(topic.topic_id, batch_id="b")
-    (first,) = deletions.intents("b", _ALL)
+    (first,) = deletions.list_intents_in_range("b", _ALL)
     deletions.finish([IntentResult(row_id=first.row_id, outcome=Outcome.DELETED)], holder="b")
     assert _trace_of(world, first.row_id) is None
 

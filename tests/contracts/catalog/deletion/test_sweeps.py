@@ -17,7 +17,7 @@ def _batch(world: World, count: int, *, ttl_s: float = 60.0, name: str = "b") ->
     topic = new_topic(world, f"persistent://a/b/{name}")
     filled(world, topic.topic_id, count + 1)
     world.phase_one(topic.topic_id, batch_id=name, ttl_s=ttl_s)
-    return world.catalog.deletions.intents(name, _ALL)
+    return world.catalog.deletions.list_intents_in_range(name, _ALL)
 
 
 def _adopt(world: World, batch_id: str = "sweep", *, limit: int = 100, ttl_s: float = 60) -> DetachedBatch:
@@ -26,7 +26,7 @@ def _adopt(world: World, batch_id: str = "sweep", *, limit: int = 100, ttl_s: fl
 
 
 def _ids(world: World, batch_id: str) -> list[LedgerId]:
-    return [one.ledger_id for one in world.catalog.deletions.intents(batch_id, _ALL)]
+    return [one.ledger_id for one in world.catalog.deletions.list_intents_in_range(batch_id, _ALL)]
 
 
 @pytest.mark.postgres
@@ -37,8 +37,8 @@ def test_adopt_takes_stalled_rows_of_every_topic_and_of_none(world: World) -> No
     found = _adopt(world)
     assert found == DetachedBatch(batch_id="sweep", ledgers=0, intents=3)
     assert _ids(world, "sweep") == [one.ledger_id for one in (*a, *b)]
-    assert all(one.handed_to is None for one in world.catalog.deletions.intents("sweep", _ALL))
-    world.catalog.deletions.renew("sweep", claim("delete-ledgers/sweep"))
+    assert all(one.handed_to is None for one in world.catalog.deletions.list_intents_in_range("sweep", _ALL))
+    world.catalog.deletions.renew_batch_claim("sweep", claim("delete-ledgers/sweep"))
 
 
 def test_adopt_leaves_what_somebody_works_on(world: World) -> None:
@@ -61,8 +61,8 @@ def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: W
     """Its claim has lapsed: no sweep, no trim and no other workflow takes up what an operator holds back."""
     mine, others = _batch(world, 2, name="mine"), _batch(world, 1, name="others")
     deletions = world.catalog.deletions
-    deletions.pause("mine")
-    deletions.pause("mine")
+    deletions.pause_batch("mine")
+    deletions.pause_batch("mine")
     world.lapse("mine")
     world.lapse("others")
     assert _adopt(world).intents == len(others)
@@ -70,8 +70,8 @@ def test_paused_batch_is_nobodys_else_however_long_its_workers_are_away(world: W
     with pytest.raises(ClaimHeld, match="found w"):
         deletions.take(mine[0].ledger_id, mine[0].copy, mine[0].generation, claim("thief"))
     with pytest.raises(ClaimHeld, match="found w"):
-        deletions.renew("mine", claim("thief"))
-    deletions.renew("mine", claim("w", ttl_s=-1))
+        deletions.renew_batch_claim("mine", claim("thief"))
+    deletions.renew_batch_claim("mine", claim("w", ttl_s=-1))
     assert {one.batch_id: one.paused for one in deletions.list(None, limit=9)} == {"mine": True, "sweep": False}
     assert world.catalog.upkeep.count_backlog(older_than_s=_MONTH).stalled == 0
     deletions.resume("mine")
@@ -85,7 +85,7 @@ def test_paused_batch_lets_rows_with_a_workflow_of_their_own_go_on(world: World)
     alone, other = _batch(world, 2, name="b")
     deletions = world.catalog.deletions
     deletions.hand_over({alone.row_id: "delete-ledger/1"}, batch_id="b", errors={}, ttl_s=-1)
-    deletions.pause("b")
+    deletions.pause_batch("b")
     assert [one.paused for one in deletions.list(None, limit=9)] == [True, False]
     assert _adopt(world).intents == 1
     assert _ids(world, "b") == [other.ledger_id]
@@ -99,7 +99,7 @@ def test_released_batch_is_taken_up_by_the_next_sweep(world: World) -> None:
     deletions = world.catalog.deletions
     assert not deletions.release("b")
     assert _adopt(world).intents == 0
-    deletions.pause("b")
+    deletions.pause_batch("b")
     assert deletions.release("b")
     assert _adopt(world).intents == 1
     assert _ids(world, "sweep") == [row.ledger_id]
@@ -111,7 +111,7 @@ def test_released_batch_is_taken_up_by_the_next_sweep(world: World) -> None:
 def test_released_batch_is_remembered_as_long_as_any_other(world: World) -> None:
     """A detach that is repeated under its name finds what it did, although a sweep has taken its rows."""
     _batch(world, 1, name="b")
-    world.catalog.deletions.pause("b")
+    world.catalog.deletions.pause_batch("b")
     assert world.catalog.deletions.release("b")
     assert _adopt(world).intents == 1
     assert _forget(world) == ForgottenCounts()
@@ -123,10 +123,10 @@ def test_pause_that_comes_after_the_release_pauses_nothing(world: World) -> None
     """An activity that was given up may still run: the sweep takes up what the operator let go, all the same."""
     _batch(world, 1, name="b")
     deletions = world.catalog.deletions
-    deletions.pause("b")
+    deletions.pause_batch("b")
     assert deletions.release("b")
     with pytest.raises(PreconditionFailed, match="released"):
-        deletions.pause("b")
+        deletions.pause_batch("b")
     assert _adopt(world).intents == 1
 
 
@@ -136,11 +136,11 @@ def test_renewal_that_comes_after_the_release_claims_nothing(world: World) -> No
     """What held a paused batch may outlive its workflow: its renewal would hide the rows from the sweep."""
     _batch(world, 1, name="b")
     deletions = world.catalog.deletions
-    deletions.pause("b")
+    deletions.pause_batch("b")
     assert deletions.release("b")
     for late in (claim("w", ttl_s=900), claim("another")):
         with pytest.raises(ClaimHeld, match="released"):
-            deletions.renew("b", late)
+            deletions.renew_batch_claim("b", late)
     assert _adopt(world).intents == 1
 
 
@@ -152,7 +152,7 @@ def test_pause_of_what_is_no_batch_or_over_is_refused(world: World) -> None:
     deletions = world.catalog.deletions
     deletions.close("b", CAUSE)
     before = world.everything()
-    for tell in (deletions.pause, deletions.resume):
+    for tell in (deletions.pause_batch, deletions.resume):
         with pytest.raises(PreconditionFailed, match="finished"):
             tell("b")
         with pytest.raises(UnknownObject, match="batch"):
@@ -166,7 +166,7 @@ def test_adopt_takes_a_row_whose_own_workflow_was_terminated(world: World) -> No
     deletions = world.catalog.deletions
     deletions.hand_over({alone.row_id: "delete-ledger/1"}, batch_id="b", errors={alone.row_id: "503"}, ttl_s=-1)
     assert _adopt(world).intents == 1
-    (found,) = deletions.intents("sweep", _ALL)
+    (found,) = deletions.list_intents_in_range("sweep", _ALL)
     assert (found.row_id, found.handed_to, found.attempts, found.last_error) == (alone.row_id, None, 1, "503")
 
 
@@ -258,7 +258,7 @@ def test_adopt_takes_copies_of_dead_uploads_from_idle_topics(world: World) -> No
     world.catalog.offloads.begin(ledgers[2], uuid="u-9", driver_metadata={"bucket": "cold"}, timeout_s=2**30)
     assert world.catalog.upkeep.count_backlog(older_than_s=_MONTH).uploads == 2
     assert _adopt(world).ledgers == 0
-    rows = world.catalog.deletions.intents("sweep", _ALL)
+    rows = world.catalog.deletions.list_intents_in_range("sweep", _ALL)
     assert sorted(row.context["uuid"] for row in rows) == ["u-0", "u-1", "u-2"]
     assert _adopt(world, "again") == DetachedBatch(batch_id="again", ledgers=0, intents=0)
     assert [listed(world, topic.topic_id)[0] for topic in topics] == ledgers
@@ -396,7 +396,7 @@ def test_forget_row_opened_again_behind_it_stays(world: World) -> None:
     late = newborn(world, topic.topic_id)
     world.age(late, seconds=601)
     _adopt(world)
-    (row,) = world.catalog.deletions.intents("sweep", _ALL)
+    (row,) = world.catalog.deletions.list_intents_in_range("sweep", _ALL)
     world.catalog.deletions.finish([IntentResult(row_id=row.row_id, outcome=Outcome.ALREADY_GONE)], holder="sweep")
     world.catalog.deletions.close("sweep", CAUSE)
     world.end_earlier(days=31)

@@ -41,7 +41,7 @@ def test_topics_share_a_batch_that_is_one_run(sql_world: SqlWorld) -> None:
     assert sql_world.catalog.phase_one.count_detached(BATCH) == DetachedBatch(batch_id=BATCH, ledgers=6, intents=6)
     assert sql_world.sql("SELECT run_id, topic_id FROM run") == [(BATCH, 0)]
     assert [one.detail["ledgers"] for one in sql_world.audited("detach")] == [2, 2, 2]
-    rows = sql_world.catalog.deletions.ranges(BATCH, after=0, rows=100, limit=10)
+    rows = sql_world.catalog.deletions.list_unfinished_ranges(BATCH, after=0, rows=100, limit=10)
     assert [one.rows for one in rows] == [6]
 
 

@@ -51,7 +51,7 @@ def test_newborn_of_ledger_zero_is_abandoned_as_any_other(world: World) -> None:
     assert born == 0
     world.age(born, seconds=601)
     assert world.phase_one(topic.topic_id, batch_id="b").intents == 1
-    assert [one.ledger_id for one in world.catalog.deletions.intents("b", _EVERYTHING)] == [0]
+    assert [one.ledger_id for one in world.catalog.deletions.list_intents_in_range("b", _EVERYTHING)] == [0]
     assert not world.catalog.ledgers.attach(born, after=None)
 
 
@@ -80,11 +80,11 @@ def test_ranges_and_intents_take_boundary_row_ids(world: World, after: int) -> N
     for _ in range(3):
         roll(world, topic.topic_id)
     world.phase_one(topic.topic_id, batch_id="b")
-    found = world.catalog.deletions.ranges("b", after=after, rows=9, limit=9)
+    found = world.catalog.deletions.list_unfinished_ranges("b", after=after, rows=9, limit=9)
     assert [part.rows for part in found] == ([] if after == _HIGHEST else [2])
     whole = RowRange(first=-1, last=_HIGHEST, rows=0)
-    assert len(world.catalog.deletions.intents("b", whole)) == 2
-    assert world.catalog.deletions.intents("b", RowRange(first=_HIGHEST, last=_HIGHEST, rows=0)) == []
+    assert len(world.catalog.deletions.list_intents_in_range("b", whole)) == 2
+    assert world.catalog.deletions.list_intents_in_range("b", RowRange(first=_HIGHEST, last=_HIGHEST, rows=0)) == []
 
 
 @pytest.mark.parametrize("position", [(-1, -1), (-1, 0), (0, -1), (_HIGHEST, 0), (0, _HIGHEST)])

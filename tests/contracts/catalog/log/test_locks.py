@@ -60,12 +60,12 @@ def test_sweep_asks_again_under_the_rows_locks_whether_they_are_still_stalled(po
     def renewed(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         if "SKIP LOCKED" in statement and not looks:
             looks.append(statement)
-            world.catalog.deletions.renew("b", claim("w"))
+            world.catalog.deletions.renew_batch_claim("b", claim("w"))
 
     event.listen(world.database.engine, "after_cursor_execute", renewed)
     adopted = world.catalog.upkeep.adopt(batch_id="sweep", claim=claim("delete-ledgers/sweep"), limit=9)
     assert (len(looks), adopted.intents) == (1, 0)
-    assert len(world.catalog.deletions.intents("b", RowRange(first=0, last=2**62, rows=0))) == 2
+    assert len(world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=2**62, rows=0))) == 2
     world.database.close()
 
 
@@ -271,7 +271,7 @@ def _intent(world: SqlWorld, *, ttl_s: float) -> DeletionIntent:
     topic = new_topic(world)
     filled(world, topic.topic_id, 2)
     world.phase_one(topic.topic_id, batch_id="b", ttl_s=ttl_s)
-    return world.catalog.deletions.intents("b", RowRange(first=0, last=99, rows=1))[0]
+    return world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=99, rows=1))[0]
 
 
 _CLAIMED = "UPDATE pending_deletion SET claim_workflow = 'first', claim_run = 'r', claim_until_us = 9000000000000000"
@@ -328,7 +328,7 @@ def test_renew_behind_another_renew_is_refused(sql_world: SqlWorld) -> None:
     """A dead batch that was taken while we waited is held."""
     _intent(sql_world, ttl_s=-1)
     held = "UPDATE run SET claim_workflow = 'first', claim_until_us = 9000000000000000"
-    answer = behind(sql_world, [held], lambda: sql_world.catalog.deletions.renew("b", claim("second")))
+    answer = behind(sql_world, [held], lambda: sql_world.catalog.deletions.renew_batch_claim("b", claim("second")))
     assert isinstance(answer, ClaimHeld), answer
 
 

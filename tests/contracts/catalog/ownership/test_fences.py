@@ -35,7 +35,7 @@ def batch(world: World) -> None:
 
 
 def _rows(world: World) -> list[int]:
-    return [one.row_id for one in world.catalog.deletions.intents("b", _ALL)]
+    return [one.row_id for one in world.catalog.deletions.list_intents_in_range("b", _ALL)]
 
 
 def detach(world: World, lease: Lease | None) -> object:
@@ -45,7 +45,7 @@ def detach(world: World, lease: Lease | None) -> object:
 
 def operate(world: World, lease: Lease | None) -> object:
     (topic,) = every_topic(world.catalog.topics)
-    behind = LedgerId(world.catalog.deletions.intents("b", _ALL)[-1].ledger_id + 1)
+    behind = LedgerId(world.catalog.deletions.list_intents_in_range("b", _ALL)[-1].ledger_id + 1)
     operation = CompoundOperation(ledger_id=behind, remove=frozenset({CopyKind.LEDGER}))
     phase_one = world.catalog.phase_one.under(lease)
     return phase_one.operate(topic.topic_id, operation, batch_id="operated", claim=claim(), cause=CAUSE)
@@ -67,7 +67,7 @@ def renew(world: World, lease: Lease | None) -> object:
 
 
 def take(world: World, lease: Lease | None) -> object:
-    _, row = world.catalog.deletions.intents("b", _ALL)
+    _, row = world.catalog.deletions.list_intents_in_range("b", _ALL)
     return world.catalog.deletions.under(lease).take(row.ledger_id, row.copy, row.generation, claim(_ALONE), epoch=1)
 
 

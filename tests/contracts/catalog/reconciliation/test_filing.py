@@ -145,8 +145,8 @@ def test_primary_orphan_of_a_ledger_that_lives_in_tiered_storage_is_filed(world:
     assert file(world, orphans=[stray]).kept == {}
     again = intents(world, ids[0])[-1]
     assert (again.generation, again.copy) == (2, CopyKind.LEDGER)
-    chunk = world.catalog.deletions.ranges("apply", after=0, rows=5, limit=1)[0]
-    assert [row.referenced for row in world.catalog.deletions.intents("apply", chunk)] == [False]
+    chunk = world.catalog.deletions.list_unfinished_ranges("apply", after=0, rows=5, limit=1)[0]
+    assert [row.referenced for row in world.catalog.deletions.list_intents_in_range("apply", chunk)] == [False]
 
 
 _NAMES = {

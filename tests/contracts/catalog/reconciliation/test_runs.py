@@ -62,7 +62,7 @@ def test_run_is_held_by_one_workflow_at_a_time(world: World) -> None:
     with pytest.raises(ClaimHeld, match="found two"):
         _open(world, "plan-1", by="one")
     world.lapse("plan-1")
-    world.catalog.deletions.renew("plan-1", claim("one"))
+    world.catalog.deletions.renew_batch_claim("plan-1", claim("one"))
     with pytest.raises(ClaimHeld, match="found one"):
         _open(world, "plan-1", by="two")
 
