@@ -9,7 +9,7 @@ from activities.heartbeats import raise_if_cancelled, renewing_many
 from logstore.atomic_files import create_or_read_text
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.bulk import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import Identities
 from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
 

@@ -18,8 +18,8 @@ from typing_extensions import TypeAliasType
 from activities.heartbeats import beating
 from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed, UnknownObject
 from logstore.ownership import Lease
+from logstore.ports.bundle_owners import OtherOwner, Owners
 from logstore.ports.catalog import Topics
-from logstore.ports.owners import OtherOwner, Owners
 from logstore.positions import TopicId
 from logstore.validated_names import TopicName
 

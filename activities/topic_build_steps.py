@@ -14,7 +14,7 @@ from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
 from activities.deletion.claims_and_causes import own_claim
 from activities.heartbeats import renewing_many
 from logstore.errors import PreconditionFailed, UnknownObject
-from logstore.ports.bulk import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkJob, BulkSummary
 from logstore.stop_checks import raise_if_stopped

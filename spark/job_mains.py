@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from logstore.delayed.jobs import BuildIndexes
+from logstore.delayed.index_build_job import BuildIndexes
 from logstore.reconciliation.bulk_jobs import (
     BulkSummary,
     CompareStorageWithCatalogJob,
@@ -14,7 +14,7 @@ from logstore.reconciliation.bulk_jobs import (
     ScrubPageJob,
     VerifyFindingsJob,
 )
-from logstore.records.rebuilding import RebuildRecords
+from logstore.records.rebuild_job import RebuildRecords
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 from spark.delayed.build_indexes import build_indexes
 from spark.job_runner import JobRun, Main

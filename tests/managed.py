@@ -6,7 +6,7 @@ from typing import Any
 
 from logstore.log.services import ManagedLedger
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 
 
 @contextmanager

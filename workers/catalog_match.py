@@ -26,8 +26,8 @@ from logstore.identity.bucket_markers import BucketRole, MarkerState
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import Identities
-from logstore.ports.objects import Buckets, OwnedStore
-from logstore.records.services.publishing import require_current
+from logstore.ports.object_storage import Buckets, OwnedStore
+from logstore.records.services.manifest_publication import require_current
 from workers.assembly.checked_buckets import own_buckets_by_name
 from workers.settings import Settings
 

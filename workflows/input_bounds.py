@@ -16,7 +16,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ownership import check_worker_id
 from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
 from logstore.reconciliation.spark_master_url import MASTER_FORMS, is_spark_master_url
-from logstore.records.tombstones import DeletePolicy
+from logstore.records.tombstone_rules import DeletePolicy
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS, TransactionId
 from logstore.validated_names import TopicName, check_name, check_reason
 from workflows.delayed.job_definitions import BuildDelayedIndexInput, SealBucketsInput

@@ -11,11 +11,11 @@ from activities.topic_build_steps import (
     SwitchTopicsPageInput,
     TopicBuilding,
 )
-from logstore.delayed.buckets import BucketLimits
-from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
-from logstore.delayed.services.building import IndexPublisher
+from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_build_job import BuildIndexes, BuiltIndex, IndexFiles
+from logstore.delayed.services.built_index_publisher import IndexPublisher
 from logstore.failpoints import effect
-from logstore.ports.bulk import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import DelayedIndex, Identities, Reconciliation, RunKind
 
 

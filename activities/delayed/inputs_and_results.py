@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from logstore.delayed.buckets import BucketSummary
+from logstore.delayed.index_buckets import BucketSummary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from typing import Final
 
 from temporalio import activity
 
-from logstore.delayed.services.merging import MergeResult
-from logstore.delayed.services.sealing import SealResult
+from logstore.delayed.services.bucket_merger import MergeResult
+from logstore.delayed.services.log_sealer import SealResult
 
 _DESCRIPTIONS: Final = {
     "sexton_delayed_sealed_buckets_total": "Buckets that were sealed",

@@ -29,9 +29,9 @@ from activities.delayed.inputs_and_results import (
 from activities.deletion.claims_and_causes import own_claim
 from activities.heartbeats import beating, defined, renewing
 from activities.owner_routing import check_topic_name
-from logstore.delayed.buckets import Bucket, BucketLimits, BucketList, BucketSummary, pair_to_merge
-from logstore.delayed.services.merging import Merger, MergeResult
-from logstore.delayed.services.sealing import Sealer
+from logstore.delayed.index_buckets import Bucket, BucketLimits, BucketList, BucketSummary, pair_to_merge
+from logstore.delayed.services.bucket_merger import Merger, MergeResult
+from logstore.delayed.services.log_sealer import Sealer
 from logstore.errors import PreconditionFailed, SextonError, UnknownObject
 from logstore.ports.catalog import Claim, DelayedIndex, Topics, TopicState
 from logstore.positions import LedgerId, TopicId

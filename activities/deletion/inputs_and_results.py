@@ -8,7 +8,7 @@ from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import RowRange
 from logstore.positions import LedgerId
-from logstore.records.tombstones import CompoundOperation
+from logstore.records.tombstone_rules import CompoundOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

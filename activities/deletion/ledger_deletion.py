@@ -65,12 +65,12 @@ from logstore.errors import (
     UploadOpen,
 )
 from logstore.log.ledgers import CopyKind
+from logstore.ports.bundle_owners import Owners
 from logstore.ports.catalog import Claim, Deletions, IntentResult, Ledgers, PhaseOne, Topics
-from logstore.ports.objects import Storages
-from logstore.ports.owners import Owners
+from logstore.ports.object_storage import Storages
 from logstore.positions import LedgerId, TopicId
-from logstore.records.services.flush_requests import SharedFlushes
-from logstore.records.tombstones import parse_delete_policy
+from logstore.records.services.shared_flushes import SharedFlushes
+from logstore.records.tombstone_rules import parse_delete_policy
 
 
 class LedgerDeletion:
@@ -132,7 +132,9 @@ class LedgerDeletion:
         """
         if self._ledgers.epoch() != request.catalog_epoch:
             return RangesPage(ranges=[], stale=True)
-        ranges = self._deletions.list_unfinished_ranges(request.batch_id, after=request.after, rows=request.rows, limit=request.limit)
+        ranges = self._deletions.list_unfinished_ranges(
+            request.batch_id, after=request.after, rows=request.rows, limit=request.limit
+        )
         if ranges:
             self._deletions.renew_batch_claim(request.batch_id, own_claim(BATCH_CLAIM_S))
         return RangesPage(ranges=ranges)

@@ -37,8 +37,8 @@ from logstore.errors import (
 )
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Deletions, IntentResult
-from logstore.ports.objects import CopyStorage, RemovalResult, Storages
-from logstore.records.services.flush_requests import SharedFlushes
+from logstore.ports.object_storage import CopyStorage, RemovalResult, Storages
+from logstore.records.services.shared_flushes import SharedFlushes
 
 
 @dataclass(slots=True)

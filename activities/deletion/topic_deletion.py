@@ -8,7 +8,7 @@ from activities.heartbeats import beating, defined
 from logstore.errors import StaleCatalog
 from logstore.ports.catalog import Ledgers, PhaseOne
 from logstore.positions import TopicId
-from logstore.records.tombstones import parse_delete_policy
+from logstore.records.tombstone_rules import parse_delete_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from activities.reconciliation.page_decision_files import read_look, store_look
 from activities.reconciliation.recheck_page import ask_copies, findings_to_file, has_rows_to_file, single_objects
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.bulk import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import (
     Cause,
     FiledCopy,

@@ -14,7 +14,7 @@ from logstore.deletion.services.absence_proofs import find_unconfirmed_by_row
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Reconciliation
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.reconciliation.finding_files import AppliedFinding
 from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, OrphanInspector

@@ -22,7 +22,7 @@ from activities.reconciliation.inputs_and_results import (
     PlanInput,
 )
 from logstore.errors import InvalidInput, UnknownObject
-from logstore.ports.bulk import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_jobs import (

@@ -26,7 +26,7 @@ from activities.reconciliation.inputs_and_results import (
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
 from logstore.failpoints import effect
-from logstore.ports.bulk import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, ReconciliationRun, RunKind
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles

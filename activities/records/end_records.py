@@ -15,8 +15,8 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Deletions, Ledger, Ledgers, PhaseOne, Records, Topic, Topics, TopicState
 from logstore.positions import LedgerId, TopicId
 from logstore.records.functions import LedgerRecord, RecordFunction, RecordFunctions, should_end_record
-from logstore.records.jobs import SelectionPosition
-from logstore.records.tombstones import parse_delete_policy
+from logstore.records.job_results import SelectionPosition
+from logstore.records.tombstone_rules import parse_delete_policy
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
 

@@ -17,8 +17,8 @@ from activities.records import metrics
 from activities.records.inputs_and_results import FlushInput
 from logstore.errors import SextonError
 from logstore.ports.catalog import Records
-from logstore.records.jobs import FlushedRecords
-from logstore.records.services.flushing import Flusher, raise_ceilings
+from logstore.records.job_results import FlushedRecords
+from logstore.records.services.flusher import Flusher, raise_ceilings
 from logstore.stop_checks import raise_if_stopped
 
 _MIN_INTERVAL_S: Final = 0.05

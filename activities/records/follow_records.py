@@ -8,8 +8,8 @@ from typing import Final
 from temporalio import activity
 
 from activities.heartbeats import beating, defined, raise_if_cancelled
-from logstore.records.jobs import FollowedRecords
-from logstore.records.services.following import Follower
+from logstore.records.job_results import FollowedRecords
+from logstore.records.services.replica_follower import Follower
 from logstore.stop_checks import raise_if_stopped
 
 

@@ -1,8 +1,8 @@
-"""Inputs and results of the activities of the record log. More results are in `logstore/records/jobs.py`."""
+"""Inputs and results of the activities of the record log. More results are in `logstore/records/job_results.py`."""
 
 from dataclasses import dataclass, field
 
-from logstore.records.jobs import SelectionPosition
+from logstore.records.job_results import SelectionPosition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

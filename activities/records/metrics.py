@@ -7,7 +7,7 @@ from typing import Final
 
 from temporalio import activity
 
-from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
+from logstore.records.job_results import DefragmentedBlocks, FlushedRecords, RaidedTombstones, ShippedBlocks
 
 RAID_SECONDS: Final = "sexton_tombstones_raid_seconds"
 

@@ -26,15 +26,15 @@ from activities.records.inputs_and_results import (
 from logstore.errors import PreconditionFailed
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
-from logstore.ports.bulk import BulkJobs
-from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildDatabase
-from logstore.ports.catalog.records import Records
+from logstore.ports.bulk_jobs import BulkJobs
+from logstore.ports.catalog.catalog_rebuild import CatalogLoad, RebuildDatabase
+from logstore.ports.catalog.record_log import Records
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.records.jobs import RebuildAdopted
-from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecords, RowFilesFolder
-from logstore.records.services.adopting import Adopter
-from logstore.records.services.cold_start import ColdStart
-from logstore.records.services.flushing import Flusher
+from logstore.records.job_results import RebuildAdopted
+from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildId, RebuildRecords, RowFilesFolder
+from logstore.records.services.flusher import Flusher
+from logstore.records.services.rebuild_manifests import ColdStart
+from logstore.records.services.upload_adoption import Adopter
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped
 

@@ -12,11 +12,11 @@ from activities.records import metrics
 from activities.records.inputs_and_results import DefragmentInput, RaidInput, ReplicateInput
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
 from logstore.ports.catalog import Records
-from logstore.records.jobs import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
-from logstore.records.services.defragmenting import Defragmenter, DefragmentResult
-from logstore.records.services.raiding import Raider, RaidResult
-from logstore.records.services.replicating import Replication
-from logstore.records.services.sweeping import Sweeper
+from logstore.records.job_results import DefragmentedBlocks, RaidedTombstones, ShippedBlocks
+from logstore.records.services.defragmenter import Defragmenter, DefragmentResult
+from logstore.records.services.records_bucket_sweeper import Sweeper
+from logstore.records.services.replica_shipments import Replication
+from logstore.records.services.tombstone_raids import Raider, RaidResult
 from logstore.stop_checks import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from activities.topic_build_steps import (
     SwitchTopicsPageInput,
     TopicBuilding,
 )
-from logstore.ports.bulk import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.services.buffer_snapshots import BufferSnapshots

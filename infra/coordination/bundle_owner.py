@@ -25,8 +25,8 @@ from infra.coordination.takeover import TakeoverTimes
 from infra.coordination.zookeeper_session import SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, RetryableError, ServiceFailed, SessionLost, SextonError, StoreUnavailable
 from logstore.ownership import Lease, WorkerLoad, bundle_of_topic
+from logstore.ports.bundle_owners import OtherOwner
 from logstore.ports.catalog import Fences
-from logstore.ports.owners import OtherOwner
 from logstore.retrying_clock import Backoff
 from logstore.validated_names import TopicName
 

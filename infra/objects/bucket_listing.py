@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from infra.objects.request_retries import Retries
 from infra.objects.s3_responses import translate_s3_errors
 from logstore.errors import StoreUnavailable, Unsupported
-from logstore.ports.objects import ObjectInfo
+from logstore.ports.object_storage import ObjectInfo
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from infra.objects.s3_responses import (
 )
 from infra.objects.single_delete import DeleteOutcomes, SingleDelete
 from logstore.errors import SextonError, StoreUnavailable
-from logstore.ports.objects import DeleteReport
+from logstore.ports.object_storage import DeleteReport
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:

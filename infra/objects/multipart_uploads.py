@@ -13,7 +13,7 @@ from infra.objects.bucket_listing import to_microseconds
 from infra.objects.request_retries import Retries
 from infra.objects.s3_responses import error_code, error_status, translate_s3_errors
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable
-from logstore.ports.objects import OpenUpload
+from logstore.ports.object_storage import OpenUpload
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -16,7 +16,7 @@ from infra.objects.s3_store import S3ObjectStore
 from infra.telemetry.s3_spans import observe_client
 from logstore.errors import StoreUnavailable
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.objects import ObjectInfo
+from logstore.ports.object_storage import ObjectInfo
 
 if TYPE_CHECKING:
     from botocore.model import OperationModel

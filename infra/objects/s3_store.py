@@ -13,7 +13,7 @@ from infra.objects.multipart_uploads import PART_BYTES, MultipartUploads
 from infra.objects.request_retries import DeleteRate, Retries
 from infra.objects.s3_responses import error_code, error_status, is_throttle, translate_s3_errors
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, StoreUnavailable
-from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
+from logstore.ports.object_storage import DeleteReport, ObjectInfo, OpenUpload, StoredObject
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

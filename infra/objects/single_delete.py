@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 from infra.objects.request_retries import DeleteRate, Retries
 from infra.objects.s3_responses import ABSENT_CODES, BAD_REQUEST_CODES, error_code, is_throttle, translate_s3_errors
 from logstore.errors import SextonError, StoreUnavailable
-from logstore.ports.objects import DeleteReport
+from logstore.ports.object_storage import DeleteReport
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:

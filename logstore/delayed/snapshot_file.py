@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from pyroaring import BitMap
 
-from logstore.delayed.bitmaps import Bitmaps, add_entries
-from logstore.delayed.rows import COLUMNS, DelayedRows
+from logstore.delayed.delayed_rows import COLUMNS, DelayedRows
+from logstore.delayed.entry_bitmaps import Bitmaps, add_entries
 from logstore.delayed.snapshot_footer import SnapshotFooter, SnapshotSegment, compress_bitmaps, to_metadata
 from logstore.errors import CorruptData, InvalidInput
 from logstore.log.chunk_digests import digest_chunk

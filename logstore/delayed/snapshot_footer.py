@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyroaring import BitMap
 
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
-from logstore.delayed.bitmaps import Bitmaps, count_entries
+from logstore.delayed.entry_bitmaps import Bitmaps, count_entries
 from logstore.errors import CorruptData
 from logstore.log.chunk_digests import digest_chunk
 from logstore.log.segment_format import parquet_errors

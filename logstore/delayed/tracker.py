@@ -27,11 +27,18 @@ from typing import Final
 
 from pyroaring import BitMap
 
-from logstore.delayed import bitmaps
-from logstore.delayed.bitmaps import Bitmaps
-from logstore.delayed.buckets import Bucket, BucketList
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sources import AddedMessages, BucketSource, RowSource, SnapshotGone, SnapshotReader, draw_due
+from logstore.delayed import entry_bitmaps
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.entry_bitmaps import Bitmaps
+from logstore.delayed.index_buckets import Bucket, BucketList
+from logstore.delayed.tracker_sources import (
+    AddedMessages,
+    BucketSource,
+    RowSource,
+    SnapshotGone,
+    SnapshotReader,
+    draw_due,
+)
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position
 
@@ -83,14 +90,14 @@ class Tracker:
 
     @property
     def messages(self) -> int:
-        return bitmaps.count_entries(self._tracked)
+        return entry_bitmaps.count_entries(self._tracked)
 
     @property
     def memory_bytes(self) -> int:
         sources = self._source_by_bucket.values()
         rows_bytes = self._added.memory_bytes + sum(source.memory_bytes for source in sources)
         entry_sets = (self._tracked, self._added_bits, self._taken, *(source.bitmaps for source in sources))
-        return rows_bytes + sum(bitmaps.memory_bytes(entries) for entries in entry_sets)
+        return rows_bytes + sum(entry_bitmaps.memory_bytes(entries) for entries in entry_sets)
 
     def tracked(self) -> Mapping[LedgerId, BitMap]:
         """Return a live view of the tracked entries, by ledger. Copy it to keep it."""
@@ -110,9 +117,9 @@ class Tracker:
         if self._now_ms is not None and deliver_at_ms <= self._now_ms:
             return False
         entry = {position.ledger_id: BitMap([position.entry_id])}
-        bitmaps.add_entries(self._tracked, entry)
-        bitmaps.add_entries(self._added_bits, entry)
-        bitmaps.remove_entries(self._taken, entry)
+        entry_bitmaps.add_entries(self._tracked, entry)
+        entry_bitmaps.add_entries(self._added_bits, entry)
+        entry_bitmaps.remove_entries(self._taken, entry)
         self._added.add((deliver_at_ms, position.ledger_id, position.entry_id))
         return True
 
@@ -146,12 +153,12 @@ class Tracker:
                 lost[bucket.bucket_id] = bucket
         tracked_before, bucket_entries = self._tracked, self._unite_entries(sources)
         self._bucket_list, self._source_by_bucket, self._lost, self._tracked = listed, sources, lost, bucket_entries
-        if duplicates := bitmaps.intersect(self._added_bits, bucket_entries):
+        if duplicates := entry_bitmaps.intersect(self._added_bits, bucket_entries):
             self._added.remove(duplicates)
-            bitmaps.remove_entries(self._added_bits, duplicates)
-        bitmaps.add_entries(self._tracked, self._added_bits)
+            entry_bitmaps.remove_entries(self._added_bits, duplicates)
+        entry_bitmaps.add_entries(self._tracked, self._added_bits)
         self._prune_taken()
-        self._request_rewind(bitmaps.subtract(tracked_before, self._tracked))
+        self._request_rewind(entry_bitmaps.subtract(tracked_before, self._tracked))
         return self.pop_rewinds()
 
     def pop_rewinds(self) -> list[Position]:
@@ -199,25 +206,25 @@ class Tracker:
         united: dict[LedgerId, BitMap] = {}
         for bucket_id, source in sources.items():
             if bucket_id in self._source_by_bucket:
-                bitmaps.add_entries(united, self._remaining_entries(source))
+                entry_bitmaps.add_entries(united, self._remaining_entries(source))
                 continue
-            excluded = bitmaps.intersect(source.bitmaps, self._taken)
-            bitmaps.add_entries(excluded, bitmaps.intersect(source.bitmaps, united))
+            excluded = entry_bitmaps.intersect(source.bitmaps, self._taken)
+            entry_bitmaps.add_entries(excluded, entry_bitmaps.intersect(source.bitmaps, united))
             source.excluded = excluded
-            bitmaps.add_entries(united, bitmaps.subtract(source.bitmaps, excluded))
+            entry_bitmaps.add_entries(united, entry_bitmaps.subtract(source.bitmaps, excluded))
         return united
 
     def _remaining_entries(self, source: BucketSource) -> dict[LedgerId, BitMap]:
-        return bitmaps.subtract(bitmaps.intersect(source.bitmaps, self._tracked), self._added_bits)
+        return entry_bitmaps.subtract(entry_bitmaps.intersect(source.bitmaps, self._tracked), self._added_bits)
 
     def _prune_taken(self) -> None:
-        relevant = bitmaps.entries_behind(self._taken, self._bucket_list.sealed_to)
+        relevant = entry_bitmaps.entries_behind(self._taken, self._bucket_list.sealed_to)
         for source in self._source_by_bucket.values():
-            bitmaps.add_entries(relevant, bitmaps.intersect(source.bitmaps, self._taken))
+            entry_bitmaps.add_entries(relevant, entry_bitmaps.intersect(source.bitmaps, self._taken))
         self._taken = relevant
 
     def _request_rewind(self, untracked: Bitmaps) -> None:
-        if first := bitmaps.first_position(untracked):
+        if first := entry_bitmaps.first_position(untracked):
             self._rewinds.append(first)
 
     def _due_sources(self, now_ms: int) -> list[RowSource]:
@@ -226,9 +233,9 @@ class Tracker:
 
     def _untrack(self, rows: DelayedRows) -> None:
         entries = rows.bitmaps()
-        bitmaps.remove_entries(self._tracked, entries)
-        bitmaps.remove_entries(self._added_bits, entries)
-        bitmaps.add_entries(self._taken, entries)
+        entry_bitmaps.remove_entries(self._tracked, entries)
+        entry_bitmaps.remove_entries(self._added_bits, entries)
+        entry_bitmaps.add_entries(self._taken, entries)
         for source in list(self._source_by_bucket.values()):
             if source.next_ms is None and not source.is_exhausted:
                 source.is_exhausted = True
@@ -240,5 +247,5 @@ class Tracker:
         remaining = self._remaining_entries(source)
         del self._source_by_bucket[source.bucket.bucket_id]
         self._lost[source.bucket.bucket_id] = source.bucket
-        bitmaps.remove_entries(self._tracked, remaining)
+        entry_bitmaps.remove_entries(self._tracked, remaining)
         self._request_rewind(remaining)

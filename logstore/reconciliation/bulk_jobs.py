@@ -7,8 +7,8 @@ because an intent exists only after the row.
 from dataclasses import dataclass, field
 from typing import Final
 
-from logstore.delayed.jobs import BuildIndexes
-from logstore.records.rebuilding import RebuildRecords
+from logstore.delayed.index_build_job import BuildIndexes
+from logstore.records.rebuild_job import RebuildRecords
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 
 SCRUB_RATE: Final = 32 << 20

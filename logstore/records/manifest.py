@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from logstore.errors import CorruptData, Unsupported
-from logstore.records.kinds import RECORD_LOG_FORMAT, RecordKind
+from logstore.records.record_kinds import RECORD_LOG_FORMAT, RecordKind
 
 MANIFEST_PREFIX: Final = "records/manifest/"
 BEGUN_KEY: Final = "records/registers/begun"

@@ -16,9 +16,9 @@ from pathlib import Path
 from infra.catalog import SqlCatalog, open_catalog
 from infra.catalog.delayed.index_work_queries import delayed_sizes
 from logstore.atomic_files import replace_atomically
-from logstore.delayed.jobs import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
-from logstore.delayed.sealing import merge_ranges
-from logstore.delayed.services.delayed_log import DelayedFilter, DelayedLog, last_position
+from logstore.delayed.bucket_contents import merge_ranges
+from logstore.delayed.index_build_job import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
+from logstore.delayed.services.delivery_time_reader import DelayedFilter, DelayedLog, last_position
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Claim

@@ -24,7 +24,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import data_key, parse_uuid_and_location
 from logstore.ports.catalog import Segment
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, findings_to_table

@@ -22,7 +22,7 @@ from logstore.atomic_files import replace_atomically
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.log.segment_metadata import is_confirmation
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindingsJob
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE, FindingFiles, findings_to_table

@@ -40,12 +40,12 @@ from logstore.errors import CorruptData, MissingData
 from logstore.identity.bucket_markers import BucketRole, NamedBucket
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.records.kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 from logstore.records.manifest import Block
-from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RebuildRecords, RowFilesFolder
-from logstore.records.services.cold_start import ColdStart
+from logstore.records.newest_versions import overlapping_blocks, split_id_ranges, split_winners
+from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildRecords, RowFilesFolder
+from logstore.records.record_kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
+from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
-from logstore.records.winners import overlapping_blocks, split_id_ranges, split_winners
 from spark.job_runner import JobRun
 from spark.sources.store_addresses import StoreAddress
 

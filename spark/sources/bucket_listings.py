@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from logstore.log.ledger_object_keys import SHARDS, shard_prefix
-from logstore.ports.objects import ObjectInfo, ObjectStore
+from logstore.ports.object_storage import ObjectInfo, ObjectStore
 
 LISTING_SCHEMA: Final = pa.schema([("key", pa.large_string()), ("size_bytes", pa.int64()), ("modified_us", pa.int64())])
 """Schema of a listed object. `modified_us` is by the store's clock, and null if the store gives no time."""

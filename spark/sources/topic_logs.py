@@ -14,7 +14,7 @@ from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.log.services.segment_sources import TieredCopyReader
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import TopicState
-from logstore.ports.objects import OwnedStore
+from logstore.ports.object_storage import OwnedStore
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import LEFT_OUT
 from spark.sources.store_addresses import NativeAddresses, StoreAddress

@@ -32,7 +32,7 @@ from logstore.errors import (
 )
 from logstore.ownership import Lease
 from logstore.ports.catalog import Deletions, PhaseOne
-from logstore.records.services.flush_requests import SharedFlushes
+from logstore.records.services.shared_flushes import SharedFlushes
 from tests.activities.world import BATCH, BATCH_WORKFLOW, NAME, World, chunk_input, done, environment, one_input, run
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.fakes.owners import FakeOwners, FakeOwnership

@@ -32,9 +32,9 @@ from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, seg
 from logstore.log.ledgers import LedgerStatement
 from logstore.log.segment_format import encode_segment
 from logstore.offload.tiered_copy import CopyLocation
+from logstore.ports.bundle_owners import Owners
 from logstore.ports.catalog import Acknowledge, RegisterSegment, RowRange, Segment, Topic
-from logstore.ports.objects import ObjectInfo
-from logstore.ports.owners import Owners
+from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId, Position
 from tests.ending_functions import REFERENCES
 from tests.fakes.bulk import FakeBulkJobs

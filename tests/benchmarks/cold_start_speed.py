@@ -30,10 +30,10 @@ from pyspark.sql import functions as sql
 
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import BucketRole
-from logstore.ports.catalog.rebuilding import CatalogLoad
-from logstore.records.kinds import RecordKind, block_schema
+from logstore.ports.catalog.catalog_rebuild import CatalogLoad
 from logstore.records.manifest import Block, Ceilings, Manifest
-from logstore.records.rebuilding import RebuildId, RebuildRecords, RowFilesFolder
+from logstore.records.rebuild_job import RebuildId, RebuildRecords, RowFilesFolder
+from logstore.records.record_kinds import RecordKind, block_schema
 from logstore.records.services.record_log import RecordLog
 from spark.job_mains import record_mains
 from spark.job_runner import SparkJobs

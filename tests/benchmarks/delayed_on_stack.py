@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 
-from logstore.delayed.buckets import pair_to_merge
-from logstore.delayed.jobs import BuildIndexes
+from logstore.delayed.index_buckets import pair_to_merge
+from logstore.delayed.index_build_job import BuildIndexes
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
-from logstore.delayed.bitmaps import add_entries
-from logstore.delayed.compact_segment import CompactSegment
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import merge_sorted
+from logstore.delayed.bucket_contents import merge_sorted
+from logstore.delayed.compressed_rows import CompactSegment
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.entry_bitmaps import add_entries
 from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
 from logstore.delayed.snapshot_footer import parse_footer
 from logstore.positions import LedgerId, Position, TopicId

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logstore.records.kinds import RecordKind, block_schema
+from logstore.records.record_kinds import RecordKind, block_schema
 
 Numbers = npt.NDArray[np.int64]
 START_US: Final = 1_750_000_000_000_000

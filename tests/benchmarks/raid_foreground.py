@@ -20,11 +20,11 @@ from sqlalchemy import text
 from infra.catalog import Database, SqlCatalog, open_catalog, upgrade
 from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import ProducerAdvance, RegisterSegment, RegisterSegmentResult
-from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings
-from logstore.records.services.publishing import publish, read_head
-from logstore.records.services.raiding import Raider
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.manifest_publication import publish, read_head
 from logstore.records.services.record_log import RecordLog
+from logstore.records.services.tombstone_raids import Raider
 from tests.benchmarks.graves import Numbers, versions
 from tests.fakes.objects import FakeObjectStore
 from tests.postgres import Postgres

@@ -17,14 +17,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from logstore.records.blocks import encode_block
-from logstore.records.kinds import RecordKind
+from logstore.records.block_files import encode_block
 from logstore.records.manifest import Block, Ceilings
-from logstore.records.services.publishing import publish, read_head
-from logstore.records.services.raiding import Raider, RaidResult
+from logstore.records.newest_versions import KEY_COLUMNS, select_winners
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.manifest_publication import publish, read_head
 from logstore.records.services.record_log import RecordLog
-from logstore.records.tombstones import estimate_tombstone_sizes
-from logstore.records.winners import KEY_COLUMNS, select_winners
+from logstore.records.services.tombstone_raids import Raider, RaidResult
+from logstore.records.tombstone_rules import estimate_tombstone_sizes
 from logstore.retrying_clock import Clock
 from tests.benchmarks.graves import START_US, Numbers, versions
 from tests.benchmarks.raid_foreground import beside_writers

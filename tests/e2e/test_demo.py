@@ -32,23 +32,23 @@ _LYING_BUILD = '''
 It is found by every process started here.
 """
 from infra.catalog.ownership import fences
-from logstore.delayed.services import merging
+from logstore.delayed.services import bucket_merger
 from logstore.deletion.services import primary_copies
-from logstore.ports.objects import DeleteReport
+from logstore.ports.object_storage import DeleteReport
 
 
 def lie(objects, copies, keys, on_progress):
     return DeleteReport(deleted=frozenset(key for copy in copies for key in keys(copy)))
 
 
-def lose(sources, *, from_ms, passed, whole=merging.merge):
+def lose(sources, *, from_ms, passed, whole=bucket_merger.merge):
     for window in whole(sources, from_ms=from_ms, passed=passed):
         passed(window.slice(len(window) - 1, len(window)))
         yield window.slice(0, len(window) - 1)
 
 
 primary_copies.delete = lie
-merging.merge = lose
+bucket_merger.merge = lose
 fences.hold_lease = lambda connection, lease: None
 '''
 

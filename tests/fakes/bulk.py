@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
+from logstore.delayed.index_build_job import BuildIndexes, BuiltIndex, IndexFiles
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import (
     BulkJob,

@@ -10,7 +10,7 @@ from typing import BinaryIO, TypeVar
 
 from infra.objects.key_rules import check_key, check_metadata, check_written_key, find_key_problem
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
-from logstore.ports.objects import DeleteReport, ObjectInfo, OpenUpload, StoredObject
+from logstore.ports.object_storage import DeleteReport, ObjectInfo, OpenUpload, StoredObject
 from logstore.stop_checks import raise_if_stopped
 
 V = TypeVar("V")

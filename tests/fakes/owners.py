@@ -2,8 +2,8 @@
 
 from logstore.errors import NotOwner, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
+from logstore.ports.bundle_owners import OtherOwner
 from logstore.ports.catalog import Fences
-from logstore.ports.owners import OtherOwner
 from logstore.validated_names import TopicName
 
 

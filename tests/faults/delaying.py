@@ -11,8 +11,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final, Self
 
-from logstore.delayed.jobs import BuiltIndex, IndexFiles
-from logstore.delayed.rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_build_job import BuiltIndex, IndexFiles
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key

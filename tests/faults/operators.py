@@ -185,7 +185,9 @@ class Operators(Programs[World]):
         redriven: DetachedBatch = self._client("redrive", self._redrive)
         if redriven.intents:
             deletions = self._process.catalog.deletions
-            for at, tell in enumerate((deletions.pause_batch, deletions.resume, deletions.pause_batch, deletions.release)):
+            for at, tell in enumerate(
+                (deletions.pause_batch, deletions.resume, deletions.pause_batch, deletions.release)
+            ):
                 self._client(f"tell {at}", partial(tell, "redrive"))
         workflow_id = f"{SWEEP_DELETIONS.id()}-{self._turn}"  # a schedule appends its time
         self._start("sweep", SweepDeletions, SweepDeletionsInput(policy=POLICY, **CAUSE), workflow_id)

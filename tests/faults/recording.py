@@ -10,9 +10,9 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Final, Self
 
-from logstore.records.kinds import RecordKind
+from logstore.records.newest_versions import select_winners
+from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
-from logstore.records.winners import select_winners
 from tests.faults.operators import CAUSE, POLICY, Operators
 from tests.faults.scene import TopicPlan
 from tests.faults.world import LyingStore

@@ -7,7 +7,7 @@ ledger `i` holds the entries from `i * PER_LEDGER` on.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.index_buckets import BucketLimits
 from tests.faults.auditor import Expected
 
 PER_SEGMENT = 2

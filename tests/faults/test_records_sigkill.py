@@ -13,8 +13,8 @@ from temporalio.client import WorkflowHandle
 
 from infra.stack import embedded_stack
 from logstore.ports.catalog import Topic
-from logstore.records.kinds import RecordKind
-from logstore.records.winners import select_winners
+from logstore.records.newest_versions import select_winners
+from logstore.records.record_kinds import RecordKind
 from tests.faults.auditor import wrong_at_any_moment
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually

@@ -18,7 +18,7 @@ from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, NamedBucket
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.objects import ObjectInfo
+from logstore.ports.object_storage import ObjectInfo
 from logstore.retrying_clock import Clock
 from tests.ending_functions import REFERENCES
 from tests.fakes.bulk import FakeBulkJobs

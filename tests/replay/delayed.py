@@ -1,7 +1,7 @@
 """Scenes of seals, merges and builds; see `record`."""
 
-from logstore.delayed.buckets import BucketLimits
-from logstore.delayed.jobs import BuiltIndex, IndexFiles
+from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.index_build_job import BuiltIndex, IndexFiles
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Claim

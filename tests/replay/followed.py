@@ -4,7 +4,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.records.follow_records import FollowInput
-from logstore.records.jobs import FollowedRecords
+from logstore.records.job_results import FollowedRecords
 from tests.replay.courses import Handle, Staged
 from tests.workflows.house import Gate, House
 from workflows.records.follow_records import FollowRecords

@@ -14,7 +14,7 @@ from activities.records.inputs_and_results import (
     RebuildStep,
     RebuiltRows,
 )
-from logstore.records.jobs import RebuildAdopted
+from logstore.records.job_results import RebuildAdopted
 from tests.replay.courses import Handle, Staged
 from tests.workflows.house import Gate, House
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput

@@ -12,7 +12,7 @@ from activities.records.flush_records import RecordFlushing
 from activities.records.inputs_and_results import ReplicateInput
 from activities.records.record_log_upkeep import RecordReplication, TombRaider
 from logstore.errors import CorruptData
-from logstore.records.jobs import ShippedBlocks
+from logstore.records.job_results import ShippedBlocks
 from tests.fakes.objects import Operation
 from tests.replay.courses import Handle, completed, ended
 from tests.workflows.house import Gate, House, assert_eventually

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from logstore.delayed.services.delivery import Consumer
+from logstore.delayed.services.consumers import Consumer
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.soak.scene import SOUGHT, Ops

@@ -14,7 +14,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
-from logstore.records.tombstones import CompoundOperation
+from logstore.records.tombstone_rules import CompoundOperation
 from tests.soak.functions import OFFERED, every_other
 from tests.soak.scene import CONSUMED, SPARE, Ops
 from workers.assembly.log_store import LogStore

@@ -7,8 +7,8 @@ from pyroaring import BitMap
 from temporalio.client import WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
-from logstore.delayed.jobs import BuiltIndex, IndexFiles
-from logstore.delayed.rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_build_job import BuiltIndex, IndexFiles
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer

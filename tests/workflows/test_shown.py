@@ -67,7 +67,7 @@ from activities.transactions.inputs_and_results import ForgetTransactionsInput a
 from logstore.deletion.intents import IntentKey
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import RowRange
-from logstore.records.jobs import SelectionPosition
+from logstore.records.job_results import SelectionPosition
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS

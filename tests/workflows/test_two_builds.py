@@ -12,7 +12,7 @@ from temporalio.client import Client, WorkflowHandle
 
 from activities.records.inputs_and_results import ReplicateInput
 from logstore.errors import InvalidInput, PreconditionFailed
-from logstore.records.jobs import ShippedBlocks
+from logstore.records.job_results import ShippedBlocks
 from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually
 from workers.operations import worker_builds

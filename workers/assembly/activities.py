@@ -23,9 +23,9 @@ from activities.records.flush_records import RecordFlushing
 from activities.records.record_log_upkeep import RecordDefragmentation, RecordReplication, TombRaider
 from activities.transactions.build_snapshots import BufferBuilding
 from activities.transactions.coordinate_transactions import Coordination
-from logstore.ports.owners import Owners
+from logstore.ports.bundle_owners import Owners
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
-from logstore.records.services.flush_requests import SharedFlushes
+from logstore.records.services.shared_flushes import SharedFlushes
 from workers.assembly.log_store import LogStore
 
 

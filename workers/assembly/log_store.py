@@ -9,13 +9,13 @@ from uuid import uuid4
 
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.delayed.buckets import BucketLimits
-from logstore.delayed.services.building import IndexPublisher
-from logstore.delayed.services.delayed_log import DelayedLog
-from logstore.delayed.services.delivery import Delivery
-from logstore.delayed.services.merging import Merger
-from logstore.delayed.services.sealing import Sealer
-from logstore.delayed.services.snapshots import BucketSnapshots
+from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.services.bucket_merger import Merger
+from logstore.delayed.services.bucket_snapshots import BucketSnapshots
+from logstore.delayed.services.built_index_publisher import IndexPublisher
+from logstore.delayed.services.consumers import Delivery
+from logstore.delayed.services.delivery_time_reader import DelayedLog
+from logstore.delayed.services.log_sealer import Sealer
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.log.ledgers import CopyKind
@@ -25,9 +25,9 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.schemas import SchemaRegistry
 from logstore.log.services.segment_sources import TieredCopyReader
 from logstore.offload.services.tiered_copy_upload import Offloader
-from logstore.ports.bulk import BulkJobs
+from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import Catalog
-from logstore.ports.objects import Buckets, OwnedStore, Storages
+from logstore.ports.object_storage import Buckets, OwnedStore, Storages
 from logstore.retrying_clock import Clock
 from logstore.transactions.services.broadcast import Broadcaster
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.catalog import SqlCatalog, open_catalog
-from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.index_buckets import BucketLimits
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.log.services import RollPolicy
 from logstore.offload.tiered_copy import DRIVER, CopyLocation
-from logstore.ports.bulk import BulkJobs
-from logstore.records.services.publishing import require_current
+from logstore.ports.bulk_jobs import BulkJobs
+from logstore.records.services.manifest_publication import require_current
 from workers.assembly.checked_buckets import is_own_stack, own_buckets, primary_bucket
 from workers.assembly.log_store import LogStore, Policies, Stores, assemble
 from workers.assembly.record_log_services import NamedFunctions, RecordPolicies

@@ -20,12 +20,12 @@ from logstore.errors import ServiceRefused
 from logstore.identity.bucket_markers import BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.offload.tiered_copy import CopyLocation
-from logstore.ports.catalog.rebuilding import RebuildDatabase
-from logstore.records.services.adopting import Adopter
-from logstore.records.services.cold_start import ColdStart
-from logstore.records.services.flushing import Flusher
-from logstore.records.services.following import Follower, FollowSettings
+from logstore.ports.catalog.catalog_rebuild import RebuildDatabase
+from logstore.records.services.flusher import Flusher
+from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
+from logstore.records.services.replica_follower import Follower, FollowSettings
+from logstore.records.services.upload_adoption import Adopter
 from workers.assembly.checked_buckets import open_marked_catalog, own_buckets
 from workers.assembly.log_store_from_settings import make_store_clock, open_bulk_jobs
 from workers.settings import Settings

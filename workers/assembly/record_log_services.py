@@ -7,14 +7,14 @@ from importlib import import_module
 
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import Catalog
-from logstore.ports.objects import OwnedStore
+from logstore.ports.object_storage import OwnedStore
 from logstore.records.functions import RecordFunction, RecordFunctions
-from logstore.records.services.defragmenting import Defragmenter
-from logstore.records.services.flushing import Flusher
-from logstore.records.services.raiding import Raider
+from logstore.records.services.defragmenter import Defragmenter
+from logstore.records.services.flusher import Flusher
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replicating import Replication
-from logstore.records.services.sweeping import Sweeper
+from logstore.records.services.records_bucket_sweeper import Sweeper
+from logstore.records.services.replica_shipments import Replication
+from logstore.records.services.tombstone_raids import Raider
 from logstore.retrying_clock import Clock
 
 

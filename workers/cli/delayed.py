@@ -20,7 +20,7 @@ from workers.cli.shared_options import AllTopics, DryRun, Master, OneTopic, Reas
 from workers.pages.value_formats import decode_topic_name, format_time_us, select_fields
 
 if TYPE_CHECKING:
-    from logstore.delayed.buckets import Bucket
+    from logstore.delayed.index_buckets import Bucket
     from logstore.ports.catalog import Topic
     from logstore.positions import LedgerId
     from workflows.delayed.job_definitions import MergeBucketsResult, SealBucketsResult
@@ -99,7 +99,7 @@ def _make_open_row(context: CommandContext, topic: "Topic", messages: int) -> di
 
 
 def _find_merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":
-    from logstore.delayed.buckets import pair_to_merge  # noqa: PLC0415 - start-up time
+    from logstore.delayed.index_buckets import pair_to_merge  # noqa: PLC0415 - start-up time
     from workflows.delayed.job_definitions import MERGE_BUCKETS  # noqa: PLC0415
 
     if context.catalog.delayed.holder(topic.topic_id) != MERGE_BUCKETS.id(topic.topic_id):

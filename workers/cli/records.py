@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from logstore.records.jobs import integer_fields
+from logstore.records.job_results import integer_fields
 from workers.cli.answer_output import Answer, note, select_columns
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, group
@@ -46,8 +46,8 @@ def status(context: CommandContext) -> Answer:
     the manifest that the catalog knows, and a database that is older than its record log, are refused. `refused` are
     records with a value that no block can hold: flushes leave them out, and `refused_records` says what to mend.
     """
-    from logstore.records.services.flushing import find_unrecordable  # noqa: PLC0415 - start-up time
-    from logstore.records.services.publishing import require_known  # noqa: PLC0415 - start-up time
+    from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
+    from logstore.records.services.manifest_publication import require_known  # noqa: PLC0415 - start-up time
 
     catalog_records = context.catalog.records
     state = catalog_records.state()

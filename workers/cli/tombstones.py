@@ -80,7 +80,7 @@ def sizing(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8
     """
     from dataclasses import asdict  # noqa: PLC0415 - start-up time
 
-    from logstore.records import tombstones as estimates  # noqa: PLC0415
+    from logstore.records import tombstone_rules as estimates  # noqa: PLC0415
 
     database = "sqlite" if context.settings.database_url.startswith("sqlite") else "postgresql"
     estimate = estimates.estimate_tombstone_sizes(records, key_bytes=key_bytes, database=database)

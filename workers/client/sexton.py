@@ -21,7 +21,7 @@ from logstore.deletion.intents import BatchCertificate
 from logstore.errors import OutcomeUnknown
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
-from logstore.records.tombstones import CompoundOperation, DeletePolicy
+from logstore.records.tombstone_rules import CompoundOperation, DeletePolicy
 from workers.client import schedules
 from workers.client.deletion_batches import DeletionBatches, release_paused_batch
 from workers.client.job_client import Handle, run_attribute, topic_attribute

@@ -10,7 +10,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_jobs import SCRUB_RATE
-from logstore.records.tombstones import DeletePolicy
+from logstore.records.tombstone_rules import DeletePolicy
 from workers.client.job_client import Handle, JobClient, run_attribute, topic_attribute
 from workflows import input_bounds, search_attributes
 from workflows.delayed.job_definitions import (

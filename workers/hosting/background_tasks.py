@@ -13,9 +13,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.telemetry.span_files import prune_span_files
 from logstore.errors import CatalogMismatch, CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
-from logstore.ports.objects import OwnedStore
-from logstore.records.services.cold_start import ColdStart
-from logstore.records.services.publishing import require_current
+from logstore.ports.object_storage import OwnedStore
+from logstore.records.services.manifest_publication import require_current
+from logstore.records.services.rebuild_manifests import ColdStart
 from workers.assembly.log_store import LogStore
 from workers.settings import Settings
 from workflows.records.job_definitions import REBUILD_CATALOG

@@ -12,8 +12,8 @@ from infra.coordination.zookeeper_errors import PemFiles
 from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
+from logstore.ports.bundle_owners import Owners
 from logstore.ports.catalog import Fences
-from logstore.ports.owners import Owners
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
 from workers.settings import Settings

@@ -27,8 +27,8 @@ from logstore.ports.catalog import (
     TransactionCounts,
 )
 from logstore.reconciliation.findings import FindingKind, plan_result
-from logstore.records.services.replicating import Replication
-from logstore.records.tombstones import ReplicaState
+from logstore.records.services.replica_shipments import Replication
+from logstore.records.tombstone_rules import ReplicaState
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.assembly.log_store import LogStore
 from workers.hosting.certificate_expiry import find_certificate_files, read_certificate

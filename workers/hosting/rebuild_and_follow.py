@@ -25,10 +25,10 @@ from infra.catalog.engine.database_connections import mask_passwords
 from logstore import failpoints
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.identity.bucket_markers import BucketRole
-from logstore.records.absent_share import MAX_ABSENT_SHARE
-from logstore.records.jobs import FollowedRecords
-from logstore.records.rebuilding import RebuildId
-from logstore.records.services.cold_start import ColdStart
+from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
+from logstore.records.job_results import FollowedRecords
+from logstore.records.rebuild_job import RebuildId
+from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
 from workers.assembly.checked_buckets import open_marked_catalog
 from workers.assembly.rebuild_and_follow_parts import FollowParts, RebuildParts, open_following, open_rebuild

@@ -16,8 +16,8 @@ from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import SextonError
 from logstore.ports.catalog import Catalog, ReconciliationRun, RunKind, StoredTransaction
 from logstore.reconciliation.findings import plan_result
-from logstore.records.services.flushing import find_unrecordable
-from logstore.records.services.replicating import ReplicaStatus
+from logstore.records.services.flusher import find_unrecordable
+from logstore.records.services.replica_shipments import ReplicaStatus
 from logstore.transactions.transaction_ids_and_states import TransactionState
 from workers.pages.value_formats import decode_topic_name, format_time_s, select_fields
 from workflows.delayed.job_definitions import MERGE_BUCKETS, SEAL_BUCKETS

@@ -27,7 +27,7 @@ from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import check_worker_id
-from logstore.records.services.cold_start import ColdStart
+from logstore.records.services.rebuild_manifests import ColdStart
 from workers.assembly.activities import create_activities
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log

@@ -51,7 +51,7 @@ def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
 
 
 def _check_outbox(records: Records) -> tuple[list[str], str]:
-    from logstore.records.services.flushing import find_unrecordable  # noqa: PLC0415 - start-up time
+    from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
 
     state = records.state()
     if not state.outbox_changes and not state.staged_blocks:

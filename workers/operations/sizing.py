@@ -16,7 +16,7 @@ from typing import Final
 from logstore.deletion.services.absence_proofs import SAMPLE_KEYS
 from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS
-from logstore.records.blocks import MAX_VERSIONS_PER_BLOCK
+from logstore.records.block_files import MAX_VERSIONS_PER_BLOCK
 from workflows.deletion.job_definitions import DeletionPolicy, TrimTopicsInput
 
 ROW_BYTES: Final[Mapping[str, Mapping[str, int]]] = {

@@ -5,7 +5,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Final
 
-from logstore.delayed.buckets import BucketSummary
+from logstore.delayed.index_buckets import BucketSummary
 from workflows.job_definition import Job
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 

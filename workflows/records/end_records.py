@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from activities.records.end_records import RecordEnding
     from activities.records.inputs_and_results import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
     from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
-    from logstore.records.jobs import SelectionPosition
+    from logstore.records.job_results import SelectionPosition
     from workflows import activity_options, guard_refusals, search_attributes
     from workflows.deletion import batches
     from workflows.deletion.job_definitions import DELETE_LEDGERS

@@ -22,7 +22,7 @@ from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
 with workflow.unsafe.imports_passed_through():
     from activities.records.flush_records import RecordFlushing
     from activities.records.inputs_and_results import FlushInput
-    from logstore.records.jobs import FlushedRecords
+    from logstore.records.job_results import FlushedRecords
     from workflows import guard_refusals, search_attributes
     from workflows.records import record_job_options
     from workflows.records.job_definitions import (

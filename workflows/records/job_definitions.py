@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Final
 
 from logstore.deletion.intents import BatchCertificate, GuardRefusal
-from logstore.records.jobs import (
+from logstore.records.job_results import (
     DefragmentedBlocks,
     FlushedRecords,
     FollowedRecords,
@@ -227,7 +227,7 @@ class FollowRecordsResult:
 class RebuildCatalogInput:
     """Input of a rebuild from one manifest into one database."""
 
-    rebuild: str  # id of the rebuild, as text of `logstore.records.rebuilding.RebuildId`
+    rebuild: str  # id of the rebuild, as text of `logstore.records.rebuild_job.RebuildId`
     skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
     master: str = ""  # Spark cluster; empty: cluster of the settings
     max_absent_share: float = 0.05  # allowed share of listed ledgers without objects, 0 to 1

@@ -19,7 +19,7 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.records.inputs_and_results import ReplicateInput
     from activities.records.record_log_upkeep import RecordReplication
-    from logstore.records.jobs import ShippedBlocks
+    from logstore.records.job_results import ShippedBlocks
     from workflows import guard_refusals, search_attributes
     from workflows.records import record_job_options
     from workflows.records.job_definitions import REPLICATE_RECORDS, ReplicateRecordsInput, ReplicateRecordsResult

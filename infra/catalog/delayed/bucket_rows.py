@@ -23,7 +23,7 @@ from infra.catalog.engine.dialect_sql import (
     dialect_insert,
     insert_if_absent,
 )
-from logstore.delayed.buckets import Bucket, BucketList
+from logstore.delayed.index_buckets import Bucket, BucketList
 from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 

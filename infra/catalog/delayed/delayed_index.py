@@ -21,7 +21,7 @@ from infra.catalog.engine.dialect_sql import among
 from infra.catalog.log.component_ledgers import read_newborn, retire_ledger
 from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
-from logstore.delayed.buckets import BucketLimits, BucketList
+from logstore.delayed.index_buckets import BucketLimits, BucketList
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import BucketSwitch, Claim, DelayedCounts, Topic, TopicState, UnsealedCounts

@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.index_buckets import BucketLimits
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import DelayedCounts, TopicState, UnsealedCounts
 from logstore.positions import EARLIEST, LedgerId, TopicId

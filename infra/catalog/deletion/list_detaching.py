@@ -21,7 +21,7 @@ from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, DetachedBatch
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import CompoundOperation, EndingOperation, is_durable
+from logstore.records.tombstone_rules import CompoundOperation, EndingOperation, is_durable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

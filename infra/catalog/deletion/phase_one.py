@@ -34,7 +34,7 @@ from logstore.failpoints import effect
 from logstore.log.ledgers import Component, LedgerState
 from logstore.ports.catalog import Cause, Claim, DetachChosenResult, DetachedBatch, Ledger, Tally, TopicContents
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import CompoundOperation, EndingOperation
+from logstore.records.tombstone_rules import CompoundOperation, EndingOperation
 
 _P = t.pending_deletion.c
 _MANY_TOPICS: Final = "trim-topics"

@@ -30,7 +30,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, DetachedBatch, Tally, TopicContents, TopicState
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import EndingOperation, is_durable
+from logstore.records.tombstone_rules import EndingOperation, is_durable
 
 _Removals = Mapping[str, Callable[[Connection, TopicId], int]]
 

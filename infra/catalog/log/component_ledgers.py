@@ -18,7 +18,7 @@ from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Cause, Ledger, Topic
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import EndingOperation, is_durable
+from logstore.records.tombstone_rules import EndingOperation, is_durable
 
 REFERRING_COLUMN_BY_COMPONENT: Final[Mapping[str, ColumnElement[Any]]] = {
     Component.MANAGED_CURSOR.value: t.cursor.c.snapshot_ledger,

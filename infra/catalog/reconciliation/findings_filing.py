@@ -35,7 +35,7 @@ from infra.catalog.reconciliation.rows_naming_ledgers import read_ledger_rows
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import DetachedBatch
-from logstore.ports.catalog.reconciliation import FilingResult, FindingsToFile, OrphanCopy, PageOfFindings
+from logstore.ports.catalog.reconciliation_runs import FilingResult, FindingsToFile, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId
 from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, doubt_orphan, doubt_unreferenced
 

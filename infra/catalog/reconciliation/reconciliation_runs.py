@@ -29,7 +29,7 @@ from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import Cause, Claim
-from logstore.ports.catalog.reconciliation import (
+from logstore.ports.catalog.reconciliation_runs import (
     CatalogState,
     FiledCopy,
     FilingResult,

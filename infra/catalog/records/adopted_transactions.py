@@ -15,7 +15,7 @@ from infra.catalog.transactions.transaction_rows import insert_open, lock_transa
 from logstore.cursors.cursor_state import unpack_acknowledged
 from logstore.ports.catalog import StoredParticipant
 from logstore.positions import LedgerId, TopicId
-from logstore.records.adoption import AdoptedSegment, UploadedMarker
+from logstore.records.adoption_rule import AdoptedSegment, UploadedMarker
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState
 
 

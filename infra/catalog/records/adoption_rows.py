@@ -8,7 +8,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, select, upda
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, among, bulk_parameter, insert_if_absent
-from logstore.ports.catalog.rebuilding import MAX_SAMPLE_ITEMS, AdoptionOutcome, StagedLedger, StorageDiscrepancy
+from logstore.ports.catalog.catalog_rebuild import MAX_SAMPLE_ITEMS, AdoptionOutcome, StagedLedger, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
 
 if TYPE_CHECKING:

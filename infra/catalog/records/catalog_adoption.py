@@ -35,7 +35,7 @@ from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState
-from logstore.ports.catalog.rebuilding import (
+from logstore.ports.catalog.catalog_rebuild import (
     AbsenceCounts,
     AdoptionOutcome,
     AdoptionReport,
@@ -45,7 +45,7 @@ from logstore.ports.catalog.rebuilding import (
     StagedLedger,
 )
 from logstore.positions import LedgerId, TopicId
-from logstore.records.kinds import RecordKind
+from logstore.records.record_kinds import RecordKind
 
 _L, _S, _C, _P, _T = t.ledger.c, t.segment.c, t.ledger_copy.c, t.pending_deletion.c, t.tombstone.c
 _LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)

@@ -35,8 +35,8 @@ from infra.catalog.records.record_log_row import (
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
-from logstore.records.kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.records.manifest import Block, Ceilings
+from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.records.outbox_rows import SOURCES
 from logstore.log.ledgers import Component, CopyKind
 from logstore.ports.catalog import UnrecordableRecord
-from logstore.records.kinds import COLUMNS_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
+from logstore.records.record_kinds import COLUMNS_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 
 _ROWS_PER_BATCH: Final = 50_000
 _LISTS_PER_BATCH: Final = 500  # each row has all ledger ids of a list

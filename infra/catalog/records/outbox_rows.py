@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from infra.catalog import tables as t
 from infra.catalog.engine.dialect_sql import among
-from logstore.records.kinds import RecordKind
+from logstore.records.record_kinds import RecordKind
 
 
 class RecordSource(NamedTuple):

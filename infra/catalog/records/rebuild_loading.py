@@ -25,10 +25,10 @@ from infra.catalog.engine.database_connections import mask_passwords, parse_data
 from infra.catalog.records.record_log_row import ADOPTING, REPLICA, end_rebuild, read_log_row
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.rebuilding import CatalogLoad, RebuildTarget
-from logstore.records.kinds import RecordKind
+from logstore.ports.catalog.catalog_rebuild import CatalogLoad, RebuildTarget
 from logstore.records.manifest import Manifest
-from logstore.records.rebuilding import LOAD_ORDER, RowFilesFolder
+from logstore.records.rebuild_job import LOAD_ORDER, RowFilesFolder
+from logstore.records.record_kinds import RecordKind
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 
 # Every writer uses these tables. Their locks stop all work that begins during the load.

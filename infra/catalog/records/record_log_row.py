@@ -20,8 +20,8 @@ from infra.catalog.deletion.run_rows import UNCLAIMED, claim_columns
 from infra.catalog.identity.catalog_row import lost_row_error, read_catalog_row
 from logstore.errors import CatalogAdopting
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
-from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block, Ceilings
+from logstore.records.record_kinds import RecordKind
 
 _L, _O, _B = t.record_log.c, t.record_outbox.c, t.record_staged.c
 

@@ -40,11 +40,11 @@ from infra.catalog.records.rows_from_versions import (
 )
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.failpoints import effect
-from logstore.ports.catalog.records import AppliedCounts, AppliedManifest, VersionReader
-from logstore.records.kinds import PARENT_BY_KIND, RecordKind, block_schema
+from logstore.ports.catalog.record_log import AppliedCounts, AppliedManifest, VersionReader
 from logstore.records.manifest import Manifest
-from logstore.records.rebuilding import LOAD_ORDER
-from logstore.records.winners import SplitWinners, split_winners
+from logstore.records.newest_versions import SplitWinners, split_winners
+from logstore.records.rebuild_job import LOAD_ORDER
+from logstore.records.record_kinds import PARENT_BY_KIND, RecordKind, block_schema
 
 _K = RecordKind
 _COVERED_COLUMNS: Final = ("id", "topic_id", "list_id", "component")

@@ -19,7 +19,7 @@ from sqlalchemy import Table
 from infra.catalog import tables as t
 from infra.catalog.engine.arrow_bulk import arrow_type
 from logstore.log.ledgers import CopyKind
-from logstore.records.kinds import COLUMNS_BY_KIND, RecordKind
+from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
 
 Ids = npt.NDArray[np.int64]
 TableRows = tuple[Table, pa.Table]

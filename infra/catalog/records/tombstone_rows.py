@@ -35,7 +35,7 @@ from infra.catalog.engine.dialect_sql import BIG, Statement, among, bulk_paramet
 from infra.catalog.records.outbox_rows import is_unflushed
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import RecordId, Tombstone, TombstoneCounts
-from logstore.records.kinds import RecordKind
+from logstore.records.record_kinds import RecordKind
 
 _T, _P = t.tombstone.c, t.pending_deletion.c
 _LEDGER, _TOPIC = RecordKind.LEDGER.value, RecordKind.TOPIC.value

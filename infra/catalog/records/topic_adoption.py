@@ -26,10 +26,10 @@ from infra.catalog.records.adoption_rows import iterate_staged, settle_ledgers, 
 from logstore.log.ledgers import Component, LedgerState
 from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import TopicState
-from logstore.ports.catalog.rebuilding import AdoptionOutcome, StagedLedger, StorageDiscrepancy
+from logstore.ports.catalog.catalog_rebuild import AdoptionOutcome, StagedLedger, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
-from logstore.records.adoption import AdoptedSegment, LedgerTail, TopicAtFlush, adopt_uploads, find_last_attempts
-from logstore.records.kinds import RecordKind
+from logstore.records.adoption_rule import AdoptedSegment, LedgerTail, TopicAtFlush, adopt_uploads, find_last_attempts
+from logstore.records.record_kinds import RecordKind
 from logstore.transactions.transaction_ids_and_states import TransactionId
 
 _L, _T = t.ledger.c, t.tombstone.c

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from logstore.delayed.buckets import Bucket
-from logstore.delayed.rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket
 from logstore.delayed.snapshot_footer import SnapshotFooter
 from logstore.delayed.tracker import SnapshotReader, Tracker, open_buckets
 from logstore.ports.catalog import DelayedIndex, Topic

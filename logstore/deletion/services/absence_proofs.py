@@ -20,7 +20,7 @@ from logstore.deletion.intents import DeletionIntent
 from logstore.deletion.services.shared_store_requests import SharedListings, UnconfirmedKeys, find_unconfirmed_keys
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key
-from logstore.ports.objects import DeleteReport, ObjectStore
+from logstore.ports.object_storage import DeleteReport, ObjectStore
 from logstore.stop_checks import raise_if_stopped
 
 _LOG: Final = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from logstore.log.ledger_object_keys import (
     segment_number_from_key,
 )
 from logstore.log.ledgers import Component, parse_meta_fields
-from logstore.ports.objects import ObjectInfo, ObjectStore, OwnedStore, RemovalResult
+from logstore.ports.object_storage import ObjectInfo, ObjectStore, OwnedStore, RemovalResult
 from logstore.stop_checks import raise_if_stopped
 
 _MAX_META_BYTES = 65_536  # read of a `meta.json`; Sexton writes less than 4 KiB

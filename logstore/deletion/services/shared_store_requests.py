@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from logstore.deletion.intents import DeletionIntent, StoredCopy
 from logstore.errors import SextonError, Unsupported
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, shard_prefix
-from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, RemovalResult
+from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore, OwnedStore, RemovalResult
 from logstore.positions import LedgerId
 
 _MAX_KEYS_PER_PAGE: Final = 1_000

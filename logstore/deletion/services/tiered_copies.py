@@ -18,7 +18,7 @@ from logstore.errors import SextonError, StoreUnavailable, UploadOpen
 from logstore.failpoints import effect
 from logstore.log.ledgers import parse_meta_fields
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key, parse_uuid_and_location, upload_ends_us
-from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, RemovalResult
+from logstore.ports.object_storage import Buckets, ObjectInfo, ObjectStore, RemovalResult
 from logstore.stop_checks import raise_if_stopped
 
 

@@ -6,7 +6,7 @@ from logstore.errors import CatalogMismatch
 from logstore.identity.bucket_markers import BucketRole, MarkerState, NamedBucket, describe_owner, is_marker
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket, MarkerChecker, read_marker
 from logstore.ports.catalog import InspectedCopy
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 
 
 class LostCatalogIdentity:

@@ -31,7 +31,7 @@ from logstore.log.ledgers import CopyState
 from logstore.log.services.upload_read_back import put_and_read_back
 from logstore.offload.tiered_copy import data_key, index_key, was_published
 from logstore.ports.catalog import Identities, InspectedCopy
-from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
+from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore, OpenUpload, StoredObject
 from logstore.positions import LedgerId
 from logstore.records.manifest import BEGUN_KEY, manifest_key
 

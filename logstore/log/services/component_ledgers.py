@@ -25,7 +25,7 @@ from logstore.log.services.segment_reader import digest_metadata, verify_segment
 from logstore.log.services.segment_registration import report_abandoned_upload
 from logstore.log.services.upload_read_back import put_and_read_back, require_stored_object, reread_if_corrupt
 from logstore.ports.catalog import Components, Ledgers, Segment
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 from logstore.stop_checks import raise_if_stopped

@@ -33,7 +33,7 @@ from logstore.log.services.read_filter import (
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
 from logstore.ports.catalog import Frontier, Ledger, Ledgers, Segment, Topic, Transactions
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.retrying_clock import Clock
 

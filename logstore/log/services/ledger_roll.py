@@ -15,7 +15,7 @@ from logstore.log.ledger_object_keys import meta_key
 from logstore.log.ledgers import LedgerState, LedgerStatement
 from logstore.log.services.segment_registration import report_abandoned_upload
 from logstore.ports.catalog import Ledger, Ledgers
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
 

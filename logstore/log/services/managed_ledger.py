@@ -20,7 +20,7 @@ from logstore.log.services.segment_placement import SegmentPlacer, TopicHints
 from logstore.log.services.segment_registration import SegmentRegistrar
 from logstore.log.services.segment_sources import TieredCopyReader
 from logstore.ports.catalog import Frontier, Ledgers, Topic, Transactions
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import Position, TopicId
 from logstore.retrying_clock import Clock
 

@@ -31,7 +31,7 @@ from logstore.ports.catalog import (
     Topic,
     TransactionEntries,
 )
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 

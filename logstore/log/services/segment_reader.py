@@ -24,7 +24,7 @@ from logstore.log.segment_format import FOOTER_FIELD, FooterDigest, decode_segme
 from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
 from logstore.log.services.upload_read_back import reread_if_corrupt
 from logstore.ports.catalog import Segment
-from logstore.ports.objects import ObjectStore, StoredObject
+from logstore.ports.object_storage import ObjectStore, StoredObject
 from logstore.positions import LedgerId
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from logstore.log.segment_metadata import (
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.segment_reader import digest_metadata
 from logstore.ports.catalog import Ledgers, RegisterSegment, RegisterSegmentResult, Segment
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.retrying_clock import Clock
 

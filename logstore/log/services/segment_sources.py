@@ -26,7 +26,7 @@ from logstore.offload.tiered_copy import (
     parse_uuid_and_location,
 )
 from logstore.ports.catalog import Ledger, Offloads, ReadableCopies, Segment
-from logstore.ports.objects import Buckets, ObjectStore
+from logstore.ports.object_storage import Buckets, ObjectStore
 from logstore.positions import LedgerId
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from logstore.errors import CorruptData, UploadUnproven
-from logstore.ports.objects import ObjectInfo, ObjectStore
+from logstore.ports.object_storage import ObjectInfo, ObjectStore
 
 Content = TypeVar("Content")
 

@@ -30,7 +30,7 @@ from logstore.log.services.segment_reader import SegmentGone, describe_damage, r
 from logstore.log.services.upload_read_back import require_stored_object, reread_if_corrupt
 from logstore.offload.tiered_copy import TieredIndex, data_key, index_key, parse_uuid_and_location, write_tiered_copy
 from logstore.ports.catalog import Ledgers, OffloadAnswer, Offloads, OffloadStart, PublishedCopy
-from logstore.ports.objects import Buckets, ObjectStore
+from logstore.ports.object_storage import Buckets, ObjectStore
 from logstore.positions import LedgerId
 from logstore.stop_checks import raise_if_stopped
 

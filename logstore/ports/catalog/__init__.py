@@ -6,7 +6,17 @@ harmless. Every method may raise `CatalogBusy` (contention) and `StoreUnavailabl
 
 from typing import Protocol
 
-from logstore.ports.catalog.claims import (
+from logstore.ports.bundle_owners import Fence, Fences
+from logstore.ports.catalog.catalog_identity import Identities
+from logstore.ports.catalog.catalog_rebuild import (
+    Adoption,
+    AdoptionOutcome,
+    AdoptionReport,
+    LoadedLedger,
+    MissingRowCause,
+    StagedLedger,
+)
+from logstore.ports.catalog.claims_and_batches import (
     Cause,
     Claim,
     DetachedBatch,
@@ -16,7 +26,8 @@ from logstore.ports.catalog.claims import (
     RowRange,
     Tally,
 )
-from logstore.ports.catalog.commits import (
+from logstore.ports.catalog.delayed_index import BucketSwitch, DelayedCounts, DelayedIndex, NewBucket, UnsealedCounts
+from logstore.ports.catalog.group_commits import (
     Acknowledge,
     AcknowledgeResult,
     BeginTransaction,
@@ -32,11 +43,7 @@ from logstore.ports.catalog.commits import (
     Write,
     WriteResult,
 )
-from logstore.ports.catalog.cursors import Cursors, SnapshotChange, StoredCursor
-from logstore.ports.catalog.delayed import BucketSwitch, DelayedCounts, DelayedIndex, NewBucket, UnsealedCounts
-from logstore.ports.catalog.deletions import Deletions, ForgottenCounts, SweepBacklog, Upkeep
-from logstore.ports.catalog.identities import Identities
-from logstore.ports.catalog.inspection import (
+from logstore.ports.catalog.inspection_and_audit import (
     AuditEntry,
     AuditLog,
     InspectedCopy,
@@ -47,18 +54,10 @@ from logstore.ports.catalog.inspection import (
     Reference,
     ReferenceKind,
 )
-from logstore.ports.catalog.ledgers import Components, Ledger, Ledgers, Segment, TopicTotals
-from logstore.ports.catalog.offloads import OffloadAnswer, Offloads, OffloadStart, PublishedCopy, ReadableCopies
+from logstore.ports.catalog.ledgers_and_segments import Components, Ledger, Ledgers, Segment, TopicTotals
 from logstore.ports.catalog.phase_one import DetachChosenResult, PhaseOne, TopicContents
-from logstore.ports.catalog.rebuilding import (
-    Adoption,
-    AdoptionOutcome,
-    AdoptionReport,
-    LoadedLedger,
-    MissingRowCause,
-    StagedLedger,
-)
-from logstore.ports.catalog.reconciliation import (
+from logstore.ports.catalog.phase_two_queue import Deletions, ForgottenCounts, SweepBacklog, Upkeep
+from logstore.ports.catalog.reconciliation_runs import (
     CatalogState,
     FiledCopy,
     FilingResult,
@@ -69,7 +68,7 @@ from logstore.ports.catalog.reconciliation import (
     ReconciliationRun,
     RunKind,
 )
-from logstore.ports.catalog.records import (
+from logstore.ports.catalog.record_log import (
     Changes,
     KnownManifest,
     RecordId,
@@ -80,7 +79,9 @@ from logstore.ports.catalog.records import (
     Tombstones,
     UnrecordableRecord,
 )
-from logstore.ports.catalog.topics import (
+from logstore.ports.catalog.subscription_cursors import Cursors, SnapshotChange, StoredCursor
+from logstore.ports.catalog.tiered_copies import OffloadAnswer, Offloads, OffloadStart, PublishedCopy, ReadableCopies
+from logstore.ports.catalog.topics_and_schemas import (
     Schemas,
     SchemaVersion,
     SubscriptionSummary,
@@ -105,7 +106,6 @@ from logstore.ports.catalog.transactions import (
     Transactions,
     TransactionSnapshots,
 )
-from logstore.ports.owners import Fence, Fences
 
 __all__ = [
     "SNAPSHOT_AFTER_S",

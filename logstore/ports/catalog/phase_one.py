@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 from logstore.ownership import Lease
-from logstore.ports.catalog.claims import Cause, Claim, DetachedBatch, Tally
-from logstore.ports.catalog.ledgers import Ledger
+from logstore.ports.catalog.claims_and_batches import Cause, Claim, DetachedBatch, Tally
+from logstore.ports.catalog.ledgers_and_segments import Ledger
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import CompoundOperation
+from logstore.records.tombstone_rules import CompoundOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from pyroaring import BitMap
 
-from logstore.ports.catalog.claims import Cause, Claim
+from logstore.ports.catalog.claims_and_batches import Cause, Claim
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId, TransactionState

@@ -22,7 +22,7 @@ from logstore.log.ledger_object_keys import (
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.offload.tiered_copy import data_key, index_key, parse_uuid_and_location
 from logstore.ports.catalog import OrphanCopy
-from logstore.ports.objects import Buckets, ObjectInfo, ObjectStore, OwnedStore
+from logstore.ports.object_storage import Buckets, ObjectInfo, ObjectStore, OwnedStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import Finding, FindingKind
 

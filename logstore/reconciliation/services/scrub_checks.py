@@ -15,7 +15,7 @@ from logstore.log.services.segment_reader import SegmentGone, verify_segment_bod
 from logstore.offload.services.tiered_copy_upload import compute_stored_digest
 from logstore.offload.tiered_copy import TieredIndex, data_key, index_key
 from logstore.ports.catalog import Segment
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
 

@@ -27,12 +27,12 @@ from uuid import uuid4
 from logstore.errors import AlreadyExists, InvalidInput, MissingData, StoreUnavailable
 from logstore.failpoints import effect
 from logstore.log.services.upload_read_back import reread_if_corrupt
-from logstore.ports.objects import OwnedStore
-from logstore.records.blocks import decode_block, describe_block, encode_blocks
-from logstore.records.kinds import RecordKind
+from logstore.ports.object_storage import OwnedStore
+from logstore.records.block_files import decode_block, describe_block, encode_blocks
 from logstore.records.manifest import BEGUN_KEY, MANIFEST_PREFIX, Block, Manifest, manifest_key, parse_manifest_number
-from logstore.records.services.registry import NO_CONTENT, Registry, put_record_object
-from logstore.records.tombstones import ReplicaAcknowledgement
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.name_register import NO_CONTENT, Registry, put_record_object
+from logstore.records.tombstone_rules import ReplicaAcknowledgement
 from logstore.stop_checks import raise_if_stopped
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class RecordLog:
     def read_block(
         self, block: Block, columns: Sequence[str] | None = None, ids: tuple[int, int] | None = None
     ) -> "pa.Table":
-        """Return the record versions of a block, as `logstore.records.blocks.decode_block`.
+        """Return the record versions of a block, as `logstore.records.block_files.decode_block`.
 
         Raises:
             MissingData: The bucket does not have the block.

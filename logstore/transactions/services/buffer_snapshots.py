@@ -27,7 +27,7 @@ from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
 from logstore.ports.catalog import Ledger, Ledgers, Segment, SnapshotSwitch, Transactions, TransactionSnapshots
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import raise_if_stopped
 from logstore.transactions.buffer_serialization import pack_buffer, unpack_buffer

@@ -21,7 +21,7 @@ from logstore.errors import (
 )
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
-from logstore.ports.objects import RemovalResult
+from logstore.ports.object_storage import RemovalResult
 from logstore.positions import LedgerId, TopicId
 from tests.activities.world import World, chunk_input, done, environment, payload_bytes
 from tests.fakes.objects import Fault, FaultKind, Operation

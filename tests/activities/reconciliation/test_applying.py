@@ -24,7 +24,7 @@ from logstore.failpoints import SimulatedCrash
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import RunKind
-from logstore.ports.objects import DeleteReport, ObjectInfo, ObjectStore
+from logstore.ports.object_storage import DeleteReport, ObjectInfo, ObjectStore
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import VerifyFindingsJob
 from logstore.reconciliation.finding_files import FateFiles

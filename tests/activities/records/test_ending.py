@@ -9,7 +9,7 @@ import pytest
 from activities.records.end_records import RecordEnding
 from activities.records.inputs_and_results import EndPageInput
 from logstore.records.functions import LedgerRecord, RecordFunction
-from logstore.records.jobs import SelectionPosition
+from logstore.records.job_results import SelectionPosition
 from logstore.retrying_clock import Clock
 from tests.activities.world import BATCH, BATCH_WORKFLOW, World, run
 

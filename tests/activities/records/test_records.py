@@ -12,9 +12,9 @@ from activities.records.inputs_and_results import DefragmentInput, FlushInput, R
 from activities.records.record_log_upkeep import RecordReplication
 from logstore.errors import CatalogOutdated
 from logstore.ports.catalog import Claim
-from logstore.records.jobs import FlushedRecords, ShippedBlocks
+from logstore.records.job_results import FlushedRecords, ShippedBlocks
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replicating import Replication
+from logstore.records.services.replica_shipments import Replication
 from tests.activities.world import World, environment, run
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 

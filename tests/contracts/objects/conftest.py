@@ -8,7 +8,7 @@ import pytest
 from infra.objects.s3_client import make_client
 from infra.objects.s3_store import S3ObjectStore
 from infra.stack.embedded_stack import StackAddresses
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from tests.fakes.objects import FakeObjectStore
 
 if TYPE_CHECKING:

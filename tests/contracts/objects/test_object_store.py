@@ -13,7 +13,7 @@ import pytest
 from infra.objects.s3_store import S3ObjectStore
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, OutcomeUnknown, ServiceRefused
 from logstore.failpoints import SimulatedCrash
-from logstore.ports.objects import ObjectStore, object_keys
+from logstore.ports.object_storage import ObjectStore, object_keys
 from logstore.stop_checks import use_stop_check
 from tests.contracts.objects.conftest import PART_BYTES
 from tests.fakes.objects import FakeObjectStore

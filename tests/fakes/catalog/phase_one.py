@@ -19,7 +19,7 @@ from logstore.ports.catalog import (
     TopicState,
 )
 from logstore.positions import LedgerId, TopicId
-from logstore.records.tombstones import EndingOperation, is_durable
+from logstore.records.tombstone_rules import EndingOperation, is_durable
 from tests.fakes.catalog.batches import Batches, spanning
 
 _BEFORE_ANY = LedgerId(-1)

@@ -13,7 +13,7 @@ from logstore.deletion.intents import CopyVerdict, StoredCopy, find_refusal
 from logstore.deletion.retention import LedgerFacts, RetentionPolicy, select_detachable_prefix
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
-from logstore.ports.objects import RemovalResult
+from logstore.ports.object_storage import RemovalResult
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.catalog.ledgers import FakeLedgers
 from tests.faults.model.machine import Model, Trouble

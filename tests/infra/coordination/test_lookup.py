@@ -13,7 +13,7 @@ from infra.coordination.ownership_nodes import OWNERS, OwnershipDirectory, Worke
 from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from logstore.ownership import bundle_name, bundle_of_topic
-from logstore.ports.owners import OtherOwner
+from logstore.ports.bundle_owners import OtherOwner
 from logstore.validated_names import TopicName
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper

@@ -12,7 +12,7 @@ from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
-from logstore.ports.objects import Buckets
+from logstore.ports.object_storage import Buckets
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 from tests.infra.objects.test_store import NO_WAITS, store_at
 from tests.logstore.builders import intent, statement

@@ -9,7 +9,7 @@ from infra.objects.request_retries import Retries
 from infra.objects.s3_client import make_client
 from infra.objects.s3_store import S3ObjectStore
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
-from logstore.ports.objects import DeleteReport, object_keys
+from logstore.ports.object_storage import DeleteReport, object_keys
 from logstore.retrying_clock import Backoff, Clock
 from logstore.stop_checks import use_stop_check
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted

@@ -10,9 +10,9 @@ from pyroaring import BitMap
 
 from logstore.cursors.services.cursor_snapshots import CursorSnapshots
 from logstore.cursors.services.subscriptions import Subscriptions
-from logstore.delayed.buckets import Bucket, BucketList
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.services.delivery import Delivery
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket, BucketList
+from logstore.delayed.services.consumers import Delivery
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import pyarrow.parquet as pq
 
-from logstore.delayed.buckets import Bucket
-from logstore.delayed.rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket
 from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
 from logstore.delayed.snapshot_footer import SnapshotFooter, parse_footer
 from logstore.delayed.tracker import SnapshotGone, Tracker

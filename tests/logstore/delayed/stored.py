@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from logstore.delayed.buckets import Bucket, BucketLimits
-from logstore.delayed.services.merging import Merger
-from logstore.delayed.services.sealing import Sealer
-from logstore.delayed.services.snapshots import BucketSnapshots
-from logstore.delayed.sources import SnapshotGone
+from logstore.delayed.index_buckets import Bucket, BucketLimits
+from logstore.delayed.services.bucket_merger import Merger
+from logstore.delayed.services.bucket_snapshots import BucketSnapshots
+from logstore.delayed.services.log_sealer import Sealer
+from logstore.delayed.tracker_sources import SnapshotGone
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledgers import Component
 from logstore.log.services.component_ledgers import ComponentLedgers

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.delayed.buckets import Bucket
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.services.snapshots import BucketSnapshots
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.services.bucket_snapshots import BucketSnapshots
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.delayed.snapshot_footer import SnapshotFooter
-from logstore.delayed.sources import SnapshotGone
+from logstore.delayed.tracker_sources import SnapshotGone
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key

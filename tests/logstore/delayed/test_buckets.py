@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from logstore.delayed.buckets import Bucket, BucketLimits, BucketList, pair_to_merge
+from logstore.delayed.index_buckets import Bucket, BucketLimits, BucketList, pair_to_merge
 from logstore.errors import InvalidInput
 from logstore.positions import LedgerId, Position
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import SqlCatalog
-from logstore.delayed.buckets import BucketList
+from logstore.delayed.index_buckets import BucketList
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import EARLIEST

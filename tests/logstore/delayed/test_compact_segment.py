@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.compact_segment import CompactSegment
-from logstore.delayed.rows import DelayedRows
+from logstore.delayed.compressed_rows import CompactSegment
+from logstore.delayed.delayed_rows import DelayedRows
 from tests.logstore.delayed.rows import Kind, made
 
 _NUMBERS = st.one_of(

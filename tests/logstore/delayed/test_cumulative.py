@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from logstore.delayed.services.delivery import Consumer
+from logstore.delayed.services.consumers import Consumer
 from logstore.errors import AcknowledgementStale, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import arm
 from logstore.log.entries import Entry

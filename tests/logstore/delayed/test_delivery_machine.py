@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.delayed.services.delivery import Consumer
-from logstore.delayed.sources import SnapshotGone
+from logstore.delayed.services.consumers import Consumer
+from logstore.delayed.tracker_sources import SnapshotGone
 from logstore.errors import StoreUnavailable
 from logstore.positions import Position
 from tests.fakes.objects import Fault, FaultKind, Operation

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.jobs import BuiltIndex, IndexFiles, cut_log
+from logstore.delayed.index_build_job import BuiltIndex, IndexFiles, cut_log
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position, TopicId
 

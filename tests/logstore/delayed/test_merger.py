@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap
 
-from logstore.delayed.buckets import Bucket, BucketLimits, pair_to_merge
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.services.merging import Merger, MergeResult
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket, BucketLimits, pair_to_merge
+from logstore.delayed.services.bucket_merger import Merger, MergeResult
 from logstore.delayed.snapshot_file import SnapshotWriter
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import merge_sorted
+from logstore.delayed.bucket_contents import merge_sorted
+from logstore.delayed.delayed_rows import DelayedRows
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import START_MS, made, windows
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from infra.catalog import SqlCatalog
-from logstore.delayed.jobs import IndexFiles
+from logstore.delayed.index_build_job import IndexFiles
 from logstore.errors import CorruptData, PreconditionFailed, StoreUnavailable
 from logstore.ports.catalog import Claim
 from logstore.positions import TopicId

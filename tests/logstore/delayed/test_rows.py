@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from logstore.delayed.rows import COLUMNS, DelayedRows
+from logstore.delayed.delayed_rows import COLUMNS, DelayedRows
 from logstore.errors import CorruptData
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import made

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.delayed.buckets import BucketLimits
-from logstore.delayed.services.sealing import SealResult
+from logstore.delayed.index_buckets import BucketLimits
+from logstore.delayed.services.log_sealer import SealResult
 from logstore.errors import CorruptData, MissingData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.entries import NewEntry, ProducedEntries

@@ -4,9 +4,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from logstore.delayed.buckets import BucketLimits
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import BucketDraft, select_delayed_rows, should_seal
+from logstore.delayed.bucket_contents import BucketDraft, select_delayed_rows, should_seal
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import BucketLimits
 from logstore.positions import LedgerId, Position
 from tests.logstore.delayed.rows import made
 

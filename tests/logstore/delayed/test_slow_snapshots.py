@@ -11,9 +11,9 @@ from typing import Final
 
 import pytest
 
-from logstore.delayed.buckets import Bucket
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.services.delivery import Consumer
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.services.consumers import Consumer
 from logstore.delayed.snapshot_footer import SnapshotFooter
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import Entry

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.delayed.rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows
 from logstore.delayed.snapshot_file import SnapshotWriter, read_segment
 from logstore.delayed.snapshot_footer import SnapshotFooter, SnapshotSegment, parse_footer
 from logstore.errors import CorruptData, InvalidInput

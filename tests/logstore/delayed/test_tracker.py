@@ -5,8 +5,8 @@ from typing import Final
 import pytest
 
 from logstore.cursors.cursor_state import pack_acknowledged
-from logstore.delayed.buckets import Bucket, BucketList
-from logstore.delayed.rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket, BucketList
 from logstore.delayed.tracker import Tracker, open_buckets
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import EARLIEST, LedgerId, Position

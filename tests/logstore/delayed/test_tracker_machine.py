@@ -21,11 +21,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from logstore.delayed.buckets import Bucket, BucketLimits, BucketList, pair_to_merge
-from logstore.delayed.rows import DelayedRows
-from logstore.delayed.sealing import BucketDraft, merge_sorted
-from logstore.delayed.sources import BucketSource
+from logstore.delayed.bucket_contents import BucketDraft, merge_sorted
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket, BucketLimits, BucketList, pair_to_merge
 from logstore.delayed.tracker import Tracker, open_buckets
+from logstore.delayed.tracker_sources import BucketSource
 from logstore.errors import CorruptData, StoreUnavailable
 from logstore.positions import EARLIEST, LedgerId, Position
 from tests.logstore.delayed.rows import Snapshots, take_due

@@ -9,7 +9,7 @@ from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.errors import CatalogMismatch, CorruptData, SextonError, StoreUnavailable
 from logstore.log.ledger_object_keys import SHARDS, meta_key, segment_key
-from logstore.ports.objects import ObjectInfo
+from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement

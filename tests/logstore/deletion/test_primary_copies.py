@@ -12,7 +12,7 @@ from logstore.errors import CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner
-from logstore.ports.objects import ObjectInfo, RemovalResult
+from logstore.ports.object_storage import ObjectInfo, RemovalResult
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement

@@ -11,7 +11,7 @@ from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import data_key, index_key
-from logstore.ports.objects import RemovalResult
+from logstore.ports.object_storage import RemovalResult
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement

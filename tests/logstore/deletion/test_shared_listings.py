@@ -11,7 +11,7 @@ from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.shared_store_requests import SharedListings
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
-from logstore.ports.objects import ObjectInfo, object_keys
+from logstore.ports.object_storage import ObjectInfo, object_keys
 from logstore.positions import LedgerId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER, intent, statement

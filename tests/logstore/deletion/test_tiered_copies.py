@@ -10,7 +10,7 @@ from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import CatalogMismatch, CorruptData, StoreUnavailable, UploadOpen
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import UPLOAD_GRACE_S, CopyLocation, data_key, index_key
-from logstore.ports.objects import ObjectInfo, RemovalResult
+from logstore.ports.object_storage import ObjectInfo, RemovalResult
 from logstore.positions import LedgerId, TopicId
 from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation

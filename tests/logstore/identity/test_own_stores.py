@@ -21,7 +21,7 @@ from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S, 
 from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import CopyKind, CopyState
 from logstore.offload.tiered_copy import index_key
-from logstore.ports.objects import StoredObject
+from logstore.ports.object_storage import StoredObject
 from logstore.positions import LedgerId, TopicId
 from logstore.records.manifest import manifest_key
 from tests.every_topic import every_topic

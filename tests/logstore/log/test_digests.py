@@ -18,10 +18,10 @@ from logstore.log.ledgers import CopyKind
 from logstore.log.segment_format import COLUMNS, decode_segment, digest_footer
 from logstore.log.services.segment_reader import read_columns
 from logstore.ports.catalog import OffloadAnswer
-from logstore.ports.objects import ObjectInfo
+from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
-from logstore.records.services import tail_objects
-from logstore.records.services.tail_objects import read_upload
+from logstore.records.services import upload_reader
+from logstore.records.services.upload_reader import read_upload
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation, _Held
@@ -193,7 +193,7 @@ def test_large_segment_with_markers_is_adopted_as_a_small_one_is(world: World, m
     small = read_upload(world.objects, LedgerId(0), 0, listed)
     assert small
     assert len(small.markers) == 1
-    monkeypatch.setattr(tail_objects, "MAX_WHOLE_READ_BYTES", 0)
+    monkeypatch.setattr(upload_reader, "MAX_WHOLE_READ_BYTES", 0)
     assert read_upload(world.objects, LedgerId(0), 0, listed) == small
 
 

@@ -12,7 +12,7 @@ from logstore.log.ledger_object_keys import segment_key
 from logstore.log.services import Clock, ManagedLedger, RollPolicy
 from logstore.log.services.group_commit import GroupCommitter
 from logstore.ports.catalog import Topic
-from logstore.ports.objects import ObjectStore
+from logstore.ports.object_storage import ObjectStore
 from tests.fakes.catalog import FakeCatalog
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.builders import TOPIC

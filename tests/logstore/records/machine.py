@@ -22,9 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logstore.errors import PreconditionFailed, RetryableError
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
-from logstore.records import defragmentation
+from logstore.records import defragmentation_rules
 from logstore.records.manifest import Manifest
-from logstore.records.services.flushing import CHANGES_PER_PAGE
+from logstore.records.services.flusher import CHANGES_PER_PAGE
 from logstore.records.services.record_log import PIN_PREFIX, RecordLog
 from logstore.stop_checks import use_stop_check
 from tests.contracts.catalog.world import CAUSE, claim
@@ -57,7 +57,7 @@ _DEATHS: Final = tuple(
     for name in EFFECTS
     for when, action in (("before", "crash"), ("after", "crash"), ("before", "fail"), ("reported_failed", "fail"))
 )
-_SMALL_BYTES: Final = defragmentation.SMALL_BLOCK_BYTES
+_SMALL_BYTES: Final = defragmentation_rules.SMALL_BLOCK_BYTES
 _JOBS: Final = ("flush", "flush_some", "defragment", "sweep", "raid", "ship", "apply", "hold", "abandon", "forget")
 _REBUILD: Final = "rebuild"
 _HELD_US: Final = 365 * 86_400 * 1_000_000  # longer than any program lasts
@@ -76,7 +76,7 @@ class Durability(RuleBasedStateMachine):
 
         A flush has many pages, some, or one.
         """
-        defragmentation.SMALL_BLOCK_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
+        defragmentation_rules.SMALL_BLOCK_BYTES = _SMALL_BYTES if joined else 0  # type: ignore[misc]
         self._folder = tempfile.TemporaryDirectory()
         self.world = RecordsWorld(Path(self._folder.name))
         self.world.page = page
@@ -93,7 +93,7 @@ class Durability(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Disarm what never came up."""
         disarm()
-        defragmentation.SMALL_BLOCK_BYTES = _SMALL_BYTES  # type: ignore[misc]
+        defragmentation_rules.SMALL_BLOCK_BYTES = _SMALL_BYTES  # type: ignore[misc]
         if hasattr(self, "world"):
             self.world.database.close()
             if self.mirror:

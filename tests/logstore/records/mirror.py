@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from infra.catalog.records.replica_database import open_replica
-from logstore.records.jobs import FollowedRecords
-from logstore.records.services.following import Follower, FollowSettings
+from logstore.records.job_results import FollowedRecords
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.replicating import Replication
-from logstore.records.tombstones import ReplicaState
+from logstore.records.services.replica_follower import Follower, FollowSettings
+from logstore.records.services.replica_shipments import Replication
+from logstore.records.tombstone_rules import ReplicaState
 from tests.fakes.objects import FakeObjectStore
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrated

@@ -4,7 +4,7 @@ import pytest
 
 from logstore.log.ledger_object_keys import SHARDS, segment_key
 from logstore.positions import LedgerId
-from logstore.records.services.absence import UnlistedObjectError, probe_ids
+from logstore.records.services.absence_proofs import UnlistedObjectError, probe_ids
 from tests.fakes.objects import FakeObjectStore
 
 _SHARD, _FIRST = 7, LedgerId(1_000)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from logstore.log.producer_sequences import ProducerSequence
 from logstore.log.segment_metadata import RegisteredExtent, SegmentUploadId
 from logstore.positions import LedgerId
-from logstore.records.adoption import (
+from logstore.records.adoption_rule import (
     LedgerTail,
     TopicAtFlush,
     TransactionSpan,

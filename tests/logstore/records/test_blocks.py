@@ -12,7 +12,7 @@ import pytest
 
 from logstore.errors import CorruptData, InvalidInput, Unsupported
 from logstore.log.segment_metadata import sha256_hex
-from logstore.records.blocks import (
+from logstore.records.block_files import (
     ROWS_PER_GROUP,
     decode_block,
     decode_block_columns,
@@ -20,8 +20,8 @@ from logstore.records.blocks import (
     encode_block,
     encode_blocks,
 )
-from logstore.records.kinds import RECORD_LOG_FORMAT, RecordKind, block_schema
 from logstore.records.manifest import Block
+from logstore.records.record_kinds import RECORD_LOG_FORMAT, RecordKind, block_schema
 from tests.logstore.records.versions import table, version
 
 _LEDGER = RecordKind.LEDGER
@@ -88,8 +88,8 @@ def test_integers_are_stored_in_the_smaller_of_two_ways() -> None:
 
 def test_blocks_are_cut_by_versions_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is larger than it may be unless one version is, and together they are the whole."""
-    monkeypatch.setattr("logstore.records.blocks.MAX_VERSIONS_PER_BLOCK", 30)
-    monkeypatch.setattr("logstore.records.blocks.MAX_BLOCK_BYTES", 9_000)
+    monkeypatch.setattr("logstore.records.block_files.MAX_VERSIONS_PER_BLOCK", 30)
+    monkeypatch.setattr("logstore.records.block_files.MAX_BLOCK_BYTES", 9_000)
     chance = Random(1)
     wanted = table(RecordKind.HIDDEN, [version(at, 1, entries=chance.randbytes(400)) for at in range(70)])
     parts = list(encode_blocks(RecordKind.HIDDEN, wanted))
@@ -100,7 +100,7 @@ def test_blocks_are_cut_by_versions_and_by_bytes(monkeypatch: pytest.MonkeyPatch
 
 def test_a_version_larger_than_a_block_is_one_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be halved."""
-    monkeypatch.setattr("logstore.records.blocks.MAX_BLOCK_BYTES", 10)
+    monkeypatch.setattr("logstore.records.block_files.MAX_BLOCK_BYTES", 10)
     parts = [part.num_rows for part, _ in encode_blocks(_LEDGER, table(_LEDGER, [version(1, 1), version(2, 1)]))]
     assert parts == [1, 1]
 

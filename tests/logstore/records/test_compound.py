@@ -5,7 +5,7 @@ import pytest
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.log.ledgers import CopyKind
 from logstore.positions import LedgerId
-from logstore.records.tombstones import CompoundOperation, EndingOperation
+from logstore.records.tombstone_rules import CompoundOperation, EndingOperation
 
 _BOTH = (CopyKind.LEDGER, CopyKind.OFFLOADED_LEDGER)
 

@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import CatalogOutdated, StoreUnavailable
 from logstore.records.manifest import MANIFEST_PREFIX, manifest_key
-from logstore.records.services.publishing import require_current
+from logstore.records.services.manifest_publication import require_current
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Operation
 from tests.logstore.records.world import RecordsWorld

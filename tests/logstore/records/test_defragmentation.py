@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.records.defragmentation import SMALL_BLOCK_BYTES, BlockUsage, RangeSurvey, select_blocks_to_rewrite
-from logstore.records.kinds import RecordKind
+from logstore.records.defragmentation_rules import SMALL_BLOCK_BYTES, BlockUsage, RangeSurvey, select_blocks_to_rewrite
 from logstore.records.manifest import Block
+from logstore.records.record_kinds import RecordKind
 from tests.logstore.records.versions import table, version
 
 

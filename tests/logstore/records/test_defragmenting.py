@@ -7,10 +7,10 @@ import pytest
 
 from logstore.errors import CatalogAdopting, CorruptData, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.records.kinds import RecordKind
 from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX
-from logstore.records.services.defragmenting import DefragmentResult
-from logstore.records.services.publishing import read_head
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.defragmenter import DefragmentResult
+from logstore.records.services.manifest_publication import read_head
 from logstore.records.services.record_log import PIN_PREFIX
 from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -50,7 +50,7 @@ def test_the_newest_version_of_a_gone_record_stays_while_an_older_one_does(
     world: RecordsWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it the state before would come back, such as a transaction that was open."""
-    monkeypatch.setattr("logstore.records.defragmentation.SMALL_BLOCK_BYTES", 0)
+    monkeypatch.setattr("logstore.records.defragmentation_rules.SMALL_BLOCK_BYTES", 0)
     gone, *others = (world.create() for _ in range(5))
     world.flush()
     world.touch(gone)
@@ -169,7 +169,7 @@ def _blocks(world: RecordsWorld) -> set[str]:
 @pytest.fixture
 def ten_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a hundred manifests do."""
-    monkeypatch.setattr("logstore.records.services.sweeping.MIN_KEPT_MANIFESTS", 10)
+    monkeypatch.setattr("logstore.records.services.records_bucket_sweeper.MIN_KEPT_MANIFESTS", 10)
 
 
 def _many(world: RecordsWorld, count: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from logstore.errors import CatalogBusy, StoreUnavailable
 from logstore.ports.catalog import Records
-from logstore.records.services.flush_requests import SharedFlushes
+from logstore.records.services.shared_flushes import SharedFlushes
 
 
 class _Catalog:

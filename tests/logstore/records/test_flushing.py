@@ -18,10 +18,10 @@ from logstore.errors import (
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.ports.catalog import RecordLogState
 from logstore.positions import LedgerId
-from logstore.records.kinds import RecordKind
 from logstore.records.manifest import BLOCK_PREFIX, ID_HEADROOM, MANIFEST_PREFIX, Ceilings
-from logstore.records.services.flushing import CHANGES_PER_PAGE, Flusher, raise_ceilings
-from logstore.records.services.publishing import publish, read_head
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher, raise_ceilings
+from logstore.records.services.manifest_publication import publish, read_head
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.records.mirror import Mirror

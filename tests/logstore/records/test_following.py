@@ -13,7 +13,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import LedgerId
 from logstore.records.manifest import MANIFEST_PREFIX
 from logstore.records.services.record_log import REPLICA_PREFIX, RecordLog
-from logstore.records.tombstones import ReplicaState
+from logstore.records.tombstone_rules import ReplicaState
 from tests.logstore.records.mirror import FAR, Mirror
 from tests.logstore.records.world import AGE_S, HOUR, RecordsWorld
 

@@ -10,7 +10,7 @@ import pytest
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.positions import LedgerId
 from logstore.records.manifest import BLOCK_PREFIX, MANIFEST_PREFIX, Manifest
-from logstore.records.services.flushing import CHANGES_PER_PAGE
+from logstore.records.services.flusher import CHANGES_PER_PAGE
 from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
 from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation

@@ -12,12 +12,12 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
 from logstore.ports.catalog import RecordId
 from logstore.positions import LedgerId
-from logstore.records.jobs import LaggingReplica
-from logstore.records.kinds import RecordKind
+from logstore.records.job_results import LaggingReplica
 from logstore.records.manifest import BLOCK_PREFIX, Block
-from logstore.records.services.publishing import publish, read_head
-from logstore.records.services.raiding import name_marks
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.manifest_publication import publish, read_head
 from logstore.records.services.record_log import PIN_PREFIX, REPLICA_PREFIX, RecordLog
+from logstore.records.services.tombstone_raids import name_marks
 from logstore.stop_checks import use_stop_check
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.builders import OWNER

@@ -15,10 +15,10 @@ from logstore.errors import (
     UploadUnproven,
 )
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.records.kinds import RECORD_LOG_FORMAT, RecordKind
 from logstore.records.manifest import Ceilings, Manifest, manifest_key
-from logstore.records.rebuilding import RebuildId
-from logstore.records.services.cold_start import ColdStart
+from logstore.records.rebuild_job import RebuildId
+from logstore.records.record_kinds import RECORD_LOG_FORMAT, RecordKind
+from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import PIN_PREFIX, REGISTER_PREFIX, REPLICA_PREFIX, Pin, RecordLog
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.versions import table, version

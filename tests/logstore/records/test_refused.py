@@ -2,8 +2,8 @@
 
 import pytest
 
-from logstore.records.kinds import RecordKind
-from logstore.records.services.flushing import CHANGES_PER_PAGE, find_unrecordable
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.flusher import CHANGES_PER_PAGE, find_unrecordable
 from tests.logstore.records.world import RecordsWorld
 
 

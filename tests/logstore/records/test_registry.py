@@ -4,7 +4,7 @@ import pytest
 
 from logstore.errors import CorruptData, UploadUnproven
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.records.services.registry import Registry
+from logstore.records.services.name_register import Registry
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 
 _FOLDER = "records/registers/names/"

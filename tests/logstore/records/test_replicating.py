@@ -6,13 +6,13 @@ import pytest
 
 from logstore.errors import CorruptData, InvalidInput, MissingData, PreconditionFailed, StoreUnavailable
 from logstore.failpoints import SimulatedCrash, arm, disarm
-from logstore.records.jobs import ShippedBlocks
-from logstore.records.kinds import RecordKind
+from logstore.records.job_results import ShippedBlocks
 from logstore.records.manifest import MANIFEST_PREFIX, Block, Ceilings, Manifest, manifest_key
+from logstore.records.newest_versions import select_winners
+from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import REPLICA_PREFIX, RecordLog
-from logstore.records.services.replicating import Replication
-from logstore.records.tombstones import ReplicaState, newest_manifest_applied_everywhere, replica_state
-from logstore.records.winners import select_winners
+from logstore.records.services.replica_shipments import Replication
+from logstore.records.tombstone_rules import ReplicaState, newest_manifest_applied_everywhere, replica_state
 from tests.fakes.objects import FakeObjectStore, Fault, FaultKind, Operation
 from tests.logstore.records.versions import table, version
 

@@ -5,9 +5,9 @@ from random import Random
 import pytest
 
 from logstore.errors import InvalidInput
-from logstore.records.blocks import encode_block
-from logstore.records.kinds import RecordKind
-from logstore.records.tombstones import (
+from logstore.records.block_files import encode_block
+from logstore.records.record_kinds import RecordKind
+from logstore.records.tombstone_rules import (
     BYTES_PER_BLOCK,
     BYTES_PER_VERSION,
     TOMBSTONES_PER_BLOCK,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import InvalidInput, Unsupported
-from logstore.records.tombstones import (
+from logstore.records.tombstone_rules import (
     DURABLE_BY_DEFAULT,
     EndingOperation,
     ReplicaAcknowledgement,

@@ -9,9 +9,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block
-from logstore.records.winners import (
+from logstore.records.newest_versions import (
     KEY_COLUMNS,
     RankedVersions,
     live_version_mask,
@@ -20,6 +19,7 @@ from logstore.records.winners import (
     select_winners,
     split_id_ranges,
 )
+from logstore.records.record_kinds import RecordKind
 from tests.logstore.records.versions import table, version
 
 _IDS = st.sampled_from([-(2**63), -1, 0, 1, 2, 3, 7, 2**40, 2**63 - 1]) | st.integers(0, 12)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from logstore.records.kinds import RecordKind, block_schema
+from logstore.records.record_kinds import RecordKind, block_schema
 
 
 def version(

@@ -13,15 +13,15 @@ from infra.catalog.records.tombstone_rows import bury_ledgers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId
-from logstore.records.blocks import decode_block
-from logstore.records.kinds import RecordKind
+from logstore.records.block_files import decode_block
 from logstore.records.manifest import Block
-from logstore.records.services.defragmenting import Defragmenter, DefragmentResult
-from logstore.records.services.flushing import CHANGES_PER_PAGE, Flusher, FlushResult
-from logstore.records.services.raiding import Raider, RaidResult
+from logstore.records.newest_versions import read_by_range, select_winners
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.defragmenter import Defragmenter, DefragmentResult
+from logstore.records.services.flusher import CHANGES_PER_PAGE, Flusher, FlushResult
 from logstore.records.services.record_log import RecordLog
-from logstore.records.services.sweeping import Sweeper, SweptObjects
-from logstore.records.winners import read_by_range, select_winners
+from logstore.records.services.records_bucket_sweeper import Sweeper, SweptObjects
+from logstore.records.services.tombstone_raids import Raider, RaidResult
 from logstore.retrying_clock import Clock
 from tests.contracts.catalog.steps import append, roll
 from tests.contracts.catalog.worlds import SqlWorld

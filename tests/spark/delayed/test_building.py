@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 
-from logstore.delayed.jobs import BuildIndexes, BuiltIndex, IndexFiles
+from logstore.delayed.index_build_job import BuildIndexes, BuiltIndex, IndexFiles
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UploadUnproven
 from logstore.log.entries import NewEntry, ProducedEntries

@@ -15,7 +15,7 @@ import psycopg
 from pyroaring import BitMap
 
 from logstore.cursors.cursor_state import CursorSnapshot
-from logstore.delayed.buckets import Bucket
+from logstore.delayed.index_buckets import Bucket
 from logstore.deletion.retention import RetentionPolicy
 from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.log.entries import NewEntry, ProducedEntries

@@ -9,7 +9,7 @@ import pytest
 
 from logstore.errors import ServiceRefused, SextonError, StoreUnavailable, Unsupported
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
-from logstore.ports.objects import ObjectInfo
+from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import ListStorageJob
 from logstore.reconciliation.findings import FindingKind

@@ -21,12 +21,12 @@ from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole, marker_content
 from logstore.identity.services.lost_catalog_identity import LostCatalogIdentity
 from logstore.identity.services.marker_checked_buckets import MarkerCheckedBucket
-from logstore.ports.catalog.rebuilding import CatalogLoad
-from logstore.ports.catalog.records import Records
+from logstore.ports.catalog.catalog_rebuild import CatalogLoad
+from logstore.ports.catalog.record_log import Records
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Ceilings, Manifest
-from logstore.records.rebuilding import LOAD_ORDER, RebuildId, RebuildRecords, RowFilesFolder
+from logstore.records.rebuild_job import LOAD_ORDER, RebuildId, RebuildRecords, RowFilesFolder
+from logstore.records.record_kinds import RecordKind
 from logstore.records.services.record_log import RecordLog
 from spark.records.rebuild_records import rebuild_records
 from tests.every_record import record_everything

@@ -11,7 +11,7 @@ from infra.catalog import Database
 from infra.catalog.records.outbox import SqlRecords
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import BucketRole
-from logstore.records.rebuilding import RebuildRecords, RowFilesFolder
+from logstore.records.rebuild_job import RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
 from spark.job_mains import record_mains
 from spark.job_runner import SparkJobs

@@ -15,7 +15,7 @@ from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
 from logstore.cursors.cursor_state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
 from logstore.failpoints import SimulatedCrash, arm
-from logstore.records.rebuilding import SKIPPED_BLOCK_PREFIX, RowFilesFolder
+from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RowFilesFolder
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from tests.migrated import migrate
 from tests.postgres import Postgres, postgres
@@ -259,7 +259,7 @@ def test_newer_format_is_refused_even_where_blocks_are_skipped(
     """What a newer build wrote says more than this one can read."""
     lost.fill()
     with monkeypatch.context() as newer:
-        newer.setattr("logstore.records.blocks.RECORD_LOG_FORMAT", 2)
+        newer.setattr("logstore.records.block_files.RECORD_LOG_FORMAT", 2)
         lost.flush()
     with pytest.raises(Unsupported, match="format 1 at most, found 2"):
         lost.rebuild_rows(tmp_path / "rows", skip_unreadable=True)

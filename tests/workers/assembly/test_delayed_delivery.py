@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from logstore.delayed.services.delivery import Consumer, Delivery
+from logstore.delayed.services.consumers import Consumer, Delivery
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key

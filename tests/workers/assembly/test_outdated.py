@@ -24,7 +24,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import Cause, Claim
 from logstore.positions import LedgerId
-from logstore.records.services.flushing import Flusher
+from logstore.records.services.flusher import Flusher
 from logstore.records.services.record_log import RecordLog
 from tests.logstore.eventually import assert_eventually
 from tests.postgres import Postgres, postgres

@@ -10,7 +10,7 @@ from typing import Any
 
 from logstore.cursors.cursor_state import CursorState, seek
 from logstore.cursors.services.subscriptions import Subscription
-from logstore.delayed.buckets import BucketList
+from logstore.delayed.index_buckets import BucketList
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import AlreadyExists, PreconditionFailed, UnknownObject
@@ -36,8 +36,8 @@ from logstore.ports.catalog import (
     UnsealedCounts,
 )
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.records.kinds import RecordKind
-from logstore.records.tombstones import CompoundOperation
+from logstore.records.record_kinds import RecordKind
+from logstore.records.tombstone_rules import CompoundOperation
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
 from workers.cli.command_context import Say, Services

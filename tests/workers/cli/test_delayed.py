@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from logstore.delayed.buckets import Bucket, BucketList
-from logstore.delayed.rows import DelayedRows
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket, BucketList
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId, Position
 from tests.workers.cli.conftest import Run, document

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import PreconditionFailed
-from logstore.records.jobs import FollowedRecords
+from logstore.records.job_results import FollowedRecords
 from tests.workers.cli.conftest import Run
 from tests.workers.cli.fakes import FakeServices
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from logstore.records.jobs import RebuildAdopted
+from logstore.records.job_results import RebuildAdopted
 from tests.workers.cli.conftest import Run
 from tests.workers.cli.fakes import FakeServices
 from workers.hosting.rebuild_and_follow import AbandonedRebuild

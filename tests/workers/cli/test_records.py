@@ -10,12 +10,18 @@ import pytest
 from logstore.deletion.intents import BatchCertificate, GuardRefusal
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import RecordLogState, TombstoneCounts, UnrecordableRecord
-from logstore.records.jobs import DefragmentedBlocks, FlushedRecords, LaggingReplica, RaidedTombstones, ShippedBlocks
-from logstore.records.kinds import RecordKind
+from logstore.records.job_results import (
+    DefragmentedBlocks,
+    FlushedRecords,
+    LaggingReplica,
+    RaidedTombstones,
+    ShippedBlocks,
+)
 from logstore.records.manifest import Block, Ceilings, Manifest
-from logstore.records.services.flushing import FlushResult
-from logstore.records.services.replicating import ReplicaStatus
-from logstore.records.tombstones import ReplicaState
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.flusher import FlushResult
+from logstore.records.services.replica_shipments import ReplicaStatus
+from logstore.records.tombstone_rules import ReplicaState
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeHandle, FakeServices
 from workflows.records.job_definitions import (

@@ -19,7 +19,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services.batched_appends import AppendResult
 from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, Cause, Claim, EndTransaction, Topic
 from logstore.positions import LedgerId, Position, TopicId
-from logstore.records.services.flush_requests import SharedFlushes
+from logstore.records.services.shared_flushes import SharedFlushes
 from workers.assembly.log_store import LogStore
 from workers.assembly.log_store_from_settings import open_log
 from workers.settings import Settings

@@ -7,8 +7,8 @@ from typing import Any, Final
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 
-from logstore.records.rebuilding import RebuildId
-from logstore.records.services.cold_start import ColdStart
+from logstore.records.rebuild_job import RebuildId
+from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import FakeObjectStore
 from tests.servers import CATALOG_ID

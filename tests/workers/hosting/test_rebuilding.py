@@ -23,10 +23,10 @@ from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.failpoints import ENVIRONMENT_VARIABLE
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
-from logstore.records.absent_share import MAX_ABSENT_SHARE
+from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
 from logstore.records.manifest import Manifest
-from logstore.records.rebuilding import RebuildId
-from logstore.records.services import absence
+from logstore.records.rebuild_job import RebuildId
+from logstore.records.services import absence_proofs
 from logstore.records.services.record_log import Pin, RecordLog
 from tests.postgres import Postgres, postgres
 from tests.servers import CATALOG_ID
@@ -85,7 +85,7 @@ _ALL: Final = (
 @pytest.fixture(autouse=True)
 def _probe_few_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let rebuilds in this process ask for as few unused ids as those of `command`."""
-    monkeypatch.setattr(absence, "PROBED_IDS_PER_SHARD", few_probes.PROBED_IDS)
+    monkeypatch.setattr(absence_proofs, "PROBED_IDS_PER_SHARD", few_probes.PROBED_IDS)
 
 
 def write(settings: Settings) -> Topic:

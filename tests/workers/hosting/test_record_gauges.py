@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from logstore.ports.catalog import RecordLogState, TombstoneCounts
 from logstore.records.manifest import Ceilings
-from logstore.records.services.replicating import ReplicaStatus, Replication
-from logstore.records.tombstones import ReplicaState
+from logstore.records.services.replica_shipments import ReplicaStatus, Replication
+from logstore.records.tombstone_rules import ReplicaState
 from tests.fakes.meter import FakeMeter, series
 from workers.hosting.gauges import make_gauge_updater, read_records, read_replicas
 

@@ -19,7 +19,7 @@ from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Inflight
 from logstore.positions import LedgerId, TopicId
-from logstore.records.services.replicating import ReplicaStatus
+from logstore.records.services.replica_shipments import ReplicaStatus
 from tests.activities.conftest import new_world, world  # noqa: F401 - fixtures
 from tests.activities.world import World
 from tests.infra.catalog.test_plans import _plans

@@ -13,10 +13,10 @@ from activities.deletion.inputs_and_results import ChunkInput
 from infra.catalog import Database
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import RowRange
-from logstore.ports.objects import DeleteReport, ObjectInfo
-from logstore.records.blocks import encode_block
-from logstore.records.kinds import RecordKind
+from logstore.ports.object_storage import DeleteReport, ObjectInfo
+from logstore.records.block_files import encode_block
 from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.record_kinds import RecordKind
 from tests.activities.world import BATCH, World, done, open_world
 from tests.architecture.source import ROOT
 from tests.logstore.records.versions import table as versions

@@ -12,7 +12,7 @@ from activities.delayed.inputs_and_results import (
     SealedTopics,
     SealTopicInput,
 )
-from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.index_buckets import BucketLimits
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.log.entries import NewEntry, ProducedEntries

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from activities import heartbeats
-from logstore.delayed.jobs import BuildIndexes
+from logstore.delayed.index_build_job import BuildIndexes
 from logstore.errors import StoreUnavailable
 from logstore.ports.catalog import Claim
 from logstore.positions import TopicId

@@ -6,7 +6,7 @@ from temporalio.client import WorkflowFailureError
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.positions import LedgerId
-from logstore.records.services.adopting import Adopter
+from logstore.records.services.upload_adoption import Adopter
 from tests.workflows.deletion.test_batch_control import gate_at, paused
 from tests.workflows.house import House, assert_eventually, failure
 from workflows.deletion.job_definitions import DeletionPolicy

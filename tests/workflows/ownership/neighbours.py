@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from activities.owner_routing import owner_queue
-from logstore.ports.owners import Owners
+from logstore.ports.bundle_owners import Owners
 from tests.fakes.owners import FakeOwners, FakeOwnership
 from tests.workflows.house import Activity, House
 

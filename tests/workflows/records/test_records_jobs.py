@@ -8,7 +8,7 @@ from temporalio.client import WorkflowHandle
 
 from activities.records.inputs_and_results import FlushInput
 from logstore.ports.catalog import Claim
-from logstore.records.jobs import FlushedRecords, LaggingReplica
+from logstore.records.job_results import FlushedRecords, LaggingReplica
 from logstore.records.services.record_log import RecordLog
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, details_of

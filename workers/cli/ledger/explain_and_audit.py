@@ -30,7 +30,7 @@ from workers.pages.value_formats import (
 )
 
 if TYPE_CHECKING:
-    from logstore.ports.objects import ObjectStore, Storages
+    from logstore.ports.object_storage import ObjectStore, Storages
 
 
 _MAX_DECISIONS = 20

@@ -7,7 +7,7 @@ import typer
 
 from logstore.log.ledgers import Component, CopyKind
 from logstore.positions import LedgerId
-from logstore.records.tombstones import CompoundOperation
+from logstore.records.tombstone_rules import CompoundOperation
 from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command, group

@@ -1,6 +1,6 @@
 """The steps that tests of bucket lists are told in."""
 
-from logstore.delayed.buckets import Bucket, BucketList
+from logstore.delayed.index_buckets import Bucket, BucketList
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import BucketSwitch, NewBucket, RegisterSegment, RegisterSegmentResult
 from logstore.positions import LedgerId, Position, TopicId

@@ -3,7 +3,7 @@
 import pytest
 
 from infra.catalog.delayed import bucket_rows
-from logstore.delayed.buckets import BucketLimits
+from logstore.delayed.index_buckets import BucketLimits
 from logstore.ports.catalog import BucketSwitch, TopicState, UnsealedCounts
 from logstore.positions import LedgerId, Position, TopicId
 from tests.contracts.catalog.delayed.steps import delay, seal, sealed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.delayed.buckets import Bucket
+from logstore.delayed.index_buckets import Bucket
 from logstore.errors import UnknownObject, Unsupported
 from logstore.positions import TopicId
 from tests.contracts.catalog.delayed.steps import seal, snapshots

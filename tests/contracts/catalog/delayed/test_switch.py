@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from logstore.delayed.buckets import BucketList
+from logstore.delayed.index_buckets import BucketList
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import BucketSwitch, TopicState
 from logstore.positions import EARLIEST, TopicId

@@ -7,7 +7,7 @@ from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import DetachedBatch, Topic
 from logstore.positions import LedgerId
-from logstore.records.tombstones import CompoundOperation
+from logstore.records.tombstone_rules import CompoundOperation
 from tests.contracts.catalog.offload.test_offloads import offloaded
 from tests.contracts.catalog.steps import filled, listed, new_topic
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, World, claim

@@ -68,7 +68,11 @@ def test_context_that_is_no_json_is_read_as_invalid(sqlite_url: str) -> None:
     world = SqlWorld(sqlite_url)
     _, bad, _ = _three(world)
     _spoil(world, bad, "context", "{not json")
-    assert [one.damage is not None for one in world.catalog.deletions.list_intents_in_range("b", _ALL)] == [False, True, False]
+    assert [one.damage is not None for one in world.catalog.deletions.list_intents_in_range("b", _ALL)] == [
+        False,
+        True,
+        False,
+    ]
     row = world.catalog.deletions.list(None, limit=9)[1]
     assert world.catalog.deletions.take(row.ledger_id, row.copy, row.generation, claim("w")).damage
     world.database.close()

@@ -37,7 +37,11 @@ def test_ranges_hold_no_more_segments_than_can_be_listed_at_once(world: World) -
     ]
     for row in rows:
         world.swell(row, segments=90_000)
-    assert [part.rows for part in world.catalog.deletions.list_unfinished_ranges("b", after=0, rows=9, limit=3)] == [1, 1, 1]
+    assert [part.rows for part in world.catalog.deletions.list_unfinished_ranges("b", after=0, rows=9, limit=3)] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def _ended(intent: DeletionIntent, outcome: Outcome = Outcome.DELETED, objects: int = 2) -> IntentResult:
@@ -60,11 +64,15 @@ def test_ranges_cover_unfinished_rows_once_and_page_on(world: World) -> None:
         RowRange(first=rows[0], last=rows[2], rows=3),
         RowRange(first=rows[3], last=rows[5], rows=3),
     ]
-    assert deletions.list_unfinished_ranges("b", after=rows[5], rows=3, limit=2) == [RowRange(first=rows[6], last=rows[6], rows=1)]
+    assert deletions.list_unfinished_ranges("b", after=rows[5], rows=3, limit=2) == [
+        RowRange(first=rows[6], last=rows[6], rows=1)
+    ]
     assert deletions.list_unfinished_ranges("b", after=rows[6], rows=3, limit=2) == []
     assert deletions.list_unfinished_ranges("nobody", after=0, rows=3, limit=2) == []
     deletions.finish([IntentResult(row_id=row, outcome=Outcome.DELETED) for row in rows[:4]], holder="b")
-    assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=9) == [RowRange(first=rows[4], last=rows[6], rows=3)]
+    assert deletions.list_unfinished_ranges("b", after=0, rows=3, limit=9) == [
+        RowRange(first=rows[4], last=rows[6], rows=3)
+    ]
 
 
 def test_ranges_have_nothing_between_that_was_dealt_with(world: World) -> None:
@@ -84,7 +92,9 @@ def test_intents_of_a_range_are_ascending_finished_or_not(world: World) -> None:
     """A chunk that is done again sees what was done, so that it can skip it."""
     intents = _batch(world, 4)
     world.catalog.deletions.finish([_ended(intents[1])], holder="b")
-    found = world.catalog.deletions.list_intents_in_range("b", RowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2))
+    found = world.catalog.deletions.list_intents_in_range(
+        "b", RowRange(first=intents[1].row_id, last=intents[2].row_id, rows=2)
+    )
     assert [one.row_id for one in found] == [intents[1].row_id, intents[2].row_id]
     assert [one.outcome for one in found] == [Outcome.DELETED, None]
     assert world.catalog.deletions.list_intents_in_range("other", _ALL) == []

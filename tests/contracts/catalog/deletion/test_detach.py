@@ -67,7 +67,10 @@ def test_detach_files_intents_in_the_order_of_shards(sql_world: SqlWorld) -> Non
     sql_world.start_ids_at(LedgerId(2 * SHARDS - 2))
     filled(sql_world, topic.topic_id, 4)
     sql_world.phase_one(topic.topic_id, batch_id="b")
-    found = [one.ledger_id for one in sql_world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=99, rows=99))]
+    found = [
+        one.ledger_id
+        for one in sql_world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=99, rows=99))
+    ]
     assert found == [256, 512, 257, 254, 510, 255, 511]
 
 

@@ -49,7 +49,9 @@ def test_evidence_has_dead_letters_and_nothing_that_is_gone(world: World) -> Non
     topic = new_topic(world)
     a, b, _ = filled(world, topic.topic_id, 3)
     world.phase_one(topic.topic_id, [a, b], force=True, batch_id="b")
-    first, second = (one.row_id for one in world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=99, rows=0)))
+    first, second = (
+        one.row_id for one in world.catalog.deletions.list_intents_in_range("b", RowRange(first=0, last=99, rows=0))
+    )
     ends = [
         IntentResult(row_id=first, outcome=Outcome.DEAD_LETTERED, error="no permission"),
         IntentResult(row_id=second, outcome=Outcome.DELETED),

@@ -12,7 +12,7 @@ from logstore.log.ledgers import CopyKind
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fence, IntentResult, RowRange
 from logstore.positions import LedgerId
-from logstore.records.tombstones import CompoundOperation
+from logstore.records.tombstone_rules import CompoundOperation
 from tests.contracts.catalog.steps import CROWD, filled, new_topic, race
 from tests.contracts.catalog.worlds import CAUSE, World, claim
 from tests.every_topic import every_topic

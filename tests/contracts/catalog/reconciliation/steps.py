@@ -8,7 +8,7 @@ from logstore.deletion.intents import DeletionIntent
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.ports.catalog import Topic
-from logstore.ports.catalog.reconciliation import FilingResult, OrphanCopy, PageOfFindings
+from logstore.ports.catalog.reconciliation_runs import FilingResult, OrphanCopy, PageOfFindings
 from logstore.positions import LedgerId, TopicId
 from tests.contracts.catalog.log.component_steps import CURSOR, publish
 from tests.contracts.catalog.sql_world import SqlWorld

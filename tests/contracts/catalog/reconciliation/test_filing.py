@@ -11,7 +11,7 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm
 from logstore.log.ledgers import Component, CopyKind, CopyState
 from logstore.ports.catalog import FiledCount, IntentResult, SnapshotSwitch
-from logstore.ports.catalog.reconciliation import FiledCopy, FilingResult
+from logstore.ports.catalog.reconciliation_runs import FiledCopy, FilingResult
 from logstore.positions import EARLIEST, LedgerId
 from tests.contracts.catalog.delayed.steps import sealed
 from tests.contracts.catalog.log.component_steps import CURSOR, publish

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from logstore.records.kinds import RecordKind, block_schema
 from logstore.records.manifest import Ceilings
+from logstore.records.record_kinds import RecordKind, block_schema
 from tests.contracts.catalog.worlds import SqlWorld
 
 Key = tuple[str, int, str]

@@ -15,8 +15,8 @@ from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import KnownManifest
 from logstore.positions import Position
-from logstore.records.kinds import RecordKind
 from logstore.records.manifest import Block
+from logstore.records.record_kinds import RecordKind
 from tests.contracts.catalog.records.steps import drawn, flush, high, of, recorded
 from tests.contracts.catalog.steps import NAME, acknowledge, append, filled, new_topic, newborn, roll
 from tests.contracts.catalog.transactions.steps import begin, end, hold

@@ -10,7 +10,7 @@ from logstore.deletion.intents import Outcome
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import BucketSwitch, IntentResult, SnapshotSwitch, Topic
 from logstore.positions import LedgerId, TopicId
-from logstore.records.kinds import RecordKind
+from logstore.records.record_kinds import RecordKind
 from tests.contracts.catalog.delayed.steps import delay, merge, seal
 from tests.contracts.catalog.delayed.steps import newborn as bucket_newborn
 from tests.contracts.catalog.log.component_steps import CURSOR, publish

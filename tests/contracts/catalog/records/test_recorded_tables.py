@@ -4,7 +4,7 @@ import pytest
 
 from infra.catalog import tables as t
 from infra.catalog.records.outbox_rows import SOURCES
-from logstore.records.kinds import COLUMNS_BY_KIND, RecordKind
+from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
 
 _NOT_RECORDED = {
     "adoption": "what a rebuilt catalog has found so far in storage; another rebuild looks anew",

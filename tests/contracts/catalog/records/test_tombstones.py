@@ -8,7 +8,7 @@ from infra.catalog.records.tombstone_rows import SqlTombstones
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import RecordId, Tombstones, TopicState
 from logstore.positions import TopicId
-from logstore.records.kinds import COLUMNS_BY_KIND, RecordKind
+from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
 from tests.contracts.catalog.records.steps import flush, of
 from tests.contracts.catalog.steps import filled, new_topic, roll
 from tests.contracts.catalog.worlds import CAUSE, SqlWorld, claim

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from logstore.positions import LedgerId, TopicId
-from logstore.records.kinds import RecordKind
+from logstore.records.record_kinds import RecordKind
 from tests.contracts.catalog.records.steps import Key, Version, flush, of
 from tests.contracts.catalog.steps import acknowledge, append, filled, new_topic
 from tests.contracts.catalog.worlds import SqlWorld

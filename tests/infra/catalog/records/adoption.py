@@ -10,8 +10,8 @@ from typing import Final, Protocol
 import psycopg
 
 from infra.catalog import Database, SqlCatalog
-from logstore.ports.catalog.rebuilding import AdoptionReport
-from logstore.records.services.adopting import Adopter
+from logstore.ports.catalog.catalog_rebuild import AdoptionReport
+from logstore.records.services.upload_adoption import Adopter
 from logstore.transactions.transaction_ids_and_states import MAX_COORDINATORS
 from tests.faults.world import World
 from workers.assembly.log_store import LogStore

@@ -22,13 +22,13 @@ from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from logstore.records.jobs import RebuildAdopted
+from logstore.records.job_results import RebuildAdopted
 from logstore.records.manifest import Manifest
-from logstore.records.rebuilding import RebuildId, RebuildRecords
-from logstore.records.services.adopting import Adopter
-from logstore.records.services.cold_start import ColdStart
-from logstore.records.services.flushing import Flusher
+from logstore.records.rebuild_job import RebuildId, RebuildRecords
+from logstore.records.services.flusher import Flusher
+from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
+from logstore.records.services.upload_adoption import Adopter
 from logstore.retrying_clock import Clock
 from spark.published_output import Publication
 from spark.records.rebuild_records import rebuild_records

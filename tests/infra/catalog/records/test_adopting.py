@@ -27,7 +27,7 @@ from logstore.ports.catalog import (
     Topic,
 )
 from logstore.positions import LedgerId, Position
-from logstore.records.services import adopting
+from logstore.records.services import upload_adoption
 from logstore.transactions.transaction_buffer import MarkerVerb, TransactionMarker, markers_to_entries
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 from tests.contracts.catalog.conftest import emptied
@@ -144,7 +144,7 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Staged ledgers of a topic are settled at once, or one after the other."""
     if request.param == "by ledger":
         monkeypatch.setattr(adoption_rows, "_MAX_LEDGERS_PER_PAGE", 1)
-        monkeypatch.setattr(adopting, "_MAX_OBJECTS_PER_PAGE", 1)
+        monkeypatch.setattr(upload_adoption, "_MAX_OBJECTS_PER_PAGE", 1)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from logstore.identity.services.marker_checked_buckets import MAX_UNANSWERED_S
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, segment_key
 from logstore.ports.catalog import BeginTransaction, Claim, EndTransaction, Topic
-from logstore.ports.objects import ObjectInfo
+from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId, Position
 from logstore.retrying_clock import Clock
 from tests.faults.world import FOREVER, World

@@ -17,9 +17,9 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogBusy, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm, disarm
 from logstore.positions import TopicId
-from logstore.records.jobs import FollowedRecords
-from logstore.records.services.flushing import Flusher
-from logstore.records.services.following import Follower, FollowSettings
+from logstore.records.job_results import FollowedRecords
+from logstore.records.services.flusher import Flusher
+from logstore.records.services.replica_follower import Follower, FollowSettings
 from tests.postgres import postgres
 from tests.spark.records.lost import LostWorld, dump, remove_ledger, target
 

@@ -1,0 +1,144 @@
+"""Contents of new index buckets: delayed messages of the log, the end of a bucket, and the merge of buckets by time.
+
+A merge has one window of each source in memory, never a whole bucket.
+
+Source: PIP-195 (sealing the last mutable bucket, merging buckets); apache/pulsar#26251, where a merge skipped the first
+segment.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pyroaring import BitMap
+
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import BucketLimits
+from logstore.positions import LedgerId, Position
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def merge_sorted(
+    sources: Sequence[Iterator[DelayedRows]],
+    *,
+    from_ms: int | None = None,
+    on_skipped: Callable[[DelayedRows], None] = lambda _: None,
+) -> Iterator[DelayedRows]:
+    """Merge sorted sources into one sorted sequence of windows. Each window has at least one row.
+
+    Memory holds one window of each source, and the yielded window. All positions of a source must precede the positions
+    of the next source. Rows that are due before `from_ms` are skipped. `on_skipped` receives all skipped rows before
+    the first window is yielded.
+    """
+    heads = [_SourceHead(source) for source in sources]
+    while heads := [head for head in heads if head.fill()]:
+        window = _take_window(heads)
+        skipped_rows = 0 if from_ms is None else window.count_due(from_ms - 1)
+        if skipped_rows:
+            on_skipped(window.slice(0, skipped_rows))
+        if skipped_rows < len(window):
+            yield window.slice(skipped_rows)
+
+
+class _SourceHead:
+    def __init__(self, source: Iterator[DelayedRows]) -> None:
+        self._source, self.rows = source, DelayedRows.empty()
+
+    def fill(self) -> bool:
+        while not len(self.rows):
+            following = next(self._source, None)
+            if following is None:
+                return False
+            self.rows = following
+        return True
+
+    @property
+    def last_ms(self) -> int:
+        return int(self.rows.deliver_at_ms[-1])
+
+    def take(self, count: int) -> DelayedRows:
+        taken, self.rows = self.rows.slice(0, count), self.rows.slice(count)
+        return taken
+
+
+def _take_window(heads: Sequence[_SourceHead]) -> DelayedRows:
+    """Take all rows that no unread row can precede: rows that are due up to the earliest end of a head.
+
+    Rows of later sources that are due at exactly that time are not taken. Unread rows of the first head may be due
+    then, too, and precede them by position.
+    """
+    cut_ms = min(head.last_ms for head in heads)
+    first = next(number for number, head in enumerate(heads) if head.last_ms == cut_ms)
+    parts = [
+        head.take(head.rows.count_due(cut_ms if number <= first else cut_ms - 1)) for number, head in enumerate(heads)
+    ]
+    return merge_ranges([part for part in parts if len(part)])
+
+
+def merge_ranges(parts: Sequence[DelayedRows]) -> DelayedRows:
+    """Return the sorted rows of parts that ascend by range. The stable sort keeps the order of positions."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = DelayedRows.concatenate(parts)
+    return rows.take(rows.deliver_at_ms.argsort(kind="stable"))
+
+
+def select_delayed_rows(
+    ledger_id: LedgerId, first_entry: int, table: "pa.Table", *, wanted: range, hidden: BitMap | None, now_ms: int
+) -> DelayedRows:
+    """Return the messages of a stored segment that are not due at `now_ms`, without hidden entries.
+
+    `table` has the column `deliver_at_ms` of the segment, in entry order. `first_entry` is the entry id of its first
+    row. `wanted` has step 1.
+    """
+    import numpy as np  # noqa: PLC0415 - start-up time
+
+    column = table.column("deliver_at_ms").combine_chunks()
+    low, high = max(wanted.start - first_entry, 0), max(min(wanted.stop - first_entry, len(column)), 0)
+    if low >= high:
+        return DelayedRows.empty()
+    times = column.slice(low, high - low).fill_null(now_ms).to_numpy()
+    offsets = np.flatnonzero(times > now_ms)
+    entry_ids = offsets.astype(np.int64) + (first_entry + low)
+    ledger_ids = np.full(len(offsets), ledger_id, np.int64)
+    rows = DelayedRows.from_columns(times[offsets].astype(np.int64), ledger_ids, entry_ids)
+    return rows.without({ledger_id: hidden}) if hidden else rows
+
+
+def should_seal(limits: BucketLimits, *, entries: int, ledgers: int, idle_s: float | None) -> bool:
+    """Return whether the unsealed part of a log is to be sealed.
+
+    `entries` counts entries with a delivery time. `ledgers` counts ledgers with unsealed entries of any kind. `idle_s`
+    is the time since the newest entry with a delivery time was written, or `None` if it is not known.
+    """
+    if not entries:
+        return False
+    return entries >= limits.messages or ledgers >= limits.ledgers or (idle_s is not None and idle_s >= limits.idle_s)
+
+
+@dataclass
+class BucketDraft:
+    """Bucket that is being filled. Segments of the log are added in order until the bucket is full."""
+
+    first: Position  # first entry of the covered range
+    last: Position | None = None  # last entry of the covered range; None before the first `add`
+    parts: list[DelayedRows] = field(default_factory=list)
+    messages: int = 0
+    ledgers: set[LedgerId] = field(default_factory=set)
+
+    def add(self, rows: DelayedRows, *, last: Position) -> None:
+        """Extend the covered range to `last`, and add the delayed messages of the new part."""
+        self.last = last
+        self.ledgers.add(last.ledger_id)
+        if len(rows):
+            self.parts.append(rows)
+            self.messages += len(rows)
+
+    def is_full(self, limits: BucketLimits) -> bool:
+        """Return whether the bucket is at a limit. A bucket without messages is never full."""
+        return self.messages >= limits.messages or (bool(self.messages) and len(self.ledgers) >= limits.ledgers)
+
+    def rows(self) -> DelayedRows:
+        return merge_ranges(self.parts)

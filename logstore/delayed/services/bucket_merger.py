@@ -1,0 +1,160 @@
+"""Merge of two neighbouring index buckets: one new bucket replaces them. Snapshots are read window by window.
+
+Memory has one segment of each source and the new footer, however large the buckets are. The sources are retired only by
+the switch to the new bucket. A merge that dies leaves a newborn ledger, which a sweep deletes.
+
+Messages that were due a minute before the merge began are left out, because readers get them from the log. Otherwise a
+topic with one bucket would keep every message that was ever delayed.
+
+Source: PIP-195 (merging buckets); apache/pulsar#26251, where a merge loses a segment; apache/pulsar#26241, where small
+bucket limits fail.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pyroaring import BitMap
+
+from logstore.delayed.bucket_contents import merge_sorted
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.entry_bitmaps import add_entries, first_position, remove_entries, subtract
+from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.services.bucket_snapshots import BucketSnapshots
+from logstore.delayed.services.log_sealer import new_snapshot
+from logstore.delayed.tracker_sources import SnapshotGone
+from logstore.errors import CorruptData
+from logstore.ports.catalog import BucketSwitch, DelayedIndex, NewBucket
+from logstore.positions import LedgerId, TopicId
+
+_AUDIT_REASON: Final = "merged into a larger bucket"
+_PASSED_MS: Final = 60_000
+"""Margin for clocks. A message that has been due this long by the catalog's clock is due by every process's clock."""
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeResult:
+    """Result of one merge."""
+
+    switched: bool = False  # whether the new bucket has replaced the two sources in the list
+    messages: int = 0  # in the new bucket; 0 means that there is no new bucket
+    passed: int = 0  # due messages that are in no bucket any more
+    damaged: LedgerId | None = None  # listed bucket whose snapshot cannot be read
+    loads: int = field(default=0, compare=False)  # segments that were read
+    load_s: float = field(default=0.0, compare=False)  # time to read them
+
+
+class _MeasuredReader:
+    """Reader of source segments. `bucket` is the bucket that was read last. Read errors belong to this bucket."""
+
+    def __init__(self, snapshots: BucketSnapshots) -> None:
+        self._snapshots = snapshots
+        self.bucket: Bucket
+        self.loads, self.load_s = 0, 0.0
+
+    def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
+        segments = self._snapshots.rows(bucket)
+        while True:
+            self.bucket, started_s = bucket, time.monotonic()
+            rows = next(segments, None)
+            if rows is None:
+                return
+            self.loads, self.load_s = self.loads + 1, self.load_s + time.monotonic() - started_s
+            yield rows
+
+
+class Merger:
+    """Merger of index buckets. It is thread-safe. The folder `scratch` has one file as large as a bucket."""
+
+    def __init__(self, *, index: DelayedIndex, snapshots: BucketSnapshots, scratch: Path) -> None:
+        self._index, self._snapshots, self._scratch = index, snapshots, scratch
+
+    def merge(
+        self, topic_id: TopicId, pair: tuple[LedgerId, LedgerId], *, progress: Callable[[int], None] = lambda _: None
+    ) -> MergeResult:
+        """Replace two neighbouring buckets by one. `pair` has the bucket ids in the order of their ranges.
+
+        `progress` receives the number of messages written so far, after each window.
+
+        Idempotency: if the two buckets are not listed any more, nothing changes. If two merges of a pair run at once,
+        only one merge switches. The other merge is refused, and its newborn ledger is retired.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call.
+        """
+        listed = self._index.listed(topic_id)
+        first = next((number for number, bucket in enumerate(listed.buckets) if bucket.bucket_id == pair[0]), None)
+        sources = () if first is None else listed.buckets[first : first + 2]
+        if tuple(bucket.bucket_id for bucket in sources) != pair:
+            return MergeResult()
+        reader = _MeasuredReader(self._snapshots)
+        try:
+            result = self._merge(topic_id, listed.version, sources, reader, progress)
+        except (SnapshotGone, CorruptData) as unreadable:
+            if reader.bucket.bucket_id not in {bucket.bucket_id for bucket in self._index.listed(topic_id).buckets}:
+                return MergeResult()
+            _LOG.error("topic %s: bucket %s cannot be read: %s", topic_id, reader.bucket.bucket_id, unreadable)
+            result = MergeResult(damaged=reader.bucket.bucket_id)
+        return replace(result, loads=reader.loads, load_s=reader.load_s)
+
+    def _merge(
+        self,
+        topic_id: TopicId,
+        version: int,
+        sources: tuple[Bucket, ...],
+        reader: _MeasuredReader,
+        progress: Callable[[int], None],
+    ) -> MergeResult:
+        from_ms = self._index.now_ms() - _PASSED_MS
+        removed = tuple(bucket.bucket_id for bucket in sources)
+        switch = BucketSwitch(topic_id=topic_id, expected=version, removed=removed, reason=_AUDIT_REASON)
+
+        def publish(added: NewBucket) -> bool:
+            return self._index.switch(replace(switch, added=(added,)))
+
+        written_rows, entries = 0, self._unite_entries(sources, reader)
+        first, last = sources[0].first, sources[-1].last
+        with new_snapshot(self._scratch, topic_id, first, last, entries=entries) as (file, writer):
+            on_skipped = partial(_remove_skipped, entries, sources, reader)
+            windows = [reader.rows(bucket) for bucket in sources]
+            for window in merge_sorted(windows, from_ms=from_ms, on_skipped=on_skipped):
+                writer.add(window)
+                written_rows += len(window)
+                progress(written_rows)
+            if written_rows:
+                is_switched = self._snapshots.write(file, writer.close(), publish)
+            else:
+                is_switched = self._index.switch(switch)
+        if not is_switched:
+            return MergeResult()
+        passed = sum(bucket.messages for bucket in sources) - written_rows
+        return MergeResult(switched=True, messages=written_rows, passed=passed)
+
+    def _unite_entries(self, sources: tuple[Bucket, ...], reader: _MeasuredReader) -> dict[LedgerId, BitMap]:
+        """Return the entries of all sources, from their footers. To collect them from rows takes longer."""
+        entries: dict[LedgerId, BitMap] = {}
+        for bucket in sources:
+            reader.bucket = bucket
+            add_entries(entries, self._snapshots.footer(bucket).bitmaps)
+        return entries
+
+
+def _remove_skipped(
+    entries: dict[LedgerId, BitMap], sources: tuple[Bucket, ...], reader: _MeasuredReader, rows: DelayedRows
+) -> None:
+    """Remove skipped rows from the entries of all sources.
+
+    Raise `CorruptData` if a row is not among these entries. `reader.bucket` is then the row's bucket.
+    """
+    skipped = rows.bitmaps()
+    if first := first_position(subtract(skipped, entries)):
+        reader.bucket = next((bucket for bucket in sources if first <= bucket.last), sources[-1])
+        raise CorruptData(f"expected entry {first} of a segment in the bitmaps of the footer, too")
+    remove_entries(entries, skipped)

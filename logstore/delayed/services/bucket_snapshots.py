@@ -1,0 +1,155 @@
+"""Snapshots of index buckets in storage. A snapshot is the only segment of a `DELAYED_INDEX` ledger.
+
+A reader fetches the footer, and then one snapshot segment at a time, by byte ranges. The object's metadata has a digest
+of the footer, and the footer has a digest of each segment. Footers are cached, because each read of a segment needs
+one.
+
+Source: PIP-195 (bucket snapshots in ledgers of their own).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.snapshot_file import read_segment
+from logstore.delayed.snapshot_footer import SnapshotFooter, check_segment_digest, parse_footer
+from logstore.delayed.tracker_sources import SnapshotGone
+from logstore.errors import CorruptData
+from logstore.log.ledger_object_keys import segment_key
+from logstore.log.ledgers import Component
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
+from logstore.log.services.read_cache import ReadCache
+from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_range
+from logstore.log.services.upload_read_back import reread_if_corrupt
+from logstore.ports.catalog import Ledgers, NewBucket, Segment
+from logstore.ports.object_storage import ObjectStore
+from logstore.positions import LedgerId
+from logstore.stop_checks import raise_if_stopped
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+_FOOTER_CACHE_BYTES: Final = 64 << 20
+"""Size of the footers of some ten million messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CachedFooter:
+    """Footer of one snapshot, with the row of its object."""
+
+    row: Segment
+    metadata: "pq.FileMetaData"
+    footer: SnapshotFooter  # without bitmaps: `BucketSnapshots.footer` parses the metadata again for them
+
+
+class BucketSnapshots:
+    """Writer and reader of bucket snapshots. It is thread-safe. Cached footers take about `cache_bytes` at most."""
+
+    def __init__(
+        self,
+        *,
+        ledgers: Ledgers,
+        contents: ComponentLedgers,
+        objects: ObjectStore,
+        cache_bytes: int = _FOOTER_CACHE_BYTES,
+    ) -> None:
+        self._ledgers, self._contents, self._objects = ledgers, contents, objects
+        self._footers = ReadCache[LedgerId, _CachedFooter](
+            cache_bytes, lambda cached: cached.metadata.serialized_size, min_values=1
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._footers.memory_bytes
+
+    def write(self, file: BinaryIO, footer: SnapshotFooter, publish: Callable[[NewBucket], bool]) -> bool:
+        """Store a complete seekable snapshot file, and publish it as a bucket. Return the result of `publish`.
+
+        Idempotency: that of `ComponentLedgers.write`. `publish` is repeated while its outcome is not known.
+
+        Raises:
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, UploadUnproven, OutcomeUnknown: Bounded retries were not
+                enough.
+        """
+        return self._contents.write(_draft(file, footer), lambda created: publish(_new_bucket(created, footer)))
+
+    def store(self, file: BinaryIO, footer: SnapshotFooter) -> NewBucket:
+        """Store a snapshot file for a switch that publishes several buckets. It raises the errors of `write`."""
+        return _new_bucket(self._contents.store(_draft(file, footer)), footer)
+
+    def footer(self, bucket: Bucket) -> SnapshotFooter:
+        cached = self._open(bucket)
+        return parse_footer(cached.metadata, _object_key(bucket))
+
+    def segment(self, bucket: Bucket, number: int) -> DelayedRows:
+        cached = self._open(bucket)
+        return reread_if_corrupt(lambda: self._read_segment(bucket, cached, number))
+
+    def _read_segment(self, bucket: Bucket, cached: _CachedFooter, number: int) -> DelayedRows:
+        name = _object_key(bucket)
+        start, length = row_group_range(cached.metadata, number)
+        with _translate_segment_gone(bucket):
+            file = open_range_file(self._objects, cached.row)
+            content = file.read_range(start, length)
+            check_segment_digest(cached.footer, number, content)
+            file.hold_parts([(start, content)], compared=True)
+            source = cast("BinaryIO", file)
+            return read_segment(source, number, footer=cached.footer, metadata=cached.metadata, name=name)
+
+    def rows(self, bucket: Bucket) -> Iterator[DelayedRows]:
+        """Yield the rows of the segments in order. Each segment is read on demand."""
+        for number in range(bucket.segments):
+            raise_if_stopped()
+            yield self.segment(bucket, number)
+
+    def _open(self, bucket: Bucket) -> _CachedFooter:
+        return self._footers.get_or_fetch(bucket.bucket_id, lambda: reread_if_corrupt(lambda: self._read(bucket)))
+
+    def _read(self, bucket: Bucket) -> _CachedFooter:
+        rows, name = self._ledgers.segments(bucket.bucket_id), _object_key(bucket)
+        if not rows:
+            raise SnapshotGone(f"{name}: the catalog has no such ledger")
+        with _translate_segment_gone(bucket):
+            metadata = read_footer(self._objects, rows[0]).parsed
+        footer = parse_footer(metadata, name)
+        stored = _to_bucket(bucket.bucket_id, footer)
+        if stored != bucket:
+            raise CorruptData(f"{name}: expected {bucket}, found {stored}")
+        return _CachedFooter(row=rows[0], metadata=metadata, footer=replace(footer, compressed_bitmaps=b""))
+
+
+@contextmanager
+def _translate_segment_gone(bucket: Bucket) -> Iterator[None]:
+    try:
+        yield
+    except SegmentGone as gone:
+        raise SnapshotGone(f"{_object_key(bucket)}: storage has no such object") from gone
+
+
+def _object_key(bucket: Bucket) -> str:
+    return segment_key(bucket.bucket_id, 0)
+
+
+def _draft(file: BinaryIO, footer: SnapshotFooter) -> FileDraft:
+    facts = {"first": str(footer.first), "last": str(footer.last), "messages": str(footer.messages)}
+    return FileDraft(topic_id=footer.topic_id, component=Component.DELAYED_INDEX, keys={}, file=file, facts=facts)
+
+
+def _new_bucket(created: CreatedLedger, footer: SnapshotFooter) -> NewBucket:
+    return NewBucket(bucket=_to_bucket(created.ledger_id, footer), size_bytes=created.size_bytes, sha256=created.sha256)
+
+
+def _to_bucket(bucket_id: LedgerId, footer: SnapshotFooter) -> Bucket:
+    return Bucket(
+        bucket_id=bucket_id,
+        first=footer.first,
+        last=footer.last,
+        messages=footer.messages,
+        segments=len(footer.segments),
+        first_ms=footer.first_ms,
+        last_ms=footer.last_ms,
+    )

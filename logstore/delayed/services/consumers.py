@@ -1,0 +1,308 @@
+"""Delivery to consumers: delayed messages when they are due, and all other messages in the order of the log.
+
+A process has one tracker per topic, shared by all subscriptions. It has one dispatcher per subscription, shared by the
+subscription's consumers. Both are made for the first consumer and dropped with the last consumer. They only read the
+stored index, so consumers that come and go do not change the index (apache/pulsar#19801).
+
+Source: PIP-195.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from logstore.cursors.cursor_state import CursorState
+from logstore.cursors.services.subscriptions import Subscription, Subscriptions
+from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.services.dispatcher import Dispatcher, HeldByConsumer
+from logstore.delayed.services.shared_tracker import Alarm, MeasuredSnapshots, SharedTracker
+from logstore.delayed.tracker import SnapshotReader
+from logstore.errors import AcknowledgementStale, InvalidInput, PreconditionFailed
+from logstore.log.entries import Entry
+from logstore.log.services import READABLE_COLUMNS, ManagedLedger
+from logstore.log.services.log_end_watch import Watch
+from logstore.ports.catalog import AcknowledgeResult, DelayedIndex, Topic, Transactions
+from logstore.positions import EARLIEST, Position, TopicId
+from logstore.retrying_clock import Clock
+from logstore.transactions.transaction_ids_and_states import TransactionId
+
+
+def _ignore_alarm(topic: Topic, bucket: Bucket) -> None:
+    """Do nothing, because the tracker logs each alarm."""
+
+
+class Consumer:
+    """Consumer of one subscription, or of all messages of a topic. Close it after use.
+
+    Consumers of a subscription in one process share its messages: each message goes to one of them. Consumers in
+    different processes do not know each other. Acknowledge single messages by `Subscriptions.acknowledge`. Acknowledge
+    all messages up to a position by `acknowledge_to`. Each works inside and outside a transaction.
+
+    `Delivery.consumer` makes consumers.
+    """
+
+    def __init__(
+        self,
+        delivery: "Delivery",
+        topic: Topic,
+        dispatcher: Dispatcher,
+        holding: HeldByConsumer,
+        create_watch: Callable[[], Watch],
+        *,
+        subscription: str | None,
+    ) -> None:
+        self._subscription = subscription  # None if the consumer has no cursor
+        self._delivery, self._topic, self._dispatcher, self._holding = delivery, topic, dispatcher, holding
+        self._create_watch = create_watch
+        self._watch: Watch | None = None
+        self._lock = threading.Lock()  # for `receive` and `close`; locked before the dispatcher's `receiving`
+        self._is_closed = False
+
+    def receive(self, max_entries: int) -> list[Entry]:
+        """Return at most `max_entries` messages that may be delivered now. Do not wait if there are none.
+
+        Due messages of the index come first, by (delivery time, ledger, entry). Then come messages of the log, in its
+        order. No message comes before its delivery time.
+
+        No consumer of this process receives the message again, unless it is given back by `nack` or `close`. An
+        acknowledged message comes again only after a seek. If `Subscriptions.acknowledge` acknowledged a message in a
+        transaction that is then aborted, give the message back by `nack`. Without `nack` the message comes again only
+        if a consumer called `receive` while the transaction held the message.
+
+        Raises:
+            InvalidInput: `max_entries` is below 1.
+            UnknownObject: The subscription or the topic does not exist any more.
+            PreconditionFailed: The consumer is closed.
+            MissingData, CorruptData: The log or the cursor is damaged. No message was delivered.
+            StoreUnavailable, CatalogBusy: The catalog or storage did not answer. No message was delivered.
+        """
+        if max_entries < 1:
+            raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
+        with self._lock:
+            self._require_open()
+            with self._dispatcher.receiving:
+                return self._dispatcher.receive(self._holding, max_entries)
+
+    def acknowledge_to(self, position: Position, *, txn: TransactionId | None = None) -> AcknowledgeResult:
+        """Acknowledge all messages up to and including a position, if this consumer has received all of them.
+
+        If the transaction is aborted, its messages are received again.
+
+        Raises:
+            AcknowledgementStale: A message up to the position is neither acknowledged nor received here since the
+                subscription last gave messages back. Acknowledge single messages instead.
+            PreconditionFailed: The consumer is closed, has no subscription, or begins at a position of its own.
+            SextonError: Any error of `Subscriptions.acknowledge`.
+        """
+        with self._lock:
+            self._require_open()
+            if self._subscription is None:
+                found = "one without a subscription, or that begins at a position of its own"
+                raise PreconditionFailed(
+                    f"topic {self._topic.name}: expected a consumer of a subscription, found {found}"
+                )
+            releases = self._require_received(self._subscription, up_to=position)
+            # Other consumers may receive during the commit. The commit checks the releases again.
+            acknowledged = self._delivery.subscriptions.acknowledge(
+                self._topic.topic_id, self._subscription, up_to=position, releases=releases, txn=txn
+            )
+            with self._dispatcher.receiving:
+                self._dispatcher.record_acknowledged(self._holding, position)
+            return acknowledged
+
+    def _require_received(self, subscription: str, *, up_to: Position) -> int:
+        with self._dispatcher.receiving:
+            gap, releases = self._dispatcher.first_gap(self._holding), self._dispatcher.releases
+        if gap <= up_to:
+            raise AcknowledgementStale(
+                subscription,
+                up_to=str(up_to),
+                expected="everything up to there to have been received since messages were last given back",
+                found=f"that {gap} was not",
+                advice="Acknowledge single messages, or give back what was received and receive it again.",
+            )
+        return releases
+
+    def cumulative_bounds(self) -> tuple[int, Position] | None:
+        """Return the releases for a cumulative acknowledgement, and the exclusive upper bound of its position.
+
+        The result is `None` if the consumer has no subscription, or begins at a position of its own.
+        """
+        if self._subscription is None:
+            return None
+        with self._lock, self._dispatcher.receiving:
+            return self._dispatcher.releases, self._dispatcher.first_gap(self._holding)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise PreconditionFailed(f"topic {self._topic.name}: the consumer is closed")
+
+    def nack(self, positions: Sequence[Position]) -> None:
+        """Give messages back. They are delivered again before all others. Messages not received here are ignored."""
+        self._dispatcher.give_back(self._holding, positions)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait, at most `timeout_s`, until a message comes to the log or becomes due.
+
+        Receive first, and wait only if nothing was received. The first wait ends at once, because it only records the
+        end of the log. A message that another consumer gives back does not end the wait.
+
+        Raises:
+            StoreUnavailable, CatalogBusy: The catalog did not answer at the first wait.
+        """
+        if self._watch is None:
+            self._watch = self._create_watch()
+        else:
+            self._watch.wait(min(timeout_s, self._dispatcher.idle_s()))
+
+    def close(self) -> None:
+        """Give back all messages that were received and not acknowledged. Closing again changes nothing.
+
+        The call waits for a running `receive` of this consumer, but not for other consumers.
+        """
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._delivery.leave(self._topic, self._dispatcher, self._holding)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Delivery:
+    """Consumers of one process. It is thread-safe.
+
+    `clock` decides which messages are due. Messages may be delivered `tolerance_ms` before their delivery time. `alarm`
+    is called for each listed bucket that cannot be read.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: DelayedIndex,
+        snapshots: SnapshotReader,
+        managed: ManagedLedger,
+        subscriptions: Subscriptions,
+        transactions: Transactions,
+        clock: Clock | None = None,
+        tolerance_ms: int = 0,
+        alarm: Alarm = _ignore_alarm,
+    ) -> None:
+        self._index, self.snapshots = index, MeasuredSnapshots(snapshots)
+        """Snapshot reader of all trackers. It counts and times their reads."""
+        self._managed, self.subscriptions, self._transactions = managed, subscriptions, transactions
+        self._clock, self._tolerance_ms = clock or Clock(), tolerance_ms
+        self._alarm = alarm
+        self._lock = threading.Lock()
+        self._trackers: dict[TopicId, SharedTracker] = {}
+        self._dispatchers: dict[tuple[TopicId, str], Dispatcher] = {}
+
+    def consumer(
+        self,
+        topic: Topic,
+        subscription: str | None = None,
+        *,
+        from_position: Position | None = None,
+        columns: Sequence[str] = READABLE_COLUMNS,
+    ) -> Consumer:
+        """Return a new consumer. Nothing is read before its first `receive`.
+
+        Args:
+            topic: Topic of the messages.
+            subscription: Subscription whose acknowledged messages are left out. `None` leaves out no message.
+            from_position: First position to deliver. Such a consumer shares its messages with no other consumer.
+            columns: Columns to fetch. All consumers of a subscription in one process must use the same columns.
+
+        Raises:
+            InvalidInput: Another consumer of the subscription in this process has other columns.
+        """
+        with self._lock:
+            shared = self._get_tracker(topic)
+            if subscription is not None and from_position is None:
+                existing = self._dispatchers.get((topic.topic_id, subscription))
+                dispatcher = existing or self._create_dispatcher(topic, shared, subscription, None, columns)
+                if set(dispatcher.columns) != set(columns):
+                    others = f"{', '.join(dispatcher.columns)}, as the subscription's other consumers here"
+                    raise InvalidInput("columns", expected=others, found=", ".join(columns))
+                self._dispatchers[topic.topic_id, subscription] = dispatcher
+                cursor = subscription
+            else:
+                dispatcher = self._create_dispatcher(topic, shared, subscription, from_position, columns)
+                cursor = None
+            with shared.lock:
+                create_watch = partial(self._managed.watch, topic)
+                return Consumer(self, topic, dispatcher, dispatcher.add_consumer(), create_watch, subscription=cursor)
+
+    @property
+    def memory_bytes(self) -> int:
+        total = 0
+        with self._lock:
+            for shared in self._trackers.values():
+                with shared.lock:
+                    total += shared.tracker.memory_bytes
+        return total
+
+    def leave(self, topic: Topic, dispatcher: Dispatcher, holding: HeldByConsumer) -> None:
+        """Remove a consumer. Drop the dispatcher and the tracker if this was their last consumer."""
+        with self._lock:
+            shared = self._trackers[topic.topic_id]
+            with shared.lock:
+                dispatcher.remove_consumer(holding)
+                if dispatcher.holdings:
+                    return
+                shared.readers.remove(dispatcher)
+                if not shared.readers:
+                    del self._trackers[topic.topic_id]
+            for key in [key for key, other in self._dispatchers.items() if other is dispatcher]:
+                del self._dispatchers[key]
+            dispatcher.close_scan()
+
+    def _get_tracker(self, topic: Topic) -> SharedTracker:
+        if topic.topic_id not in self._trackers:
+            self._trackers[topic.topic_id] = SharedTracker(
+                topic,
+                index=self._index,
+                snapshots=self.snapshots,
+                clock=self._clock,
+                tolerance_ms=self._tolerance_ms,
+                alarm=self._alarm,
+            )
+        return self._trackers[topic.topic_id]
+
+    def _create_dispatcher(
+        self,
+        topic: Topic,
+        shared: SharedTracker,
+        subscription: str | None,
+        start: Position | None,
+        columns: Sequence[str],
+    ) -> Dispatcher:
+        def read_subscription() -> Subscription:
+            if subscription is None:
+                stored = Subscription(name="", state=CursorState(EARLIEST), created_us=0)
+            else:
+                stored = self.subscriptions.get_for_consumer(topic.topic_id, subscription)
+            if start is None:
+                return stored
+            mark_delete = max(stored.state.mark_delete, Position(start.ledger_id, start.entry_id - 1))
+            return replace(stored, state=replace(stored.state, mark_delete=mark_delete))
+
+        dispatcher = Dispatcher(
+            topic,
+            shared,
+            state=read_subscription,
+            managed=self._managed,
+            transactions=self._transactions,
+            columns=columns,
+        )
+        with shared.lock:
+            shared.readers.append(dispatcher)
+        return dispatcher

@@ -1,0 +1,85 @@
+"""Reader of the delivery times in a topic's log (PIP-195). It skips segments without any, and message payloads."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+
+from logstore.delayed.bucket_contents import select_delayed_rows
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.errors import MissingData
+from logstore.log.services.prefetcher import Prefetcher
+from logstore.log.services.segment_reader import SegmentGone
+from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
+from logstore.ports.catalog import Ledger, Ledgers, Segment
+from logstore.ports.object_storage import ObjectStore
+from logstore.positions import LedgerId, Position, TopicId
+from logstore.stop_checks import raise_if_stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayedFilter:
+    """Selection of a topic's delayed messages."""
+
+    topic_id: TopicId
+    hidden: Mapping[LedgerId, BitMap]  # entries that no consumer sees
+    now_ms: int  # messages due at this time are left out
+
+
+class DelayedLog:
+    """Reader of delivery times. It is thread-safe.
+
+    The reader takes the primary copy of a segment, or the tiered copy if the primary copy is gone.
+    """
+
+    def __init__(self, *, ledgers: Ledgers, objects: ObjectStore, tiered: TieredCopyReader | None = None) -> None:
+        self._ledgers, self._objects, self._tiered = ledgers, objects, tiered
+
+    def segments(self, topic_id: TopicId, *, behind: Position, last: Position) -> Iterator[tuple[Ledger, Segment]]:
+        """Yield the segments after `behind` that end at `last` or before, in log order."""
+        from_ledger = LedgerId(max(0, behind.ledger_id))
+        for ledger in self._ledgers.list_ledgers(topic_id, from_ledger=from_ledger):
+            start = behind.entry_id + 1 if ledger.ledger_id == behind.ledger_id else 0
+            for segment in self._ledgers.segments(ledger.ledger_id, from_entry=start):
+                if last_position(segment) > last:
+                    return
+                yield ledger, segment
+
+    def rows(
+        self, segments: Iterable[tuple[Ledger, Segment]], wanted: DelayedFilter
+    ) -> Iterator[tuple[Segment, DelayedRows]]:
+        """Yield each segment with its messages that are not due yet. Segments of trimmed ledgers have no messages."""
+        source = SegmentSource(self._objects, self._tiered, topic=f"topic {wanted.topic_id}")
+        prefetcher = Prefetcher()
+        try:
+            for (_, segment), rows in prefetcher.fetch_ahead(
+                iter(segments), lambda pair: self._read(source, wanted, *pair)
+            ):
+                raise_if_stopped()
+                yield segment, rows
+        finally:
+            prefetcher.close()
+
+    def _read(self, source: SegmentSource, wanted: DelayedFilter, ledger: Ledger, segment: Segment) -> DelayedRows:
+        if segment.delayed == 0:
+            return DelayedRows.empty()
+        try:
+            table = source.read(ledger, segment, ("deliver_at_ms",))
+        except SegmentGone as gone:
+            first_listed = self._ledgers.list_ledgers(wanted.topic_id, from_ledger=ledger.ledger_id, limit=1)
+            if [listed.ledger_id for listed in first_listed] != [ledger.ledger_id]:
+                return DelayedRows.empty()
+            raise MissingData(f"topic {wanted.topic_id}: {gone} is listed and no copy holds it") from gone
+        return select_delayed_rows(
+            segment.ledger_id,
+            segment.first_entry,
+            table,
+            wanted=range(segment.first_entry, segment.first_entry + segment.entries),
+            hidden=wanted.hidden.get(segment.ledger_id),
+            now_ms=wanted.now_ms,
+        )
+
+
+def last_position(segment: Segment) -> Position:
+    """Return the position of a segment's last entry."""
+    return Position(segment.ledger_id, segment.first_entry + segment.entries - 1)

@@ -1,0 +1,304 @@
+"""Dispatcher of one subscription in one process. It delivers due messages first, in order, and then the log.
+
+All consumers of the subscription in the process share the dispatcher. Each message that the subscription has not
+acknowledged is in one of these states:
+
+1. Tracked: the message is not due. The tracker offers it when it is due.
+2. In the replay set: the message is due, or was given back, and is delivered next.
+3. Held: one consumer has the message. No other consumer gets it unless that consumer gives it back.
+4. After the position of `LogReader`. The reader advances only over messages in one of the other states. It rewinds when
+   a message leaves its state without being delivered or acknowledged.
+
+So no message is delivered twice, and none is skipped. All of these states are in memory. After a crash the next process
+begins at the mark-delete position, and leaves out acknowledged messages.
+
+Source: Pulsar's `PersistentDispatcherMultipleConsumers`. Failures that this prevents: apache/pulsar#14327 (an abort
+gives back messages of another transaction), #19801 (disconnecting consumers wipes the index), #6403 (a restarted
+consumer gets a message twice), #20638 (a restart delivers acknowledged messages).
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import inf
+from typing import Final
+
+from pyroaring import BitMap
+
+from logstore.cursors.cursor_state import CursorState, unite_entries
+from logstore.cursors.services.subscriptions import Subscription
+from logstore.delayed import entry_bitmaps
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.services.shared_tracker import SharedTracker
+from logstore.delayed.services.subscription_log_reader import DueMessage, LogReader, ReplaySet, position_after
+from logstore.errors import SextonError
+from logstore.log.entries import Entry
+from logstore.log.services import ManagedLedger
+from logstore.ports.catalog import Topic, Transactions
+from logstore.positions import EARLIEST, LedgerId, Position
+
+_MESSAGES_PER_OFFER: Final = 1_000
+"""Most messages taken from the tracker at a time. The number is large, because most may be acknowledged already."""
+
+_UNKNOWN: Final = -1
+"""Value of seeks and releases before the subscription is read."""
+
+
+class HeldByConsumer:
+    """Messages that one consumer has received and not given back: the consumer's holding."""
+
+    def __init__(self) -> None:
+        self.entries: dict[LedgerId, BitMap] = {}
+        self.stale_entries: dict[LedgerId, BitMap] = {}
+        """Entries that were received before the subscription's last release, and may have been given back."""
+
+    def add(self, position: Position) -> None:
+        self.entries.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
+        if position.ledger_id in self.stale_entries:
+            self.stale_entries[position.ledger_id].discard(position.entry_id)
+
+    def remove_to(self, position: Position) -> dict[LedgerId, BitMap]:
+        remaining = entry_bitmaps.entries_behind(self.entries, position)
+        removed, self.entries = entry_bitmaps.subtract(self.entries, remaining), remaining
+        return removed
+
+
+class Dispatcher:
+    """Dispatcher of one subscription of one topic.
+
+    Threads may share it. Order of locks: `receiving` before the tracker's lock. `receiving` is locked while a consumer
+    receives. The tracker's lock guards all sets.
+
+    The dispatcher begins at the subscription's mark-delete position. `state` returns the present subscription.
+    """
+
+    def __init__(
+        self,
+        topic: Topic,
+        shared: SharedTracker,
+        *,
+        state: Callable[[], Subscription],
+        managed: ManagedLedger,
+        transactions: Transactions,
+        columns: Sequence[str],
+    ) -> None:
+        self.receiving = threading.Lock()
+        self.holdings: list[HeldByConsumer] = []
+        self._topic, self._shared, self._read_subscription = topic, shared, state
+        self._state, self._seeks, self._releases = CursorState(EARLIEST), _UNKNOWN, _UNKNOWN
+        self._replay = ReplaySet()
+        self.columns, self._managed = columns, managed
+        self._reader = LogReader(
+            topic, self, lock=shared.lock, managed=managed, transactions=transactions, columns=columns
+        )
+
+    def offer(self, rows: DelayedRows) -> None:
+        """Add messages that became due to the replay set, unless they are known or acknowledged."""
+        for known in (self._state.acknowledged, self._replay.bits, *(holding.entries for holding in self.holdings)):
+            rows = rows.without(known)
+        for deliver_at_ms, position in zip(rows.deliver_at_ms.tolist(), rows.positions(), strict=True):
+            if position > self._state.mark_delete:
+                self._replay_or_rewind((deliver_at_ms, position))
+
+    def rewind(self, position: Position) -> None:
+        self._reader.rewind(position)
+
+    def due_ms(self) -> int:
+        return self._shared.due_ms()
+
+    def postpone(self, ledger_id: LedgerId, later: Mapping[int, int]) -> None:
+        """Track messages of the log that are not due. Add messages that are due by now to the replay set."""
+        with self._shared.lock:
+            for due in self._shared.postpone(ledger_id, later):
+                if not self._is_known(due[1]):
+                    self._replay_or_rewind(due)
+
+    def receive(self, held: HeldByConsumer, max_entries: int) -> list[Entry]:
+        """Deliver at most `max_entries` messages. The caller holds `receiving`."""
+        subscription = self._read_subscription()
+        self._shared.refresh()
+        with self._shared.lock:
+            self._apply_subscription(subscription)
+        with self._deliver_all_or_none(held) as deliver:
+            received = self._receive_due(deliver, max_entries)
+            received += self._receive_log(deliver, max_entries - len(received))
+            # Messages that were postponed while the log was read may be due by now.
+            received += self._receive_due(deliver, max_entries - len(received))
+        return received
+
+    def give_back(self, holding: HeldByConsumer, positions: Sequence[Position]) -> None:
+        """Deliver messages again, before all others. Messages that are not in the holding are ignored."""
+        with self._shared.lock:
+            for position in positions:
+                if position.entry_id in holding.entries.get(position.ledger_id, ()):
+                    self._take_back(holding, (0, position))
+
+    def first_gap(self, holding: HeldByConsumer) -> Position:
+        """Return the first position that is not acknowledged and not in the holding since the last release.
+
+        Such a message is held by another consumer, is not due, was given back, or is not read from the log yet.
+        """
+        with self._shared.lock:
+            mark, acknowledged = self._state.mark_delete, self._state.acknowledged
+            others = [other.entries for other in self.holdings if other is not holding]
+            gap = max(self._reader.position, position_after(mark))
+            stale_entries = entry_bitmaps.intersect(holding.stale_entries, holding.entries)
+            for missing in (stale_entries, self._replay.bits, self._shared.tracker.tracked(), *others):
+                first = entry_bitmaps.first_position(
+                    entry_bitmaps.subtract(entry_bitmaps.entries_behind(missing, mark), acknowledged)
+                )
+                gap = gap if first is None else min(gap, first)
+            return gap
+
+    @property
+    def releases(self) -> int:
+        """Number of the subscription's releases when a consumer last received."""
+        return self._releases
+
+    def record_acknowledged(self, holding: HeldByConsumer, position: Position) -> None:
+        """Remove acknowledged messages from the holding. If their transaction is aborted, they are delivered again."""
+        with self._shared.lock:
+            acknowledged = dict(self._state.acknowledged)
+            unite_entries(acknowledged, holding.remove_to(position))
+            self._state = CursorState(self._state.mark_delete, acknowledged)
+
+    def idle_s(self) -> float:
+        """Return the seconds until the next known message is due, or infinity without one."""
+        with self._shared.lock:
+            times = [time for time in (self._replay.next_ms, self._shared.tracker.next_ms()) if time is not None]
+            return max(0, min(times) - self._shared.due_ms()) / 1000 if times else inf
+
+    def add_consumer(self) -> HeldByConsumer:
+        """Return the holding of a new consumer. The caller holds the tracker's lock."""
+        self.holdings.append(HeldByConsumer())
+        return self.holdings[-1]
+
+    def remove_consumer(self, holding: HeldByConsumer) -> None:
+        """Remove a consumer and give back its messages. The caller holds the tracker's lock."""
+        self.holdings.remove(holding)
+        if not self.holdings:
+            return  # the next dispatcher begins at the mark-delete position
+        positions = (
+            Position(ledger_id, entry_id)
+            for ledger_id in sorted(holding.entries)
+            for entry_id in holding.entries[ledger_id]
+        )
+        for position in positions:
+            if not self._replay_or_rewind((0, position)):
+                return  # the replay set is full, so the other messages are read from the log
+
+    def close_scan(self) -> None:
+        """Drop entries that were read ahead. The caller holds `receiving`, or no consumer remains."""
+        self._reader.close()
+
+    @contextmanager
+    def _deliver_all_or_none(self, holding: HeldByConsumer) -> Iterator[Callable[[DueMessage], None]]:
+        """Record delivered messages in the holding. If an error prevents their delivery, undo this."""
+        delivered: list[DueMessage] = []
+
+        def deliver(message: DueMessage) -> None:
+            delivered.append(message)
+            holding.add(message[1])
+
+        try:
+            yield deliver
+        except BaseException as error:
+            self.close_scan()
+            with self._shared.lock:
+                for message in delivered:
+                    self._take_back(holding, message)
+                if not isinstance(error, SextonError):
+                    # The error may have come between the changes of two sets.
+                    self.rewind(EARLIEST)
+            raise
+
+    def _apply_subscription(self, subscription: Subscription) -> None:
+        """Apply acknowledgements. Rewind to entries that a seek or an abort has given back."""
+        before, self._state = self._state, subscription.state
+        mark_delete, acknowledged = subscription.state.mark_delete, subscription.state.acknowledged
+        was_sought, self._seeks = self._seeks not in {_UNKNOWN, subscription.seeks}, subscription.seeks
+        has_released, self._releases = self._releases != subscription.releases, subscription.releases
+        for holding in self.holdings if has_released else ():
+            holding.stale_entries = {ledger_id: bits.copy() for ledger_id, bits in holding.entries.items()}
+        if was_sought:
+            self._replay.clear()
+            for holding in self.holdings:
+                holding.entries.clear()
+            self.rewind(position_after(mark_delete))
+        changed = entry_bitmaps.select_changed(before.acknowledged, acknowledged)
+        given_back = entry_bitmaps.subtract(entry_bitmaps.entries_behind(changed, mark_delete), acknowledged)
+        if first := entry_bitmaps.first_position(given_back):
+            self.rewind(first)
+        for holding in self.holdings:
+            remaining = entry_bitmaps.entries_behind(holding.entries, mark_delete)
+            holding.entries = entry_bitmaps.subtract(remaining, acknowledged)
+
+    def _receive_due(self, deliver: Callable[[DueMessage], None], limit: int) -> list[Entry]:
+        received: list[Entry] = []
+        while len(received) < limit and (popped := self._pop_due(limit - len(received))):
+            try:
+                entries = self._managed.read_entries_at(
+                    self._topic, [position for _, position in popped], columns=self.columns
+                )
+            except SextonError:
+                with self._shared.lock:
+                    for message in popped:
+                        self._replay_or_rewind(message)
+                raise
+            received += entries
+            fetched = {entry.position for entry in entries}
+            with self._shared.lock:
+                for message in popped:
+                    if message[1] in fetched:
+                        deliver(message)
+                    else:  # trimmed, or of an open transaction: the log reader finds out
+                        self.rewind(message[1])
+        return received
+
+    def _receive_log(self, deliver: Callable[[DueMessage], None], limit: int) -> list[Entry]:
+        received: list[Entry] = []
+        self._reader.start(self._state)
+        while len(received) < limit and (entries := self._reader.read_more(limit - len(received))) is not None:
+            with self._shared.lock:
+                for entry in entries:
+                    if not self._is_known(entry.position):
+                        deliver((entry.deliver_at_ms or 0, entry.position))
+                        received.append(entry)
+        return received
+
+    def _pop_due(self, limit: int) -> list[DueMessage]:
+        while True:
+            with self._shared.lock:
+                while self._replay.has_room(limit) and self._shared.hand_over(_MESSAGES_PER_OFFER):
+                    pass
+                must_read = self._replay.has_room(limit) and self._shared.is_behind()
+                popped = [] if must_read else self._replay.pop(self._shared.due_ms(), limit)
+                wanted = [message for message in popped if not self._state.covers(message[1])]
+            if must_read:
+                self._shared.catch_up()
+            elif wanted or not popped:
+                return wanted
+
+    def get(self, ledger_id: LedgerId, _default: BitMap, /) -> BitMap:
+        """Return the entries of a ledger that a reader of the log leaves out now."""
+        with self._shared.lock:
+            held = (holding.entries for holding in self.holdings)
+            entry_sets = (self._shared.tracker.tracked(), self._replay.bits, *held)
+            return BitMap.union(BitMap(), *(entries[ledger_id] for entries in entry_sets if ledger_id in entries))
+
+    def _is_known(self, position: Position) -> bool:
+        if position in self._replay or self._shared.tracker.contains(position) or self._state.covers(position):
+            return True
+        return any(position.entry_id in holding.entries.get(position.ledger_id, ()) for holding in self.holdings)
+
+    def _replay_or_rewind(self, message: DueMessage) -> bool:
+        """Add a message to the replay set. If the set is full, rewind to the message and return `False`."""
+        if self._replay.add(*message):
+            return True
+        self.rewind(message[1])
+        return False
+
+    def _take_back(self, holding: HeldByConsumer, message: DueMessage) -> None:
+        position = message[1]
+        entry_bitmaps.remove_entries(holding.entries, {position.ledger_id: BitMap([position.entry_id])})
+        self._replay_or_rewind(message)

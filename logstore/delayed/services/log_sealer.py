@@ -1,0 +1,199 @@
+"""Seal of a topic: the unsealed part of its log becomes index buckets. Buckets that no reader needs are dropped.
+
+A seal reads only delivery times, and only segments whose rows count delayed messages. It ends at the end of a segment,
+and before the first message of an open transaction. It leaves out entries that no consumer sees, and messages that are
+due, because readers get these from the log.
+
+Each bucket is one switch of the topic's list. If a seal dies, its earlier switches stay. A snapshot that it wrote and
+did not switch to is a newborn ledger, which a sweep deletes.
+
+Source: PIP-195 (sealing the last mutable bucket); apache/pulsar#26251, where messages are lost with a bucket.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from logstore.delayed.bucket_contents import BucketDraft, should_seal
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.entry_bitmaps import Bitmaps
+from logstore.delayed.index_buckets import BucketLimits, BucketList
+from logstore.delayed.services.bucket_snapshots import BucketSnapshots
+from logstore.delayed.services.delivery_time_reader import DelayedFilter, DelayedLog, last_position
+from logstore.delayed.snapshot_file import SnapshotWriter
+from logstore.ports.catalog import (
+    BucketSwitch,
+    DelayedIndex,
+    Frontier,
+    Ledger,
+    Segment,
+    Transactions,
+)
+from logstore.positions import LedgerId, Position, TopicId
+
+_AUDIT_REASON: Final = "all its messages have been due, or were acknowledged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealResult:
+    """Result of one seal."""
+
+    buckets: int = 0  # new buckets
+    messages: int = 0  # in the new buckets
+    dropped: int = 0  # buckets that no reader needed
+    listed: int = 0  # present buckets of the topic
+    overtaken: bool = False  # another process changed the list meanwhile; the next seal does the rest
+
+
+@contextmanager
+def new_snapshot(
+    folder: Path, topic_id: TopicId, first: Position, last: Position, *, entries: Bitmaps | None = None
+) -> Iterator[tuple[BinaryIO, SnapshotWriter]]:
+    """Open an unnamed temporary file, and a snapshot writer into it. The file vanishes however the process ends.
+
+    `first` and `last` are the first and the last entry of the range that the bucket covers. `entries` are the entries
+    of all rows that will be written, if they are known. The folder is made if necessary.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as unnamed:
+        file = cast("BinaryIO", unnamed)
+        writer = SnapshotWriter(file, topic_id, first, last, entries=entries)
+        try:
+            yield file, writer
+        finally:
+            writer.abandon()  # no effect after `close`
+
+
+@dataclass
+class _Seal:
+    """State of one seal."""
+
+    topic_id: TopicId
+    listed: BucketList
+    frontier: Frontier
+    now_ms: int  # the catalog's clock at the start
+    idle_s: float | None  # time since the newest delayed message came
+    force: bool
+    draft: BucketDraft | None = None
+    delayed_entries: int = 0  # entries with a delivery time in the draft's range, due or not
+    result: SealResult = SealResult()
+
+    def should_seal(self, limits: BucketLimits, *, entries: int, ledgers: int) -> bool:
+        return self.force or should_seal(limits, entries=entries, ledgers=ledgers, idle_s=self.idle_s)
+
+
+class Sealer:
+    """Sealer of topics. It is thread-safe. The folder `scratch` has one file as large as a bucket."""
+
+    def __init__(
+        self,
+        *,
+        index: DelayedIndex,
+        transactions: Transactions,
+        log: DelayedLog,
+        snapshots: BucketSnapshots,
+        limits: BucketLimits,
+        scratch: Path,
+    ) -> None:
+        self._index, self._transactions, self._log = index, transactions, log
+        self._snapshots, self._limits, self._scratch = snapshots, limits, scratch
+
+    def seal(self, topic_id: TopicId, *, force: bool = False) -> SealResult:
+        """Drop buckets that no reader needs, and seal the log if it is at a limit.
+
+        With `force` all entries that consumers may see are sealed, whatever the limits.
+
+        Idempotency: a sealed part is not sealed again. If two seals run at once, one seal is overtaken.
+
+        Raises:
+            MissingData: A listed ledger lacks an object in every copy.
+            CorruptData: A segment differs from its row in every copy.
+            UnknownObject, PreconditionFailed: The topic does not exist any more, or is not ACTIVE.
+            StoreUnavailable, CatalogBusy, UploadTimedOut, OutcomeUnknown: Repeat the call.
+        """
+        dropped = self._drop_passed(topic_id)
+        seal = self._start(topic_id, force=force)
+        if seal:
+            self._run(seal)
+        result = seal.result if seal else SealResult()
+        return replace(result, dropped=dropped, listed=len(self._index.listed(topic_id).buckets))
+
+    def _drop_passed(self, topic_id: TopicId) -> int:
+        """Retire the buckets that no reader needs. If the list changes meanwhile, the next seal retires them."""
+        listed = self._index.listed(topic_id)
+        passed = self._index.droppable(topic_id)
+        if not passed:
+            return 0
+        drop = BucketSwitch(topic_id=topic_id, expected=listed.version, removed=tuple(passed), reason=_AUDIT_REASON)
+        return len(passed) if self._index.switch(drop) else 0
+
+    def _start(self, topic_id: TopicId, *, force: bool) -> _Seal | None:
+        listed, unsealed = self._index.listed(topic_id), self._index.unsealed(topic_id)
+        frontier = self._transactions.frontier(topic_id, from_ledger=max(0, listed.sealed_to.ledger_id))
+        if frontier.last is None:
+            return None
+        now_ms = self._index.now_ms()
+        seal = _Seal(
+            topic_id=topic_id,
+            listed=listed,
+            frontier=frontier,
+            now_ms=now_ms,
+            idle_s=None if unsealed.changed_us is None else (now_ms * 1_000 - unsealed.changed_us) / 1_000_000,
+            force=force,
+        )
+        if not seal.should_seal(self._limits, entries=unsealed.entries, ledgers=unsealed.ledgers):
+            return None
+        # Count again without the part behind an open transaction, which cannot be sealed yet.
+        entries, ledgers = 0, set[LedgerId]()
+        for _, segment in self._unsealed_segments(seal):
+            entries += segment.delayed
+            ledgers.add(segment.ledger_id)
+        return seal if seal.should_seal(self._limits, entries=entries, ledgers=len(ledgers)) else None
+
+    def _unsealed_segments(self, seal: _Seal) -> Iterator[tuple[Ledger, Segment]]:
+        last = seal.frontier.last or seal.listed.sealed_to
+        return self._log.segments(seal.topic_id, behind=seal.listed.sealed_to, last=last)
+
+    def _run(self, seal: _Seal) -> None:
+        """Read the log, and end a bucket whenever it is full. The rest becomes a bucket if it is at a limit."""
+        wanted = DelayedFilter(topic_id=seal.topic_id, hidden=seal.frontier.hidden, now_ms=seal.now_ms)
+        for segment, rows in self._log.rows(self._unsealed_segments(seal), wanted):
+            seal.draft = seal.draft or BucketDraft(Position(segment.ledger_id, segment.first_entry))
+            seal.draft.add(rows, last=last_position(segment))
+            seal.delayed_entries += segment.delayed
+            if seal.draft.is_full(self._limits) and not self._end_bucket(seal):
+                return
+        rest = seal.draft
+        if rest and seal.should_seal(self._limits, entries=seal.delayed_entries, ledgers=len(rest.ledgers)):
+            self._end_bucket(seal)
+
+    def _end_bucket(self, seal: _Seal) -> bool:
+        """Store the draft and switch to it. A draft without messages only moves `sealed_to`.
+
+        Return `False` if another process has changed the list.
+        """
+        draft = seal.draft
+        assert draft is not None and draft.last is not None  # noqa: PT018 - one fact
+        end, rows = draft.last, draft.rows()
+        switch = BucketSwitch(topic_id=seal.topic_id, expected=seal.listed.version, sealed_to=end)
+        is_switched = self._write(seal, switch, draft.first, end, rows) if len(rows) else self._index.switch(switch)
+        seal.listed = self._index.listed(seal.topic_id)
+        if not is_switched or seal.listed.sealed_to != end:
+            seal.result = replace(seal.result, overtaken=True)
+            return False
+        seal.result = SealResult(
+            buckets=seal.result.buckets + bool(len(rows)), messages=seal.result.messages + len(rows)
+        )
+        seal.draft, seal.delayed_entries = None, 0
+        return True
+
+    def _write(self, seal: _Seal, switch: BucketSwitch, first: Position, last: Position, rows: DelayedRows) -> bool:
+        with new_snapshot(self._scratch, seal.topic_id, first, last) as (file, writer):
+            writer.add(rows)
+            footer = writer.close()
+            return self._snapshots.write(
+                file, footer, lambda added: self._index.switch(replace(switch, added=(added,)))
+            )

@@ -1,0 +1,219 @@
+"""Sources of a tracker's messages: runs of rows in memory, and buckets with one segment in memory at a time."""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from logstore.delayed.compressed_rows import CompactSegment
+from logstore.delayed.delayed_rows import DelayedRows
+from logstore.delayed.entry_bitmaps import Bitmaps
+from logstore.delayed.index_buckets import Bucket
+from logstore.delayed.snapshot_footer import SnapshotFooter
+from logstore.errors import CorruptData
+
+MAX_ROWS_PER_RUN: Final = 100_000
+"""Longest run of added messages. Memory grows by runs, and no array is ever doubled (apache/pulsar#16490)."""
+
+_MAX_LOOSE_ROWS: Final = 1_024
+_BYTES_PER_LOOSE_ROW: Final = 200  # approximate size of a tuple of three integers in a list
+
+
+class SnapshotGone(Exception):
+    """Storage certainly has no snapshot of a bucket, or the catalog certainly has no such ledger."""
+
+
+class SnapshotReader(Protocol):
+    """Reader of bucket snapshots. Several threads may read footers at once."""
+
+    def footer(self, bucket: Bucket) -> SnapshotFooter:
+        """Return the footer of the bucket's snapshot.
+
+        Raises:
+            SnapshotGone: There is no snapshot.
+            CorruptData: The snapshot is damaged or belongs to another bucket.
+            StoreUnavailable: Storage did not answer.
+        """
+
+    def segment(self, bucket: Bucket, number: int) -> DelayedRows:
+        """Return the rows of one segment, counted from 0. It raises the errors of `footer`."""
+
+
+class RowSource(Protocol):
+    """Sorted rows that are taken from the front."""
+
+    @property
+    def next_ms(self) -> int | None:
+        """Lower bound of the next row's delivery time. `None` if no rows remain."""
+
+    @property
+    def is_loaded(self) -> bool: ...
+
+    def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
+        """Return at most `limit` due rows that are in memory.
+
+        The flag says whether rows that are not in memory may follow directly.
+        """
+
+    def advance(self, count: int) -> None: ...
+
+
+class SortedRun:
+    """Sorted rows in memory."""
+
+    def __init__(self, rows: DelayedRows) -> None:
+        self._rows, self._drawn_rows = CompactSegment.from_rows(rows), 0
+        self._next_ms = int(rows.deliver_at_ms[0]) if len(rows) else None
+
+    def __len__(self) -> int:
+        return len(self._rows) - self._drawn_rows
+
+    @property
+    def next_ms(self) -> int | None:
+        return self._next_ms
+
+    @property
+    def is_loaded(self) -> bool:
+        return True
+
+    def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
+        rows = self._rows.rows(self._drawn_rows, self._drawn_rows + limit)
+        return rows.slice(0, rows.count_due(now_ms)), False
+
+    def advance(self, count: int) -> None:
+        self._drawn_rows += count
+        self._next_ms = self._rows.deliver_at_ms(self._drawn_rows) if len(self) else None
+
+    def remaining_rows(self) -> DelayedRows:
+        return self._rows.rows(self._drawn_rows)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._rows.memory_bytes
+
+
+class BucketSource:
+    """Messages of a bucket. Construction reads the footer, and raises the errors of `SnapshotReader.footer`.
+
+    One segment at a time is in memory. It is loaded once it is due.
+    """
+
+    def __init__(self, bucket: Bucket, snapshots: SnapshotReader) -> None:
+        self.bucket = bucket
+        self._snapshots = snapshots
+        footer = snapshots.footer(bucket)
+        self._segments = footer.segments
+        self.bitmaps: Bitmaps = footer.bitmaps
+        self.excluded: Bitmaps = {}  # entries that are left out
+        self.is_exhausted = False  # whether the tracker has seen that no row remains
+        self._next_segment = 0  # number of the next segment to load
+        self._run = SortedRun(DelayedRows.empty())
+
+    @property
+    def next_ms(self) -> int | None:
+        """Delivery time of the next row. If no row is in memory, earliest time of the next segment."""
+        if len(self._run):
+            return self._run.next_ms
+        return self._segments[self._next_segment].first_ms if self._has_more_segments else None
+
+    @property
+    def is_loaded(self) -> bool:
+        return bool(len(self._run))
+
+    def peek_due(self, now_ms: int, limit: int) -> tuple[DelayedRows, bool]:
+        rows, _ = self._run.peek_due(now_ms, limit)
+        return rows, len(rows) == len(self._run) and self._has_more_segments
+
+    def advance(self, count: int) -> None:
+        self._run.advance(count)
+        if not len(self._run):
+            self._run = SortedRun(DelayedRows.empty())
+
+    def read_next_segment(self) -> DelayedRows | None:
+        """Read the next segment without a change of state. Return `None` if the segment is gone or damaged."""
+        try:
+            return self._snapshots.segment(self.bucket, self._next_segment)
+        except (SnapshotGone, CorruptData):
+            return None
+
+    def load_segment(self, segment: DelayedRows) -> None:
+        """Replace the segment in memory by the rows that `read_next_segment` returned."""
+        self._run = SortedRun(segment.without(self.excluded))
+        self._next_segment += 1
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._run.memory_bytes if len(self._run) else 0
+
+    @property
+    def _has_more_segments(self) -> bool:
+        return self._next_segment < len(self._segments)
+
+
+class AddedMessages:
+    """Messages that readers found in the log, in runs of bounded length."""
+
+    def __init__(self) -> None:
+        self._runs: list[SortedRun] = []
+        self._loose_rows: list[tuple[int, int, int]] = []  # added rows that are in no run yet, unsorted
+        self._loose_next_ms: int | None = None  # earliest delivery time of the loose rows
+
+    def add(self, row: tuple[int, int, int]) -> None:
+        self._loose_rows.append(row)
+        self._loose_next_ms = row[0] if self._loose_next_ms is None else min(self._loose_next_ms, row[0])
+        if len(self._loose_rows) >= _MAX_LOOSE_ROWS:
+            self._flush_loose_rows()
+
+    def remove(self, bitmaps: Bitmaps) -> None:
+        self._flush_loose_rows()
+        remaining = [run.remaining_rows().without(bitmaps) for run in self._runs]
+        self._runs = [SortedRun(rows) for rows in remaining if len(rows)]
+
+    def runs(self, now_ms: int | None = None) -> Sequence[RowSource]:
+        """Return the runs. With `now_ms` the runs contain all messages that are due at that time."""
+        if now_ms is not None and self._loose_next_ms is not None and self._loose_next_ms <= now_ms:
+            self._flush_loose_rows()
+        self._runs = [run for run in self._runs if len(run)]
+        return self._runs
+
+    @property
+    def next_ms(self) -> int | None:
+        times = [self._loose_next_ms, *(run.next_ms for run in self._runs)]
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(run.memory_bytes for run in self._runs) + len(self._loose_rows) * _BYTES_PER_LOOSE_ROW
+
+    def _flush_loose_rows(self) -> None:
+        """Flush loose rows into a run, then merge trailing runs of similar length."""
+        if self._loose_rows:
+            self._runs.append(SortedRun(DelayedRows.from_tuples(self._loose_rows)))
+            self._loose_rows, self._loose_next_ms = [], None
+        while len(self._runs) > 1:
+            earlier, later = self._runs[-2:]
+            if len(earlier) > 2 * len(later) or len(earlier) + len(later) > MAX_ROWS_PER_RUN:
+                break
+            self._runs[-2:] = [SortedRun(DelayedRows.merge([earlier.remaining_rows(), later.remaining_rows()]))]
+
+
+def draw_due(sources: Sequence[RowSource], now_ms: int, limit: int) -> DelayedRows:
+    """Take at most `limit` due rows from all sources, in order. Stop before a row that an unloaded row may precede.
+
+    If this returns no row, the source with the lowest `next_ms` must load its next segment first.
+    """
+    import numpy as np  # noqa: PLC0415 - start-up time
+
+    windows = [source.peek_due(now_ms, limit) for source in sources]
+    rows = DelayedRows.concatenate([window for window, _ in windows])
+    order = rows.sort_order()
+    source_numbers = np.repeat(np.arange(len(sources)), [len(window) for window, _ in windows])[order]
+    taken_rows = min(limit, len(rows))
+    for number, (source, (_, may_continue)) in enumerate(zip(sources, windows, strict=True)):
+        if not source.is_loaded and source.next_ms is not None:
+            taken_rows = min(taken_rows, int(rows.deliver_at_ms[order].searchsorted(source.next_ms, side="left")))
+        elif may_continue:
+            taken_rows = min(taken_rows, int(np.flatnonzero(source_numbers == number)[-1]) + 1)
+    taken_by_source = np.bincount(source_numbers[:taken_rows], minlength=len(sources)).tolist()
+    for source, count in zip(sources, taken_by_source, strict=True):
+        if count:
+            source.advance(count)
+    return rows.take(order[:taken_rows])

@@ -1,0 +1,251 @@
+"""Ports of a rebuild: the database into which a lost catalog is loaded, and adoption.
+
+Adoption compares storage with the loaded rows, shard by shard, and stages the differences. Then it settles each topic
+in one transaction. Until `Adoption.finish` the catalog refuses all other writes with `CatalogAdopting`.
+
+If a loaded ledger has no place and is not CREATING, its list does not name it.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from logstore.identity.bucket_markers import BucketRole
+from logstore.log.ledgers import Component, LedgerOwner, LedgerState, LedgerStatement
+from logstore.positions import LedgerId, TopicId
+from logstore.records.adoption_rule import Upload
+from logstore.records.manifest import Manifest
+from logstore.records.rebuild_job import RowFilesFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildTarget:
+    """Content of the database before a load."""
+
+    rebuild: str = ""  # unfinished rebuild that loaded the database; empty: the database is empty
+    state: str = ""  # ADOPTING, or READY if only `end_rebuild` is missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogLoad:
+    """State of a rebuilt catalog at its start, besides its rows."""
+
+    rebuild: str
+    manifest: Manifest  # manifest of the loaded rows
+    epoch: int  # above the epoch of the manifest
+    highest_version: int  # highest of all loaded record versions
+    stamp: str  # pending stamp of the next manifest
+    markers: tuple[tuple[BucketRole, str], ...]  # role and name of each bucket that has the catalog's marker
+    now_us: int
+
+
+class RebuildDatabase(Protocol):
+    """Database of a rebuilt catalog. All rows are loaded, or none."""
+
+    def read_target(self) -> RebuildTarget:
+        """Return the content of the database. This changes nothing.
+
+        Raises:
+            PreconditionFailed: The database has rows of something other than an unfinished rebuild.
+            CatalogVersionMismatch: Another build created the database.
+            ServiceFailed: The database is no catalog.
+            StoreUnavailable: The database does not answer.
+        """
+
+    def load(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
+        """Load the rows into the empty database. Afterwards the catalog is ADOPTING. Idempotent.
+
+        Args:
+            load: State of the catalog at its start.
+            files: Rows of the catalog.
+            proceed: Function that is called often. If it raises, the load is undone.
+
+        Raises:
+            SextonError: As `read_target`.
+        """
+
+    def end_rebuild(self, rebuild: str) -> None:
+        """Record that the rebuild is complete. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuedIds:
+    """Ceilings of the loaded manifest. The lost catalog gave out only numbers below these ceilings."""
+
+    epoch: int
+    ledger: int
+    topic: int
+    transaction: int  # sequence numbers of each coordinator
+
+    def covers(self, ledger_id: int, topic_id: int) -> bool:
+        """Return whether the lost catalog may have given out these two ids."""
+        return 0 <= ledger_id < self.ledger and 0 <= topic_id < self.topic
+
+    def covers_upload(self, upload: Upload) -> bool:
+        """Return whether the lost catalog may have given out the epoch and the transactions of an upload."""
+        txns = {*(span.txn for span in upload.transactions), *(marker.txn for marker in upload.markers)}
+        txns |= {sequences.txn for sequences in upload.producers if sequences.txn}
+        return upload.epoch < self.epoch and all(0 <= txn.sequence < self.transaction for txn in txns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedLedger:
+    """Loaded row of a ledger that is compared with storage."""
+
+    ledger_id: LedgerId
+    topic_id: TopicId
+    component: Component
+    owner: LedgerOwner
+    state: LedgerState
+    is_listed: bool
+    last_segment: int
+    segments: tuple[int, ...]  # numbers of registered segments, ascending
+    has_primary: bool
+    tiered_context: Mapping[str, str] | None = None  # offload context of a LIVE tiered copy
+
+    @property
+    def can_have_new_segments(self) -> bool:
+        """Whether segments may have been registered since the flush. A newborn ledger may have been opened since."""
+        return self.component is Component.MANAGED_LEDGER and self.state is not LedgerState.CLOSED
+
+
+class MissingRowCause(StrEnum):
+    """Reason why a rebuilt catalog has no row of a ledger."""
+
+    UNKNOWN = "UNKNOWN"  # the ledger is younger than the last flush, or never had a row
+    DETACHED = "DETACHED"  # the ledger has an intent, finished or not
+    TOMBSTONED = "TOMBSTONED"  # the ledger or its topic was deleted durably and never returns
+
+
+class StorageDiscrepancy(StrEnum):
+    """Difference between storage and the loaded row of a ledger. The catalog stores its name."""
+
+    TAIL = "TAIL"  # uploads after the registered segments
+    STRANGER = "STRANGER"  # objects without a row
+    SHORT = "SHORT"  # some registered segments are absent
+    ABSENT = "ABSENT"  # a listed ledger has no object in any bucket, and no deletion explains it
+    ENDED = "ENDED"  # an unlisted ledger has no object in any bucket: the rebuild brought back an old record version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedLedger:
+    """Difference between the objects of one ledger and the catalog. Stored as JSON by field names."""
+
+    ledger_id: LedgerId
+    topic_id: TopicId
+    standing: StorageDiscrepancy
+    statement: LedgerStatement | None = None  # statement of a STRANGER
+    uploads: tuple[Upload, ...] = ()  # uploads of a ledger that can have new segments
+    objects: int = 0  # number of segments of a STRANGER
+    size_bytes: int = 0  # size of these segments
+
+
+class AdoptionOutcome(StrEnum):
+    """Result of the adoption of one staged ledger. The catalog stores its name."""
+
+    ADOPTED = "ADOPTED"  # the ledger and its segments have rows now
+    EXTENDED = "EXTENDED"  # segments were added
+    UNCHANGED = "UNCHANGED"  # no upload had been registered
+    DETACHED = "DETACHED"  # nothing names the ledger: it gets no row and no intent, and its objects stay
+    REVIVED = "REVIVED"  # no list names the ledger, or it has a later intent: its row is removed, and its objects stay
+    MISSING = "MISSING"  # some or all objects are absent: the ledger is reported, and its row stays
+    LEFT_OUT = "LEFT_OUT"  # a schema's ledger that was deleted with its topic: the schema version is left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptionReport:
+    """Counts of an adoption. Samples ascend and have at most `MAX_SAMPLE_ITEMS` ids or names."""
+
+    adopted_ledgers: int = 0
+    adopted_segments: int = 0
+    detached: int = 0  # ledgers that nothing names; their objects stay
+    revived: int = 0
+    revived_ledgers: tuple[LedgerId, ...] = ()
+    missing_data: int = 0
+    missing_ledgers: tuple[LedgerId, ...] = ()
+    schemas_left_out: int = 0  # schema versions
+    schemas_left_out_of: tuple[str, ...] = ()  # names of the topics of these schema versions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsenceCounts:
+    """Counts of listed ledgers. Ledgers deleted before the flush are not counted: they need no objects."""
+
+    absent_ledgers: int = 0  # ledgers without an object in any bucket
+    total_ledgers: int = 0  # all listed ledgers, including ledgers that adoption has removed
+
+
+class Adoption(Protocol):
+    """Adoption of uploads into a rebuilt catalog. Every method is idempotent."""
+
+    def issued_ids(self) -> IssuedIds:
+        """Return the bounds of the ids that the lost catalog may have given out.
+
+        Raises:
+            PreconditionFailed: No adoption is in progress.
+        """
+
+    def is_adopting(self) -> bool: ...
+
+    def loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> Sequence[LoadedLedger]:
+        """Return loaded ledgers with id % 256 = `shard` and an id above `after`, ascending."""
+
+    def missing_row_causes(self, ledger_ids: Collection[LedgerId]) -> Mapping[LedgerId, MissingRowCause]:
+        """Return why ledgers have no row. Ledgers with a row are left out."""
+
+    def highest_ledger_id(self) -> LedgerId:
+        """Return the highest id of a ledger, an intent or a tombstone, or -1.
+
+        Ids above the ceiling are ignored, because the lost catalog never gave them out.
+        """
+
+    def stage_ledgers(
+        self, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None = None
+    ) -> None:
+        """Replace the staged ledgers in a part of a shard. Staged ledgers of settled topics stay.
+
+        Args:
+            shard: 0 to 255.
+            ledgers: All differences in the part.
+            above: Start of the part, exclusive.
+            up_to: End of the part, inclusive. `None`: the end of the shard.
+        """
+
+    def count_absent_ledgers(self) -> AbsenceCounts:
+        """Count the ledgers staged as ABSENT, whether settled or not. A READY catalog has none."""
+
+    def unsettled_topics(self, *, after: TopicId, limit: int) -> Sequence[TopicId]:
+        """Return topics with unsettled ledgers, ascending."""
+
+    def settle_topic(self, topic_id: TopicId, *, rows_epoch: int) -> None:
+        """Adopt the staged ledgers of a topic in one transaction. The transaction needs a few MB of memory.
+
+        `logstore.records.adoption_rule` decides which uploads are registered. A ledger without a row whose uploads were
+        registered is added to the topic's list. If the topic has no record, the topic is created. No intent is filed.
+        The objects of other ledgers without a row, and of removed ledgers, stay until a reconciliation reports them.
+
+        Args:
+            topic_id: The topic.
+            rows_epoch: Epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
+        """
+
+    def settle_remaining_rows(self) -> None:
+        """Settle the rows of all topics that need no comparison with storage.
+
+        1. Remove ledgers that no list names, and ledgers with a later intent. File no new intent.
+        2. Close all ledgers of a list but the last.
+        3. Count entries with a delivery time.
+        4. Remove references to ledgers without objects.
+        5. Remove schema versions without a ledger, because they could be neither read nor set again.
+        6. Set the catalog's epoch in unfinished intents.
+        """
+
+    def report(self) -> AdoptionReport:
+        """Return the counts so far."""
+
+    def finish(self) -> None:
+        """Make the catalog READY, so that writers may begin."""
+
+
+MAX_SAMPLE_ITEMS = 100

@@ -1,0 +1,199 @@
+"""Port of small writes, which are committed in groups."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from logstore.cursors.cursor_state import CursorSnapshot
+from logstore.errors import (
+    AlreadyExists,
+    LedgerFenced,
+    PreconditionFailed,
+    ProducerFenced,
+    SextonError,
+    StaleCatalog,
+    UnknownObject,
+)
+from logstore.log.ledgers import LedgerState
+from logstore.log.producer_sequences import ProducerSequence
+from logstore.ports.catalog.topics_and_schemas import TopicState
+from logstore.positions import LedgerId, Position, TopicId
+from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerAdvance:
+    """Sequence ids of one producer in a segment. They are registered only if `first` is above the last registered id.
+
+    While the producer's transaction is open, only entries of this transaction are registered (`ProducerSequence`).
+    """
+
+    producer: str
+    first: int
+    last: int
+    txn: TransactionId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionEntries:
+    """Consecutive entries of a segment that belong to an open transaction."""
+
+    txn: TransactionId
+    offset: int  # in the segment
+    entries: int
+
+
+class LedgerEnd(NamedTuple):
+    """State of a listed ledger before the next segment."""
+
+    topic_id: int
+    state: str  # a `LedgerState`
+    last_segment: int  # highest registered segment number; -1: none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterSegment:
+    """Write that registers an uploaded segment in its ledger. From then on its entries exist."""
+
+    topic_id: TopicId
+    ledger_id: LedgerId
+    epoch: int
+    number: int
+    entries: int
+    size_bytes: int
+    sha256: str | None = None  # SHA-256 of the object, hexadecimal; None: not known
+    producers: tuple[ProducerAdvance, ...] = ()
+    transactions: tuple[TransactionEntries, ...] = ()
+    markers: tuple[int, ...] = ()  # offsets in the segment of entries that no consumer sees
+    delayed: int = 0  # entries with a delivery time
+
+    def refusal(
+        self, *, epoch: int, topic: str | None, ledger: LedgerEnd | None, sequences: Mapping[str, ProducerSequence]
+    ) -> SextonError | None:
+        """Return the error of the first condition that the locked rows do not satisfy, or `None`.
+
+        Conditions on transactions are checked later.
+
+        `topic` is the state of the topic, or `None` if there is no such topic. `ledger` is `None` if it is not listed.
+        `sequences` has the topic's known producers, by name.
+        """
+        if self.epoch != epoch:
+            return StaleCatalog(f"append: expected catalog epoch {epoch}, found {self.epoch}")
+        if topic is None:
+            return UnknownObject("topic_id", expected="an existing topic", found=self.topic_id)
+        if topic != TopicState.ACTIVE:
+            return PreconditionFailed(f"topic {self.topic_id}: expected state ACTIVE, found {topic}")
+        return self._refused_by_ledger(ledger) or self._refused_by_producers(sequences)
+
+    def _refused_by_ledger(self, ledger: LedgerEnd | None) -> SextonError | None:
+        subject = f"ledger {self.ledger_id}"
+        if ledger is None or ledger.state != LedgerState.OPEN:
+            return LedgerFenced(f"{subject}: expected state OPEN, found {ledger.state if ledger else 'not listed'}")
+        if ledger.topic_id != self.topic_id:
+            return LedgerFenced(
+                f"{subject}: expected a ledger of topic {self.topic_id}, found one of {ledger.topic_id}"
+            )
+        if self.number <= ledger.last_segment:
+            return AlreadyExists(f"{subject}: expected a segment above {ledger.last_segment}, found {self.number}")
+        return None
+
+    def _refused_by_producers(self, sequences: Mapping[str, ProducerSequence]) -> SextonError | None:
+        sequence_by_producer = dict(sequences)
+        for part in self.producers:
+            known = sequence_by_producer.get(part.producer, ProducerSequence())
+            if known.refuses(part.txn) or part.first <= known.last:
+                inside = f" in transaction {known.txn}" if known.txn else ""
+                expected = f"a sequence id above {known.last}{inside}"
+                return ProducerFenced(f"producer {part.producer!r}: expected {expected}, found {part.first}")
+            sequence_by_producer[part.producer] = known.advance(part.last, part.txn)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acknowledge:
+    """Write that acknowledges, for a subscription, single positions or all entries up to a position."""
+
+    topic_id: TopicId
+    subscription: str
+    positions: tuple[Position, ...] = ()
+    up_to: Position | None = None
+    snapshot: CursorSnapshot | None = None  # loaded by the sender, because a transaction reads no object store
+    txn: TransactionId | None = None  # open transaction that holds the acknowledgements until it is decided
+    releases: int | None = (
+        None  # `StoredCursor.releases` when `up_to` was read; None: 0, and `up_to` may cover no delayed entry
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginTransaction:
+    """Write that opens a transaction. A repeated call opens another transaction, and the first one times out."""
+
+    tc_id: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransaction:
+    """Write that decides a transaction. A repeated call with the same decision returns the same result."""
+
+    txn: TransactionId
+    commit: bool
+
+
+Write = RegisterSegment | Acknowledge | BeginTransaction | EndTransaction
+"""Small write of a group commit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisterSegmentResult:
+    """Position of a segment's entries, and the new totals of its ledger."""
+
+    first_entry: int
+    ledger_entries: int
+    ledger_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcknowledgeResult:
+    """Cursor after an acknowledgement."""
+
+    mark_delete: Position
+    row_bytes: int = field(default=0, compare=False)  # packed acknowledgements beyond `mark_delete` in the row
+    snapshot_ledger: LedgerId | None = field(default=None, compare=False)  # cursor ledger with the rest of the state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginTransactionResult:
+    """Opened transaction."""
+
+    txn: TransactionId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransactionResult:
+    """State of a decided transaction. It is final at once if the transaction has no participants."""
+
+    state: TransactionState
+
+
+WriteResult = RegisterSegmentResult | AcknowledgeResult | BeginTransactionResult | EndTransactionResult | SextonError
+
+
+class Commits(Protocol):
+    """Group commit of small writes."""
+
+    def commit(self, writes: Sequence[Write]) -> list[WriteResult]:
+        """Commit all writes in one transaction. Return a result or an error for each write, in order.
+
+        A refused write does not affect the others. Its error is one of:
+
+        - `LedgerFenced`, `ProducerFenced`, `UnknownObject`, `InvalidInput`, `StaleCatalog` or `TransactionNotOpen`.
+        - `AlreadyExists`: the segment number is taken.
+        - `SnapshotNeeded`: the acknowledgement lacks the cursor's snapshot.
+        - `PreconditionFailed`: the topic is not ACTIVE.
+        - `TransactionEnded`: the transaction was decided otherwise, or is past its deadline.
+        - `AcknowledgementHeld`: another transaction holds an entry, or an entry is acknowledged.
+        - `AcknowledgementStale`: entries were given back after `up_to` was read.
+
+        The method raises if the transaction failed. Then no write happened, except after `OutcomeUnknown`.
+        """

@@ -1,0 +1,121 @@
+"""Ports of inspection and audit. Inspection is for people, and no decision depends on it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from logstore.deletion.intents import DeletionIntent
+from logstore.log.ledgers import LedgerState
+from logstore.ports.catalog.claims_and_batches import Cause
+from logstore.ports.catalog.record_log import Tombstone
+from logstore.positions import LedgerId
+
+
+class ReferenceKind(StrEnum):
+    """Kinds of references that keep a ledger."""
+
+    LIST = "LIST"  # component, keys, place, and whether the ledger is the last of its list
+    CURSOR = "CURSOR"  # a subscription that has not acknowledged all of the ledger, with its mark-delete position
+    CURSOR_SNAPSHOT = "CURSOR_SNAPSHOT"  # a subscription whose state the ledger holds
+    SCHEMA = "SCHEMA"  # the schema version that the ledger holds
+    TXN_SNAPSHOT = "TXN_SNAPSHOT"  # the topic whose transaction buffer the ledger holds, and the buffer's last entry
+    DELAYED_INDEX = "DELAYED_INDEX"  # an index bucket of the topic: first and last entry, and number of messages
+    OFFLOAD = "OFFLOAD"  # a tiered copy that is being written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Reference to the ledger."""
+
+    kind: ReferenceKind
+    facts: Mapping[str, object]  # JSON values; their names depend on `kind`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedCopy:
+    """Copy in the catalog, or detached copy that an intent describes."""
+
+    state: str  # state of the copy's row, or of its intent after the detach
+    intent: DeletionIntent  # parameters of a request to storage; filed only if the copy is detached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectedIntent:
+    """Intent with details for operators."""
+
+    intent: DeletionIntent
+    stalled: bool  # unfinished, and no workflow works on it
+    objects_deleted: int
+    bytes_deleted: int
+    created_us: int
+    finished_us: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """Row of the audit log."""
+
+    at_us: int
+    act: str
+    actor: str
+    reason: str
+    workflow_id: str
+    topic: str | None  # encoded
+    run_id: str | None  # id of the batch
+    detail: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveLedger:
+    """Row of a ledger that was not detached."""
+
+    state: LedgerState
+    listed: bool
+    entries: int
+    size_bytes: int
+    generation: int
+    created_us: int
+    closed_us: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerHistory:
+    """All records about a ledger. After its deletion was forgotten, only decisions may remain."""
+
+    ledger_id: LedgerId
+    live: LiveLedger | None
+    references: Sequence[Reference]
+    copies: Sequence[InspectedCopy]  # newest generation: one of each kind, and for tiered copies one of each attempt
+    intents: Sequence[InspectedIntent]  # newest first
+    decisions: Sequence[AuditEntry]  # newest first
+    tombstone: Tombstone | None = None
+
+
+class Inspection(Protocol):
+    """Reads for people."""
+
+    def ledger(self, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
+        """Return the records of the ledger at one moment, with at most `decisions` rows of the audit log.
+
+        Raises:
+            UnknownObject: The catalog never created a ledger with this id.
+        """
+
+    def decisions(self, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int) -> list[AuditEntry]:
+        """Return rows of the audit log, newest first, of an encoded topic name or of a ledger.
+
+        Topics are selected by name, so that deleted topics and all topics that ever had the name are included.
+        """
+
+
+class AuditLog(Protocol):
+    """Destructive acts with actor and reason. The catalog audits its own acts in the transactions of their changes."""
+
+    def record(self, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
+        """Record an act outside the catalog before it happens, or its result.
+
+        Not idempotent: a repeated call adds an equal row.
+
+        `act` is written in kebab-case.
+        """

@@ -1,0 +1,194 @@
+"""Port of the catalog for reconciliation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+from logstore.deletion.intents import Outcome
+from logstore.log.ledgers import CopyKind, LedgerStatement
+from logstore.ports.catalog.claims_and_batches import Cause, Claim, DetachedBatch
+from logstore.positions import LedgerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogState:
+    """Clock, epoch and next ledger id of the catalog at one moment."""
+
+    now_us: int
+    epoch: int
+    next_ledger_id: int  # higher than every ledger id of this catalog
+
+
+class RunKind(StrEnum):
+    """Kind of a run. Stored by name."""
+
+    PLAN = "reconcile-orphans"
+    APPLY = "apply-orphans"
+    SNAPSHOTS = "build-transaction-snapshots"
+    INDEXES = "build-delayed-index"
+    SCRUB = "scrub-ledgers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconciliationRun:
+    """Row of a run."""
+
+    run_id: str
+    kind: RunKind
+    created_us: int
+    finished_us: int | None  # None: unfinished, or failed
+    summary: Mapping[str, Any]  # arguments of the run, and the result of a finished run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrphanCopy:
+    """Copy in storage that no row of the catalog names."""
+
+    number: int  # number of the finding
+    copy: CopyKind
+    statement: LedgerStatement  # statement in storage, read just before
+    context: Mapping[str, str] = field(default_factory=dict)  # offload context of a tiered copy
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingsToFile:
+    """Findings of one page for phase two."""
+
+    batch_id: str
+    orphans: Sequence[OrphanCopy]
+    unreferenced: Mapping[int, LedgerId]  # ledger by number of the finding
+    stalled: Mapping[int, int]  # row id of the intent, by number of the finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageOfFindings(FindingsToFile):
+    """Findings to file, with the claim and the cause of the apply."""
+
+    claim: Claim  # claim on the batch, of the workflow that does phase two
+    cause: Cause  # actor, reason and workflow of the apply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilingResult:
+    """Result of filing a page of findings. A repeated call returns the same."""
+
+    detached: DetachedBatch  # batch of phase two
+    kept: Mapping[int, str]  # reason why a finding was not filed, by its number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiledCopy:
+    """Row of a batch, as it is now."""
+
+    row_id: int
+    ledger_id: LedgerId
+    copy: CopyKind
+    uuid: str  # uuid of the tiered copy
+    outcome: Outcome | None  # None: unfinished
+    error: str | None
+    objects: int  # number of objects whose deletion storage confirmed
+    size_bytes: int
+
+
+class Reconciliation(Protocol):
+    """Runs of plans, scrubs and applies, and the writes that turn orphans into intents."""
+
+    def catalog_state(self) -> CatalogState: ...
+
+    def count_ledgers(self, *, below: int) -> int:
+        """Return the number of ledger rows with a lower id."""
+
+    def open_run(self, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]) -> ReconciliationRun:
+        """Insert a claimed run, or renew the claim on an unfinished one. Return the run.
+
+        Raises:
+            PreconditionFailed: The id belongs to a run of another kind.
+            ClaimHeld: Another workflow holds the run.
+        """
+
+    def close_run(self, run_id: str, summary: Mapping[str, Any]) -> None:
+        """Finish a run with its result. The first result stays.
+
+        Raises:
+            UnknownObject: No run has this id.
+        """
+
+    def run(self, run_id: str) -> ReconciliationRun:
+        """Return one run.
+
+        Raises:
+            UnknownObject: No run has this id.
+        """
+
+    def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
+        """Return runs, finished or not, newest first."""
+
+    def forget(self, *, older_than_s: float, limit: int) -> list[str]:
+        """Remove old runs that no workflow works on, and return their ids.
+
+        The newest finished plan stays. A plan with an unfinished apply also stays. The caller then removes the output
+        of the runs. If the caller dies before that, files without a run remain, and the next plan removes them.
+        """
+
+    def file(self, page: PageOfFindings) -> FilingResult:
+        """File a page of findings for phase two in one transaction, and check each finding again under locks.
+
+        1. An orphan is kept if a row explains it (`doubt_orphan`), if its intent is unfinished or a dead letter, if its
+           id was never given out, or if its epoch is higher than the catalog's. Otherwise an intent of a new generation
+           is filed.
+        2. An unreferenced ledger is kept if it is referenced now, is CREATING, or does not exist. It is also kept if it
+           has lost the rows that filing needs, or may have lost the row that named it (`doubt_unreferenced`). Otherwise
+           it is detached.
+        3. A stalled deletion is kept if it is no longer stalled. Otherwise it moves to the batch.
+
+        The audit log gets one row.
+
+        Idempotency: keyed by `batch_id`. A repeated call returns the first result.
+
+        Raises:
+            PreconditionFailed: The batch id belongs to another request.
+        """
+
+    def preview_filing(self, findings: FindingsToFile) -> Mapping[int, str]:
+        """Return the reasons for which `file` would keep findings now, by number. Take no lock.
+
+        If the batch is already filed, return the reasons of that call.
+
+        Raises:
+            PreconditionFailed: The batch id belongs to another request.
+        """
+
+    def pass_over(self, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause) -> Mapping[int, str]:
+        """Make sure that no writer will ever register these segments, whose objects are about to be deleted.
+
+        An open ledger takes only numbers above its highest number. So this number is raised to the segment's number. A
+        late writer is then refused, and uploads again with a higher number. A closed ledger takes no segments.
+
+        A segment is kept in these cases:
+
+        - A row names the segment.
+        - Its ledger is being created, has no primary copy, does not exist, or lacks rows of segments.
+        - Its ledger is open, and its number is more than `MAX_NUMBERS_ABOVE_LAST` above the ledger's highest number.
+
+        The audit log gets one row, unless all segments are kept.
+
+        `segments` are ledger and segment number by number of the finding.
+
+        Returns:
+            Reasons to keep objects by number of the finding. The other objects may be deleted.
+
+        Idempotency: a repeated call does not raise a number again.
+        """
+
+    def preview_pass_over(
+        self, segments: Mapping[int, tuple[LedgerId, int]], *, passed_over: Mapping[LedgerId, int]
+    ) -> Mapping[int, str]:
+        """Return what `pass_over` would return now. Take no lock.
+
+        `passed_over` is the highest segment of each ledger that earlier calls would have passed over.
+        """
+
+    def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
+        """Return rows of a batch above the row id `after`, ascending. Rows that a sweep took over are in its batch."""

@@ -1,0 +1,99 @@
+"""Rules of defragmentation on columns: which blocks are rewritten, and which record versions stay.
+
+A record version is live if it is the newest of its record and the catalog still has the record or its tombstone. Other
+versions of the record may always be dropped. The newest version of a removed record may be dropped only together with
+all older versions. Otherwise an old state would become the newest.
+
+Source: Aerospike's defragmentation (`defrag-lwm-pct`, 50 %).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from logstore.records.block_files import MAX_VERSIONS_PER_BLOCK
+from logstore.records.manifest import Block
+from logstore.records.newest_versions import RankedVersions
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    Mask = npt.NDArray[np.bool_]
+
+SMALL_BLOCK_BYTES: Final = 1 << 20
+"""Size below which blocks are merged, unless they have at least half of `MAX_VERSIONS_PER_BLOCK`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUsage:
+    """Number of needed record versions of a block."""
+
+    block: Block
+    # live record versions, and record versions that keep an older version of a removed record from returning
+    needed_versions: int
+
+
+def select_blocks_to_rewrite(usages: Sequence[BlockUsage]) -> list[Block]:
+    """Return the blocks of one kind to rewrite together: blocks of which less than half is needed, and small blocks."""
+    sparse = [usage.block for usage in usages if 2 * usage.needed_versions < usage.block.records]
+    small = [usage.block for usage in usages if is_small_block(usage.block) and usage.block not in sparse]
+    return [*sparse, *(small if len(small) > 1 or sparse else [])]
+
+
+def is_small_block(block: Block) -> bool:
+    """Return whether a block should be merged with others."""
+    return block.size_bytes < SMALL_BLOCK_BYTES and 2 * block.records < MAX_VERSIONS_PER_BLOCK
+
+
+class RangeSurvey:
+    """All record versions of one kind with ids in one range.
+
+    Args:
+        versions: Table with at least `logstore.records.newest_versions.KEY_COLUMNS`.
+        block_numbers: Number of the block of each row.
+    """
+
+    def __init__(self, versions: "pa.Table", block_numbers: "npt.NDArray[np.intp]") -> None:
+        self._ranked, self._block_numbers = RankedVersions(versions), block_numbers
+        self.rows = versions.num_rows
+
+    @property
+    def newest_rows(self) -> "npt.NDArray[np.intp]":
+        """Newest row of each record, ascending by record."""
+        return self._ranked.newest_rows
+
+    def count_needed_rows(self, exists: "Mask", blocks: int) -> "npt.NDArray[np.intp]":
+        """Return the number of needed rows of each block.
+
+        Args:
+            exists: For each row of `newest_rows`, whether the catalog has the record.
+            blocks: Number of blocks.
+        """
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        if not self.rows:
+            return np.zeros(blocks, dtype=np.intp)
+        ordered, starts = self._block_numbers[self._ranked.order], self._ranked.starts
+        in_several_blocks = np.minimum.reduceat(ordered, starts) != np.maximum.reduceat(ordered, starts)
+        needed_rows = self.newest_rows[exists | in_several_blocks]
+        counts: npt.NDArray[np.intp] = np.bincount(self._block_numbers[needed_rows], minlength=blocks)
+        return counts
+
+    def needed_row_mask(self, exists: "Mask", is_rewritten: "Mask") -> "Mask":
+        """Return for each row whether its block is rewritten and the row is needed.
+
+        Args:
+            exists: For each row of `newest_rows`, whether the catalog has the record.
+            is_rewritten: For each block, whether it is rewritten.
+        """
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        is_needed = np.zeros(self.rows, dtype=bool)
+        if not self.rows:
+            return is_needed
+        in_rewritten = is_rewritten[self._block_numbers]
+        has_other_block = np.logical_or.reduceat(~in_rewritten[self._ranked.order], self._ranked.starts)
+        is_needed[self.newest_rows[exists | has_other_block]] = True
+        return is_needed & in_rewritten

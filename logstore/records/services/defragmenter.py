@@ -1,0 +1,220 @@
+"""Defragmentation of the record log: blocks of mostly superseded record versions are rewritten, small blocks merged.
+
+Each kind takes two passes over ranges of ids. The first pass counts the needed record versions of each block. The
+second pass writes the needed record versions of the chosen blocks to new blocks. The new blocks are published like
+blocks of a flush. A flush may run at the same time. A crash leaves unnamed blocks, and a repeated run has less to do.
+
+Source: Aerospike's defragmentation; ADR 15.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from logstore.ports.catalog import Records
+from logstore.records.defragmentation_rules import BlockUsage, RangeSurvey, select_blocks_to_rewrite
+from logstore.records.manifest import Block
+from logstore.records.newest_versions import (
+    KEY_COLUMNS,
+    VERSIONS_PER_RANGE,
+    overlapping_blocks,
+    select_winners,
+    split_id_ranges,
+)
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.manifest_publication import (
+    MAX_PUBLISH_ATTEMPTS,
+    BlockWriter,
+    RecordLogHead,
+    publish,
+    read_head,
+    require_adopted,
+)
+from logstore.records.services.record_log import RecordLog
+from logstore.stop_checks import raise_if_stopped
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    Mask = npt.NDArray[np.bool_]
+
+_MAX_BLOCK_LEAD_US: Final = 3_600 * 1_000_000
+"""Largest age of new blocks before the newest manifest. A sweep removes unnamed blocks that are a day older."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefragmentResult:
+    """Result of a defragmentation."""
+
+    manifest: int = 0  # newest manifest number; 0: none
+    rewritten: int = 0  # old blocks
+    written: int = 0  # new blocks
+    dropped: int = 0  # record versions that are no longer needed
+    bytes_before: int = 0  # size of the old blocks
+    bytes_after: int = 0  # size of the new blocks
+
+
+class Defragmenter:
+    """Defragmentation of one record log. Keys of about `range_versions` record versions are in memory at once."""
+
+    def __init__(self, records: Records, log: RecordLog, *, range_versions: int = VERSIONS_PER_RANGE) -> None:
+        self._records, self._log, self._range_versions = records, log, range_versions
+
+    def defragment(self, *, progress: Callable[[DefragmentResult], None] = lambda _: None) -> DefragmentResult:
+        """Defragment each kind once. `progress` gets the totals so far after each range of ids and each kind.
+
+        Raises:
+            CatalogAdopting: The catalog is rebuilt and incomplete.
+            MissingData, CorruptData, Unsupported: A block is unreadable. No block of its kind was changed.
+            CatalogOutdated, CatalogMismatch: As `read_head`.
+            StoreUnavailable, OutcomeUnknown, CatalogBusy: The defragmentation may be repeated.
+        """
+        total = DefragmentResult()
+        for kind in RecordKind:
+            raise_if_stopped()
+            head = read_head(self._records, self._log)
+            require_adopted(head.state)
+            kind_pass = _KindPass(
+                self._records,
+                self._log,
+                head,
+                kind,
+                range_versions=self._range_versions,
+                progress=partial(progress, total),
+            )
+            old_blocks = kind_pass.select_blocks()
+            if old_blocks:
+                total = self._publish_rewrite(head, old_blocks, kind_pass.rewrite(old_blocks), total)
+            total = replace(total, manifest=max(total.manifest, head.number))
+            progress(total)
+        return total
+
+    def _publish_rewrite(
+        self, head: RecordLogHead, old: Sequence[Block], new: Sequence[Block], total: DefragmentResult
+    ) -> DefragmentResult:
+        """Replace the old blocks by the new ones. Do nothing if the old blocks are gone or the new ones are too old."""
+        for _ in range(MAX_PUBLISH_ATTEMPTS):
+            manifest = head.manifest
+            if manifest is None or not set(old) <= set(manifest.blocks) or not self._are_recent(head, new):
+                return total
+            published = publish(
+                self._records,
+                self._log,
+                head,
+                blocks=[*(block for block in manifest.blocks if block not in set(old)), *new],
+                ceilings=manifest.ceilings,
+                flushed_us=manifest.flushed_us,
+                next_ids=manifest.next_ids,
+            )
+            if published:
+                dropped = sum(block.records for block in old) - sum(block.records for block in new)
+                return replace(
+                    total,
+                    manifest=published.number,
+                    rewritten=total.rewritten + len(old),
+                    written=total.written + len(new),
+                    dropped=total.dropped + dropped,
+                    bytes_before=total.bytes_before + sum(block.size_bytes for block in old),
+                    bytes_after=total.bytes_after + sum(block.size_bytes for block in new),
+                )
+            raise_if_stopped()
+            head = read_head(self._records, self._log)
+        return total
+
+    def _are_recent(self, head: RecordLogHead, new: Sequence[Block]) -> bool:
+        """Return whether no sweep can have removed the new blocks, by the store's clock."""
+        if not new or head.manifest is None:
+            return True
+        stored_us, newest_us = self._log.stored_at_us(new[0].key), self._log.stored_at_us(head.manifest.key)
+        return stored_us is not None and newest_us is not None and newest_us - stored_us < _MAX_BLOCK_LEAD_US
+
+
+class _RangeKeys(NamedTuple):
+    table: "pa.Table"
+    blocks: list[Block]
+    block_numbers: list[int]  # positions of these blocks among all blocks of the kind
+    row_offsets: list[int]  # first row of each block, then the number of all rows
+
+    def survey(self) -> RangeSurvey:
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        return RangeSurvey(self.table, np.repeat(self.block_numbers, np.diff(self.row_offsets)))
+
+
+class _KindPass:
+    def __init__(
+        self,
+        records: Records,
+        log: RecordLog,
+        head: RecordLogHead,
+        kind: RecordKind,
+        *,
+        range_versions: int,
+        progress: Callable[[], None],
+    ) -> None:
+        self._records, self._log, self._kind, self._progress = records, log, kind, progress
+        self._blocks = [block for block in head.blocks if block.kind is kind]
+        self._number_by_block = {block: number for number, block in enumerate(self._blocks)}
+        self._id_ranges = split_id_ranges(self._blocks, versions=range_versions)
+
+    def select_blocks(self) -> list[Block]:
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        needed_rows = np.zeros(len(self._blocks), dtype=np.intp)
+        for ids in self._id_ranges:
+            keys = self._read_keys(ids)
+            survey = keys.survey()
+            needed_rows += survey.count_needed_rows(self._existence_mask(keys, survey), len(self._blocks))
+        usages = zip(self._blocks, needed_rows.tolist(), strict=True)
+        return select_blocks_to_rewrite([BlockUsage(block, versions) for block, versions in usages])
+
+    def rewrite(self, old_blocks: Sequence[Block]) -> list[Block]:
+        """Store the needed record versions of the old blocks in new blocks."""
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        is_rewritten = np.zeros(len(self._blocks), dtype=bool)
+        is_rewritten[[self._number_by_block[block] for block in old_blocks]] = True
+        writer = BlockWriter(self._log, self._kind)
+        for ids in self._id_ranges:
+            if not overlapping_blocks(old_blocks, ids):
+                continue
+            keys = self._read_keys(ids)
+            survey = keys.survey()
+            is_needed = survey.needed_row_mask(self._existence_mask(keys, survey), is_rewritten)
+            needed = list(self._read_needed(ids, keys, is_needed))
+            if needed:
+                writer.add(select_winners(needed))
+        return writer.close()
+
+    def _read_keys(self, ids: tuple[int, int]) -> _RangeKeys:
+        import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+        self._progress()
+        blocks = overlapping_blocks(self._blocks, ids)
+        tables = []
+        for block in blocks:
+            raise_if_stopped()
+            tables.append(self._log.read_block(block, KEY_COLUMNS, ids))
+        row_offsets = [0, *accumulate(table.num_rows for table in tables)]
+        numbers = [self._number_by_block[block] for block in blocks]
+        return _RangeKeys(pa.concat_tables(tables), blocks, numbers, row_offsets)
+
+    def _existence_mask(self, keys: _RangeKeys, survey: RangeSurvey) -> "Mask":
+        """Return for each newest record version whether the catalog has the record."""
+        import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+        newest_keys = keys.table.select(["id", "sub"]).take(pa.array(survey.newest_rows))
+        mask: Mask = self._records.existence_mask(self._kind, newest_keys).to_numpy(zero_copy_only=False)
+        return mask
+
+    def _read_needed(self, ids: tuple[int, int], keys: _RangeKeys, is_needed: "Mask") -> "Iterator[pa.Table]":
+        import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+        for block, (start, end) in zip(keys.blocks, pairwise(keys.row_offsets), strict=True):
+            if is_needed[start:end].any():
+                raise_if_stopped()
+                yield self._log.read_block(block, ids=ids).filter(pa.array(is_needed[start:end]))

@@ -1,0 +1,329 @@
+"""Flushes: write the catalog's changes since the last flush into blocks and a manifest of the record log.
+
+The record log shows moments of the catalog. So all entries that its cursors and index buckets name are in it, and
+transactions are complete.
+
+A small flush reads all changes at one moment. Its manifest names their blocks. A large flush works in pages:
+
+1. Each page is read at its own moment. Its blocks are staged. Its manifest names no new block, but its number orders
+   the record versions.
+2. The last page has all changes since the earlier pages were read, because such changes are in the outbox again.
+3. The last manifest names the blocks of all pages and shows the moment of the last page.
+
+So a crash loses one page. A rebuild during a flush gets the catalog of the previous flush. Memory and the time of a
+read transaction do not grow with the outbox.
+
+A crash at any point is harmless. After the manifest is stored, the outbox loses exactly the rows that were read. A
+change that is flushed twice becomes a newer record version with equal content.
+
+Source: Aerospike's write blocks; fuzzy checkpoints of databases; ADR 15.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from logstore.errors import CatalogBusy, PreconditionFailed
+from logstore.ports.catalog import Changes, RecordLogState, Records, UnrecordableRecord
+from logstore.records.manifest import ID_HEADROOM, Block, Ceilings, Manifest
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.manifest_publication import (
+    MAX_PUBLISH_ATTEMPTS,
+    BlockWriter,
+    RecordLogHead,
+    publish,
+    read_head,
+    require_adopted,
+)
+from logstore.records.services.record_log import RecordLog
+from logstore.stop_checks import raise_if_stopped
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHANGES_PER_PAGE: Final = 500_000
+"""Changes read at one moment. The last page may have up to twice as many."""
+
+_MAX_CHANGES_EXAMINED: Final = 1_000  # bound for `find_unrecordable`
+_US: Final = 1_000_000
+_OVERTAKEN_MESSAGE: Final = (
+    f"record log: others published {MAX_PUBLISH_ATTEMPTS} manifests, each just before this flush"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushResult:
+    """Result of a flush."""
+
+    manifest: int  # newest manifest number
+    records: int = 0  # written record versions, including tombstones
+    tombstones: int = 0
+    blocks: int = 0  # written blocks
+    bytes: int = 0  # size of these blocks
+    changes: int = 0  # outbox rows removed
+    left: int = 0  # outbox rows at the end: new changes, and changes of cursors that are not due
+    named: int = 0  # blocks in the newest manifest
+    refused: tuple[UnrecordableRecord, ...] = ()  # records that no block can hold; their changes stay in the outbox
+
+    def plus(self, later: "FlushResult") -> "FlushResult":
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED_FIELDS}
+        return replace(later, **sums)
+
+
+_SUMMED_FIELDS: Final = ("records", "tombstones", "blocks", "bytes", "changes")
+
+
+class Flusher:
+    """Flushes of one catalog.
+
+    Threads and processes may flush concurrently: for each manifest number exactly one succeeds.
+
+    Args:
+        records: Outbox of the catalog.
+        log: Record log of the catalog.
+        clock_bound_s: Largest allowed difference between the catalog's clock and the store's.
+        cursor_interval_s: Time for which a change of a cursor waits for later changes of the cursor.
+        page: Changes read at one moment, at least 1.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        log: RecordLog,
+        *,
+        clock_bound_s: float,
+        cursor_interval_s: float = 60.0,
+        page: int = CHANGES_PER_PAGE,
+    ) -> None:
+        self._records, self._log = records, log
+        self._clock_bound_s, self._cursor_interval_s = clock_bound_s, cursor_interval_s
+        self._page = page
+
+    def flush(
+        self,
+        *,
+        cursors: bool = False,
+        progress: Callable[[int], None] = lambda _: None,
+        ends_adoption: bool = False,
+    ) -> FlushResult:
+        """Write the outbox to the record log. Raise ceilings that have less than half of their headroom left.
+
+        Idempotency: without changes nothing is written. After a crash, a repeated call writes the interrupted page
+        again, and the rest. Changes committed meanwhile are in the last page, so the flush always ends.
+
+        Args:
+            cursors: Whether to write changes of cursors that are not due.
+            progress: Function that gets the number of record versions written so far, after each batch.
+            ends_adoption: Whether every topic of a rebuilt catalog is settled. An earlier flush would show half an
+                adoption as a moment of the catalog, and a later rebuild would not adopt the other half.
+
+        Raises:
+            CatalogAdopting: The catalog is rebuilt and incomplete, or a replica.
+            PreconditionFailed: The clocks of catalog and store differ too much. Nothing was published.
+            CatalogOutdated, CatalogMismatch, CorruptData, Unsupported: As `read_head`.
+            StoreUnavailable, OutcomeUnknown, CatalogBusy: The flush may be repeated.
+        """
+        total, remaining_pages, lost_races = FlushResult(manifest=0), -1, 0
+
+        def report_progress(versions: int) -> None:
+            progress(total.records + versions)
+
+        while lost_races < MAX_PUBLISH_ATTEMPTS:
+            raise_if_stopped()
+            head = read_head(self._records, self._log)
+            if not ends_adoption:
+                require_adopted(head.state)
+            if remaining_pages < 0:
+                remaining_pages = max(0, head.state.outbox_changes // self._page - 1)
+            is_last = remaining_pages == 0
+            if is_last:
+                result = self._flush_rest(head, cursors or self._are_cursors_due(head.state), report_progress)
+            else:
+                result = self._stage_page(head, report_progress)
+            if result is None:
+                lost_races += 1
+                continue
+            total, lost_races = total.plus(result), 0
+            if is_last:
+                return replace(total, left=self._records.state().outbox_changes)
+            remaining_pages = remaining_pages - 1 if result.changes else 0
+        raise CatalogBusy(_OVERTAKEN_MESSAGE)
+
+    def rewrite(self, *, progress: Callable[[int], None] = lambda _: None) -> FlushResult:
+        """Write every record and tombstone into a new manifest. The manifest names no other blocks.
+
+        If the catalog is complete, this repairs a record log with a damaged or lost manifest or block. Older manifests
+        are not read. If another writer takes the manifest number, this starts again.
+
+        Idempotency: a repeated call writes all records again. After a crash some records are flushed twice.
+
+        Args:
+            progress: As for `flush`.
+
+        Raises:
+            CatalogAdopting: The catalog is rebuilt and incomplete: it lacks records of the record log.
+            CatalogOutdated: The catalog does not know the newest manifest: the catalog lacks records.
+            CorruptData, Unsupported: That manifest is unreadable.
+            PreconditionFailed, StoreUnavailable, OutcomeUnknown, CatalogBusy: As `flush`.
+        """
+        for _ in range(MAX_PUBLISH_ATTEMPTS):
+            raise_if_stopped()
+            state = self._records.state()
+            require_adopted(state)
+            if self._log.manifest_numbers(after=state.manifest):
+                read_head(self._records, self._log)  # settles the manifest if it is this catalog's
+                continue
+            self._records.requeue_all_records()
+            head = RecordLogHead(state=state, manifest=_manifest_without_blocks(state))
+            result = self._flush_rest(head, True, progress, is_rewrite=True)
+            if result:
+                return replace(result, left=self._records.state().outbox_changes)
+        raise CatalogBusy(_OVERTAKEN_MESSAGE)
+
+    def _are_cursors_due(self, state: RecordLogState) -> bool:
+        """Return whether to write changes of cursors. Staged pages may need the cursors."""
+        if state.staged_blocks:
+            return True
+        oldest_us = state.oldest_cursor_change_us
+        return oldest_us is not None and oldest_us <= state.now_us - self._cursor_interval_s * _US
+
+    def _stage_page(self, head: RecordLogHead, progress: Callable[[int], None]) -> FlushResult | None:
+        with self._records.read_changes(cursors=False, page=self._page) as changes:
+            blocks = self._write_blocks(changes, head.number + 1, progress)
+            outbox_rows, at_us = changes.outbox_rows, changes.at_us
+        if not outbox_rows:
+            return FlushResult(manifest=head.number)
+        self._require_clock(blocks, at_us)
+        manifest = publish(
+            self._records,
+            self._log,
+            head,
+            blocks=head.blocks,
+            ceilings=raise_ceilings(head.state.ceilings, head.state.next_ids),
+            flushed_us=head.manifest.flushed_us if head.manifest else 0,
+            next_ids=head.next_ids,
+            outbox_rows=outbox_rows,
+            staged_blocks=blocks,
+        )
+        return _flush_result(manifest, blocks, len(outbox_rows)) if manifest else None
+
+    def _flush_rest(
+        self, head: RecordLogHead, cursors: bool, progress: Callable[[int], None], *, is_rewrite: bool = False
+    ) -> FlushResult | None:
+        state, ceilings = head.state, raise_ceilings(head.state.ceilings, head.state.next_ids)
+        staged_blocks = () if is_rewrite else state.staged_blocks
+        is_current = 0 < head.moment_number == head.number and ceilings == state.ceilings and not is_rewrite
+        if is_current and not (state.outbox_changes or staged_blocks):
+            return FlushResult(manifest=head.number, named=len(head.blocks))
+        with self._records.read_changes(cursors=cursors) as changes:
+            blocks = self._write_blocks(changes, head.number + 1, progress)
+            outbox_rows, at_us, unrecordable = changes.outbox_rows, changes.at_us, tuple(changes.unrecordable)
+        if is_current and not (outbox_rows or blocks or staged_blocks):
+            return FlushResult(manifest=head.number, named=len(head.blocks), refused=unrecordable)
+        self._require_clock(blocks, at_us)
+        manifest = publish(
+            self._records,
+            self._log,
+            head,
+            blocks=(*head.blocks, *staged_blocks, *blocks),
+            ceilings=ceilings,
+            flushed_us=at_us,
+            next_ids=state.next_ids,
+            outbox_rows=outbox_rows,
+            ends_flush=True,
+        )
+        return replace(_flush_result(manifest, blocks, len(outbox_rows)), refused=unrecordable) if manifest else None
+
+    def _write_blocks(self, changes: Changes, number: int, progress: Callable[[int], None]) -> list[Block]:
+        """Store all changes in blocks, as record versions with the number of the manifest that will name the blocks."""
+        import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+        blocks: list[Block] = []
+        writer: BlockWriter | None = None
+        writer_kind: RecordKind | None = None
+        versions = 0
+        for kind, batch in changes.batches():
+            raise_if_stopped()
+            if writer is None or kind != writer_kind:
+                blocks += writer.close() if writer else []
+                writer, writer_kind = BlockWriter(self._log, kind), kind
+            writer.add(_set_version(pa.Table.from_batches([batch]), number))
+            versions += batch.num_rows
+            progress(versions)
+        return [*blocks, *(writer.close() if writer else [])]
+
+    def _require_clock(self, blocks: list[Block], at_us: int) -> None:
+        """Compare the catalog's clock with the store's time of a new block.
+
+        The block was stored between `at_us` and now.
+        """
+        stored_us = self._log.stored_at_us(blocks[0].key) if blocks else None
+        if stored_us is None:
+            return
+        bound_us = round(self._clock_bound_s * _US)
+        if abs(stored_us - at_us) <= bound_us:
+            return
+        now_us = self._records.state().now_us  # writing took long, or a clock is wrong
+        if not at_us - bound_us <= stored_us <= max(at_us, now_us) + bound_us:
+            raise PreconditionFailed(
+                f"clock: expected the catalog's and the store's within {self._clock_bound_s:g} s of each other, found "
+                f"the catalog's at {at_us} and the store's at {stored_us} (microseconds since 1970); set the clocks"
+            )
+
+
+def _flush_result(manifest: Manifest, blocks: list[Block], changes: int) -> FlushResult:
+    return FlushResult(
+        manifest=manifest.number,
+        records=sum(block.records for block in blocks),
+        tombstones=sum(block.tombstones for block in blocks),
+        blocks=len(blocks),
+        bytes=sum(block.size_bytes for block in blocks),
+        changes=changes,
+        named=len(manifest.blocks),
+    )
+
+
+def find_unrecordable(records: Records) -> Sequence[UnrecordableRecord]:
+    """Return records that flushes leave out, among the oldest changes. This changes nothing.
+
+    Left-out records soon become the oldest changes.
+    """
+    with records.read_changes(cursors=True, page=_MAX_CHANGES_EXAMINED) as changes:
+        for _ in changes.batches():
+            raise_if_stopped()
+        return changes.unrecordable
+
+
+def _manifest_without_blocks(state: RecordLogState) -> Manifest | None:
+    if not state.manifest:
+        return None
+    return Manifest(
+        number=state.manifest,
+        catalog_id=state.catalog_id,
+        epoch=state.epoch,
+        bundles=state.bundles,
+        stamp=state.stamp,
+        flushed_us=0,
+        ceilings=state.ceilings,
+    )
+
+
+def raise_ceilings(ceilings: Ceilings, next_ids: Ceilings) -> Ceilings:
+    """Raise ceilings that have less than half of `ID_HEADROOM` left to `ID_HEADROOM` above the next id."""
+
+    def raise_ceiling(ceiling: int, next_id: int) -> int:
+        return ceiling if ceiling - next_id >= ID_HEADROOM // 2 else next_id + ID_HEADROOM
+
+    return Ceilings(
+        ledger=raise_ceiling(ceilings.ledger, next_ids.ledger),
+        topic=raise_ceiling(ceilings.topic, next_ids.topic),
+        transaction=raise_ceiling(ceilings.transaction, next_ids.transaction),
+    )
+
+
+def _set_version(versions: "pa.Table", number: int) -> "pa.Table":
+    import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+    position = versions.schema.get_field_index("version")
+    column = pa.repeat(pa.scalar(number, pa.int64()), versions.num_rows)
+    return versions.set_column(position, versions.schema.field(position), column)

@@ -1,0 +1,305 @@
+"""Publication: blocks are stored first, then a manifest that names them.
+
+The manifest number is the lock:
+
+1. A writer reads the newest manifest, and then the catalog.
+2. The writer stores blocks and commits a random stamp to the catalog.
+3. The writer stores the manifest with the next number. If several writers do so, one succeeds and the others start
+   again.
+
+So manifests show moments of the catalog in order. The manifest number is also the version of all records that its flush
+writes. It orders record versions even if two concurrent transactions changed parts of the same record.
+
+A crash before step 3 leaves a stamp and unnamed blocks. Both are harmless, and a sweep removes old blocks. A crash
+after step 3 leaves a pending stamp, and `read_head` settles it. A late request takes the number or fails, like any
+other.
+
+A database that was restored from a backup would give out positions and ids a second time. So `require_current` refuses
+a database that does not know the newest manifest. It is called before a process uses the primary bucket.
+
+Source: Apache Iceberg (compare-and-set of the metadata pointer); ADR 15.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from logstore.errors import (
+    AlreadyExists,
+    CatalogAdopting,
+    CatalogBusy,
+    CatalogMismatch,
+    CatalogOutdated,
+    StoreUnavailable,
+)
+from logstore.failpoints import effect
+from logstore.ports.catalog import KnownManifest, RecordLogState, Records
+from logstore.ports.object_storage import OwnedStore
+from logstore.records.block_files import MAX_VERSIONS_PER_BLOCK
+from logstore.records.manifest import Block, Ceilings, Manifest
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.record_log import RecordLog
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_REBUILT: Final = (
+    "Another database was rebuilt from the log: set SEXTON_DATABASE_URL to that one. Where it is lost, stop the workers"
+    " and run `sexton records rebuild --into DATABASE_URL` with an empty database"
+)
+_RESTORED: Final = (
+    "It was restored from a backup, or a copy of it is in use: stop the workers and run"
+    " `sexton records rebuild --into DATABASE_URL` with an empty database"
+)
+
+MAX_PUBLISH_ATTEMPTS: Final = 10
+"""Attempts of a writer. Each failed attempt means that another writer has published."""
+
+_MAX_BUFFERED_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLogHead:
+    """Newest manifest of the record log, with a catalog state that knows its stamp."""
+
+    state: RecordLogState
+    manifest: Manifest | None  # `None`: no flush has ever ended
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return self.manifest.blocks if self.manifest else ()
+
+    @property
+    def number(self) -> int:
+        """Number of the newest manifest, or 0."""
+        return self.manifest.number if self.manifest else 0
+
+    @property
+    def moment_number(self) -> int:
+        """Number of the newest manifest that shows a moment of its own, or 0."""
+        return self.manifest.moment_number if self.manifest else 0
+
+    @property
+    def rows_epoch(self) -> int:
+        return self.manifest.rows_epoch if self.manifest else self.state.epoch
+
+    @property
+    def next_ids(self) -> Ceilings | None:
+        """Next ids at the moment. `None`: an earlier build wrote the manifest."""
+        return self.manifest.next_ids if self.manifest else Ceilings(ledger=0, topic=0, transaction=0)
+
+
+def read_head(records: Records, log: RecordLog) -> RecordLogHead:
+    """Read the catalog's state and the newest manifest. Settle a manifest whose writer died. Idempotent.
+
+    To settle such a manifest does not change the outbox. Its changes are flushed again, as newer record versions with
+    equal content.
+
+    Raises:
+        CatalogMismatch: The bucket lacks the manifest that the catalog knows, or has a manifest of another catalog.
+        CatalogOutdated: The catalog does not know the stamp of the newest manifest.
+        CatalogBusy: Other writers published during every attempt.
+        CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
+    """
+    for _ in range(MAX_PUBLISH_ATTEMPTS):
+        state = records.state()
+        newest = log.newest_manifest(after=state.manifest)
+        if newest is None:
+            require_known(state, None)
+            return RecordLogHead(state=state, manifest=None)
+        _require_same(state, newest)
+        if newest.stamp == state.stamp:
+            return RecordLogHead(state=state, manifest=newest)
+        if newest.stamp in state.pending_stamps:
+            with effect("records.settle"):
+                _settle(records, newest)
+            continue
+        require_known(records.known_manifest(), newest)
+    raise CatalogBusy(
+        f"record log: others published {MAX_PUBLISH_ATTEMPTS} manifests while this one looked for the newest"
+    )
+
+
+def _require_same(state: KnownManifest, newest: Manifest) -> None:
+    if newest.catalog_id != state.catalog_id:
+        raise CatalogMismatch(
+            newest.key,
+            expected=f"catalog {state.catalog_id}",
+            found=f"catalog {newest.catalog_id}",
+            advice="name the records bucket of this catalog",
+        )
+
+
+def require_known(state: KnownManifest, newest: Manifest | None) -> None:
+    """Refuse a catalog that does not know the newest manifest.
+
+    Args:
+        state: State of the catalog, read after the manifest. So the stamps of live writers are included.
+        newest: Newest manifest. `None`: the bucket has none.
+
+    Raises:
+        CatalogMismatch: The manifest belongs to another catalog, or the catalog knows a manifest and the bucket has
+            none.
+        CatalogOutdated: The catalog does not know the stamp of the manifest.
+    """
+    if newest is None:
+        if state.manifest:
+            raise CatalogMismatch(
+                "records bucket",
+                expected=f"manifest {state.manifest} or a newer one",
+                found="none",
+                advice="put back what was removed, or write all of it anew: sexton records rewrite",
+            )
+        return
+    _require_same(state, newest)
+    if state.manifest > newest.number or newest.stamp in {state.stamp, *state.pending_stamps}:
+        return
+    raise CatalogOutdated(
+        f"{newest.key}: expected a stamp of this catalog, whose newest manifest is {state.manifest}, found "
+        f"{newest.stamp} of epoch {newest.epoch}: the database is older than its record log. "
+        f"{_REBUILT if newest.epoch > state.epoch else _RESTORED}"
+    )
+
+
+def require_adopted(state: RecordLogState) -> None:
+    """Refuse a rebuilt catalog during adoption, and a replica.
+
+    Raises:
+        CatalogAdopting: The catalog is one of these.
+    """
+    if state.is_adopting:
+        raise CatalogAdopting(
+            "record log: expected a catalog that is complete, found one that adopts what storage holds"
+        )
+
+
+def publish(
+    records: Records,
+    log: RecordLog,
+    head: RecordLogHead,
+    *,
+    blocks: Sequence[Block],
+    ceilings: Ceilings,
+    flushed_us: int,
+    next_ids: Ceilings | None,
+    outbox_rows: Collection[int] = (),
+    staged_blocks: Sequence[Block] = (),
+    ends_flush: bool = False,
+) -> Manifest | None:
+    """Store the manifest after the newest one, and settle it. Return `None` if its number is taken.
+
+    Args:
+        records: Catalog side of the record log.
+        log: The record log.
+        head: Result of `read_head` before the blocks were stored.
+        blocks: All blocks that count from now on. In a page of a flush: the blocks of the previous moment.
+        ceilings: New ceilings of ids. The catalog uses them once the manifest is stored.
+        flushed_us: Time of the moment that the blocks show.
+        next_ids: Next ids at that moment, or read before it.
+        outbox_rows: Outbox rows that the blocks or the page cover.
+        staged_blocks: Blocks of a page.
+        ends_flush: Whether no block stays staged: all staged blocks are among `blocks`, or not needed.
+    """
+    manifest = Manifest(
+        number=head.number + 1,
+        catalog_id=head.state.catalog_id,
+        epoch=head.state.epoch,
+        bundles=head.state.bundles,
+        stamp=uuid4().hex,
+        flushed_us=flushed_us,
+        ceilings=ceilings,
+        blocks=tuple(blocks),
+        next_ids=next_ids,
+    )
+    if not ends_flush and (staged_blocks or head.state.staged_blocks):
+        manifest = replace(manifest, shows=head.moment_number, moment_epoch=head.rows_epoch)
+    with effect("records.begin"):
+        records.begin_manifest(manifest.stamp)
+    try:
+        log.put_manifest(manifest)
+    except AlreadyExists:
+        return None
+    with effect("records.settle"):
+        _settle(records, manifest, outbox_rows=outbox_rows, staged_blocks=staged_blocks)
+    return manifest
+
+
+def _settle(
+    records: Records, manifest: Manifest, *, outbox_rows: Collection[int] = (), staged_blocks: Sequence[Block] = ()
+) -> None:
+    records.settle_manifest(
+        number=manifest.number,
+        stamp=manifest.stamp,
+        ceilings=manifest.ceilings,
+        outbox_rows=outbox_rows,
+        shows_own_moment=manifest.shows is None,
+        staged_blocks=staged_blocks,
+    )
+
+
+class BlockWriter:
+    """Writer of blocks of one kind. It buffers record versions that do not fill a block yet."""
+
+    def __init__(self, log: RecordLog, kind: RecordKind) -> None:
+        self._log, self._kind = log, kind
+        self._tables: list[pa.Table] = []
+        self.blocks: list[Block] = []  # stored blocks, ascending by ids
+
+    def add(self, versions: "pa.Table") -> None:
+        """Add record versions, ascending by id and sub, and above all earlier ones."""
+        self._tables.append(versions)
+        rows = sum(table.num_rows for table in self._tables)
+        if rows >= MAX_VERSIONS_PER_BLOCK or sum(table.nbytes for table in self._tables) >= _MAX_BUFFERED_BYTES:
+            self._write(rows - rows % MAX_VERSIONS_PER_BLOCK or rows)
+
+    def close(self) -> list[Block]:
+        """Store the buffered record versions and return all blocks."""
+        rows = sum(table.num_rows for table in self._tables)
+        if rows:
+            self._write(rows)
+        return self.blocks
+
+    def _write(self, rows: int) -> None:
+        import pyarrow as pa  # noqa: PLC0415 - start-up time
+
+        buffered = pa.concat_tables(self._tables)
+        self.blocks += self._log.put_blocks(self._kind, buffered.slice(0, rows))
+        self._tables = [buffered.slice(rows)] if buffered.num_rows > rows else []
+
+
+def require_current(records: Records, objects: OwnedStore) -> None:
+    """Refuse a database that does not know the newest manifest.
+
+    If the catalog knows the newest manifest, this costs one LIST, and one GET of the next number, which LIST may hide.
+    If the listing lacks the known manifest, HEAD looks for newer ones. A listing without any manifest proves nothing. A
+    replica database may be behind, because it refuses all other writes anyway.
+
+    Args:
+        records: The catalog.
+        objects: Bucket of its record log.
+
+    Raises:
+        CatalogOutdated: The catalog does not know the stamp of the newest manifest.
+        CatalogMismatch: The newest manifest belongs to another catalog.
+        CorruptData, Unsupported: The manifest is unreadable, or a newer build wrote it.
+        StoreUnavailable: The store did not answer, or a listing hides manifests that exist.
+        ServiceRefused: The store refuses access.
+    """
+    known = records.known_manifest()
+    if known.is_replica:
+        return
+    log = RecordLog(objects)
+    newest = log.manifest(known.manifest + 1)
+    if newest is None:
+        number = log.newest_number(known.manifest) or 0
+        if number < known.manifest:
+            raise StoreUnavailable(
+                f"records bucket: expected manifest {known.manifest} or a newer one, found none by LIST and HEAD. If"
+                " they were removed, and the database is no backup: sexton records rewrite"
+            )
+        if number > known.manifest:
+            newest = log.newest_manifest(known.manifest)
+    if newest is not None:
+        # Read after the manifest, so that the stamps of live writers are included.
+        require_known(records.known_manifest(), newest)

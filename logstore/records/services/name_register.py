@@ -1,0 +1,109 @@
+"""Register of names that is read without a listing, because listings may hide objects.
+
+Entries are objects numbered without a gap: `{folder}{n:06d}` has a name, and `{folder}{n:06d}-ended` ends the entry. A
+reader requests one number after the other until an object is missing. Entries are never overwritten or removed. A name
+that is entered again gets a new number. So entries must be rare.
+
+Every call may be repeated. If two writers enter the same name twice, both entries end together. An entry has the digest
+of its name. The digest reveals a truncated response.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from logstore.errors import AlreadyExists, CorruptData
+from logstore.failpoints import effect
+from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
+from logstore.log.services.upload_read_back import put_and_read_back, reread_if_corrupt
+from logstore.ports.object_storage import ObjectStore
+from logstore.stop_checks import raise_if_stopped
+
+NO_CONTENT: Final = b"{}"
+"""Content of an object whose key has all information, such as a pin."""
+
+
+def put_record_object(objects: ObjectStore, key: str, body: bytes) -> None:
+    """Store an object and its digest if the key is free, and read it back.
+
+    Raises:
+        AlreadyExists: Another object has the key.
+        UploadUnproven: The store accepted the PUT but does not show the object.
+    """
+    put_and_read_back(objects, key, body, metadata={} if body == NO_CONTENT else {DIGEST_FIELD: sha256_hex(body)})
+
+
+class Registry:
+    """Names in one folder. The folder's name ends with a slash. Thread-safe."""
+
+    def __init__(self, objects: ObjectStore, folder: str) -> None:
+        self._objects, self._folder = objects, folder
+        self._first_active = 0  # all entries with lower numbers have ended
+
+    def enter(self, name: str) -> None:
+        """Add a name unless it is active.
+
+        Raises:
+            StoreUnavailable: The store did not answer.
+            CorruptData: An entry is damaged.
+        """
+        number = self._first_active
+        for number, entered_name in self._active_entries():  # noqa: B007 - the search continues at the last number
+            if entered_name == name:
+                return
+        while True:
+            raise_if_stopped()
+            key = self._key(number)
+            if self._objects.get(key) is None:
+                try:
+                    with effect("records.enter"):
+                        put_record_object(self._objects, key, name.encode())
+                except AlreadyExists:
+                    pass  # another writer took the number
+                else:
+                    return
+            number += 1
+
+    def end(self, should_end: Callable[[str], bool]) -> None:
+        """End the entries of matching names. Raise as `enter`.
+
+        If no entry matches, the register is read again, because a response may lack an entry.
+        """
+        for _ in range(2):
+            numbers = [number for number, name in self._active_entries() if should_end(name)]
+            for number in numbers:
+                with effect("records.end_entry"):
+                    put_record_object(self._objects, f"{self._key(number)}-ended", NO_CONTENT)
+            if numbers:
+                return
+
+    def active_names(self) -> frozenset[str]:
+        """Return the names that were entered and have not ended. Raise as `enter`."""
+        return frozenset(name for _, name in self._active_entries())
+
+    def _active_entries(self) -> Iterator[tuple[int, str]]:
+        number, has_only_ended = self._first_active, True
+        while (name := self._read(number)) is not None:
+            raise_if_stopped()
+            if self._objects.get(f"{self._key(number)}-ended") is None:
+                has_only_ended = False
+                yield number, name
+            number += 1
+            if has_only_ended:
+                self._first_active = max(self._first_active, number)
+
+    def _read(self, number: int) -> str | None:
+        key = self._key(number)
+
+        def read() -> str | None:
+            entry = self._objects.get(key)
+            if entry is None:
+                return None
+            expected, found = entry.metadata.get(DIGEST_FIELD), sha256_hex(entry.body)
+            if expected != found:
+                raise CorruptData(f"{key}: expected a name with the digest {expected}, found {found}")
+            return entry.body.decode()
+
+        return reread_if_corrupt(read)
+
+    def _key(self, number: int) -> str:
+        return f"{self._folder}{number:06d}"

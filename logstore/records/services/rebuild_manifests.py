@@ -1,0 +1,194 @@
+"""Cold start: the manifest of a rebuilt catalog's epoch, which is published between load and adoption.
+
+Two rebuilds from one manifest use the same next number, and one of them succeeds. The other never becomes the catalog.
+Its database stays ADOPTING, and nothing is deleted from storage because of it.
+
+The manifest ends the old epoch and has no row of the new epoch. Until the flush at the end of adoption, it repeats the
+loaded moment with that moment's epoch. If another rebuild begins before that flush, it adopts the same uploads.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from logstore.errors import AlreadyExists, PreconditionFailed
+from logstore.failpoints import effect
+from logstore.ports.catalog.record_log import RecordLogState, Records
+from logstore.positions import LedgerId
+from logstore.records.manifest import ID_HEADROOM, Ceilings, Manifest, manifest_key
+from logstore.records.rebuild_job import RebuildId
+from logstore.records.services.record_log import Pin, RecordLog
+
+_PIN_DURATION_US: Final = 7 * 86_400 * 1_000_000
+_PIN_PURPOSE: Final = "rebuild"
+_STORE_TIME_STEP_S: Final = 1.0  # S3 stores times of objects in whole seconds
+
+
+class ColdStart:
+    """Steps of a rebuild on the record log."""
+
+    def __init__(self, log: RecordLog) -> None:
+        self._log = log
+
+    def newest_manifest(self) -> Manifest:
+        """Return the newest manifest.
+
+        Raises:
+            PreconditionFailed: The bucket has no manifest, because no flush has ever ended.
+            Unsupported: A newer build wrote the manifest.
+            CorruptData: The manifest is unreadable.
+            StoreUnavailable: The listing lacks a newer manifest that HEAD finds.
+        """
+        newest = self._log.certain_newest_manifest()
+        if newest is None:
+            raise PreconditionFailed(
+                "record log: expected a manifest in the records bucket, found none to rebuild from"
+            )
+        return newest
+
+    def pin(self, rebuild: str, manifest: int, *, now_us: int) -> Manifest:
+        """Pin a manifest for a week from now and return it. Idempotent."""
+        self._log.pin(rebuild, manifest, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
+        return self.manifest(manifest)
+
+    def pinned_rebuilds(self) -> list[RebuildId]:
+        return [RebuildId.parse(pin.pin_id) for pin in self.pins()]
+
+    def pins(self) -> list[Pin]:
+        return [pin for pin in self._log.pins() if pin.purpose == _PIN_PURPOSE]
+
+    def end_pin(self, pin: Pin) -> None:
+        self._log.end_pin(pin)
+
+    def manifest(self, number: int) -> Manifest:
+        """Return the manifest of a number.
+
+        Raises:
+            PreconditionFailed: The manifest does not exist.
+        """
+        manifest = self._log.manifest(number)
+        if manifest is None:
+            raise PreconditionFailed(f"{manifest_key(number)}: expected it in the records bucket, found nothing")
+        return manifest
+
+    def is_followed(self, number: int) -> bool:
+        """Return whether the next manifest exists. Until then the old catalog is valid, and its workers may run."""
+        return self._log.manifest(number + 1) is not None
+
+    def find_epoch_age_s(self, rebuild: str, base: Manifest, *, now_us: int) -> float:
+        """Return a lower bound of the age of the manifest after `base`, by the store's clock alone.
+
+        The pin is renewed, because the time of a new object is the store's current time. If the result is 0 or less,
+        the store has no times, or the manifest is new.
+        """
+        renewed_us = self._log.stored_at_us(
+            self._log.pin(rebuild, base.number, now_us + _PIN_DURATION_US, _PIN_PURPOSE)
+        )
+        stored_us = self._log.stored_at_us(manifest_key(base.number + 1))
+        if renewed_us is None or stored_us is None:
+            return 0.0
+        return (renewed_us - stored_us) / 1_000_000 - _STORE_TIME_STEP_S
+
+    def rows_epoch(self, base: Manifest) -> int:
+        """Return the epoch of the rows in a manifest. Uploads of that epoch may be in no block.
+
+        Earlier builds stored the manifest of a new epoch as a moment of its own, with the blocks and the time of the
+        previous manifest. The previous manifest has the epoch of the rows, unless a sweep has removed it.
+        """
+        return self._find_moment(base).rows_epoch
+
+    def unflushed_from(self, base: Manifest) -> tuple[LedgerId, ...]:
+        """Return the starts of the id ranges in which ledgers may be younger than the manifest's moment, ascending.
+
+        A rebuild skips ids up to the ceilings, so there may be two ranges. Manifests of earlier builds lack the next
+        ids. For these, the next ids are `ID_HEADROOM` below the ceilings.
+        """
+        if base.next_ids:
+            return (LedgerId(base.next_ids.ledger),)
+        moment = self._log.manifest(base.moment_number) if base.moment_number < base.number else None
+        return LedgerId(0), LedgerId(max(self._find_moment(moment or base).ceilings.ledger - ID_HEADROOM, 0))
+
+    def _find_moment(self, manifest: Manifest) -> Manifest:
+        """Return the earliest existing manifest with the same moment.
+
+        Manifests of earlier builds repeat a moment unmarked.
+        """
+        while manifest.moment_epoch is None:
+            previous = self._log.manifest(manifest.number - 1)
+            if previous is None or previous.flushed_us != manifest.flushed_us:
+                break
+            manifest = previous
+        return manifest
+
+    def unpin(self, rebuild: str) -> None:
+        self._log.unpin(rebuild)
+
+    def require_own_successor(self, records: Records, number: int) -> None:
+        """Refuse a loaded database that can no longer become the catalog. `number` is the number of its manifest.
+
+        Raises:
+            PreconditionFailed: The next manifest belongs to another rebuild or to the old catalog.
+        """
+        state = records.state()
+        if state.manifest > number:
+            return
+        (stamp,) = state.pending_stamps
+        successor = self._log.manifest(number + 1)
+        is_replaced = successor is None and self._log.manifest(number) is None
+        if is_replaced or (successor is not None and successor.stamp != stamp):
+            raise _overtaken_error(number + 1, successor)
+
+    def publish(self, records: Records, base: Manifest, *, unreadable: Collection[str] = ()) -> int:
+        """Store and settle the manifest of the new epoch after `base`. Return its number. Idempotent.
+
+        Args:
+            records: Records of the rebuilt catalog.
+            base: Manifest of the loaded rows.
+            unreadable: Keys of skipped blocks. The new manifest does not name these blocks.
+
+        Raises:
+            PreconditionFailed: Another rebuild stored the manifest, or the old catalog still writes.
+        """
+        state = records.state()
+        if state.manifest > base.number:
+            return state.manifest
+        (stamp,) = state.pending_stamps
+        manifest = self._next_manifest(state, base, stamp, unreadable)
+        try:
+            self._log.put_manifest(manifest)
+        except AlreadyExists:
+            number = manifest.number
+            manifest = self.manifest(number)
+            if manifest.stamp != stamp:
+                raise _overtaken_error(number, manifest) from None
+        with effect("records.settle"):
+            records.settle_manifest(number=manifest.number, stamp=stamp, ceilings=manifest.ceilings)
+        return manifest.number
+
+    def _next_manifest(
+        self, state: RecordLogState, base: Manifest, stamp: str, unreadable: Collection[str]
+    ) -> Manifest:
+        next_ids = state.next_ids
+        ceilings = Ceilings(
+            ledger=next_ids.ledger + ID_HEADROOM,
+            topic=next_ids.topic + ID_HEADROOM,
+            transaction=next_ids.transaction + ID_HEADROOM,
+        )
+        return replace(
+            base,
+            number=base.number + 1,
+            epoch=state.epoch,
+            stamp=stamp,
+            ceilings=ceilings,
+            shows=base.moment_number,  # the blocks staged in the lost database are lost
+            moment_epoch=self.rows_epoch(base),
+            blocks=tuple(block for block in base.blocks if block.key not in unreadable),
+        )
+
+
+def _overtaken_error(number: int, successor: Manifest | None) -> PreconditionFailed:
+    found = f"one of epoch {successor.epoch}" if successor else "nothing: newer ones have replaced it"
+    return PreconditionFailed(
+        f"{manifest_key(number)}: expected the manifest of this rebuild, found {found}: another rebuild won, or the"
+        " catalog that was thought lost still writes; this database is not the catalog: give another one with --into"
+    )

@@ -1,0 +1,291 @@
+"""Replica databases: the record log is applied to a database that serves reads.
+
+One step applies the record versions since the applied manifest and records the newest manifest as applied. This is one
+transaction. Then the step acknowledges the manifest in the source bucket. After a crash between the two, the next step
+acknowledges. Blocks of the previously applied manifest are not read again.
+
+The record log lacks tombstones that raids have removed. If a replica missed such a tombstone, it would keep the covered
+record for ever. So a step is refused in these cases, and the replica must be seeded:
+
+- A raid has revoked the replica.
+- The replica did not acknowledge for the eligible age.
+- The source was rebuilt under another epoch.
+- The database is older than the acknowledgement of the replica.
+
+A seed registers the replica, empties the database and applies a complete manifest. Each seed has its own name. The
+database stores the name with the applied manifest. So an acknowledgement of a failed seed, or of a database with the
+same URL on another machine, is not mistaken for this database's.
+
+The order of reads makes this safe. The newest manifest is read before the replica's own acknowledgement. If a raid has
+removed a tombstone before, the acknowledgement shows that the replica is revoked. A seed registers first. A followed
+replica bucket must be one that raids wait for. Otherwise its manifest may be older than removed tombstones.
+
+Source: Aerospike's XDR. A tombstone that is removed before every replica has seen it lets deleted data return
+(scylladb#3560, scylladb#8970).
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from logstore.errors import CatalogMismatch, PreconditionFailed, StoreUnavailable
+from logstore.ports.catalog.record_log import AppliedManifest, ReplicaDatabase, VersionReader
+from logstore.records.job_results import FollowedRecords
+from logstore.records.manifest import Block, Manifest
+from logstore.records.newest_versions import read_by_range
+from logstore.records.record_kinds import RecordKind
+from logstore.records.services.record_log import RecordLog
+from logstore.records.tombstone_rules import ReplicaAcknowledgement, ReplicaState, eligible_before_us, replica_state
+from logstore.stop_checks import raise_if_stopped
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VERSIONS_IN_MEMORY: Final = 100_000
+"""Approximate number of record versions in memory at once."""
+
+_SEED_PIN_US: Final = 24 * 3_600 * 1_000_000
+_ACKNOWLEDGE_INTERVAL_S: Final = 60.0
+"""Longest time between two acknowledgements of a replica without new manifests. At most a tenth of the eligible age."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowSettings:
+    """Settings of a follower."""
+
+    replica: str  # prefix of the replica's names: `bucket/random word`
+    bucket: str  # followed bucket: the source bucket or a replica bucket
+    follows_replica_bucket: bool
+    eligible_age_s: float  # time without acknowledgement after which the replica is STALE
+
+
+class Follower:
+    """Steps of one replica database. Several processes may run steps.
+
+    Args:
+        follow: Identity of the replica.
+        source: Record log in which the replica acknowledges.
+        followed: Record log that the replica applies.
+        database: The replica database.
+        store_now_us: Clock of the store.
+    """
+
+    def __init__(
+        self,
+        follow: FollowSettings,
+        *,
+        source: RecordLog,
+        followed: RecordLog,
+        database: ReplicaDatabase,
+        store_now_us: Callable[[], int],
+    ) -> None:
+        self._follow, self._source, self._followed = follow, source, followed
+        self._database, self._now_us = database, store_now_us
+
+    def step(self, *, seed: bool = False, proceed: Callable[[], None] = lambda: None) -> FollowedRecords:
+        """Apply new manifests. Seed the database if it is empty, or if `seed`.
+
+        Idempotency: without a new manifest only an acknowledgement is written, at intervals.
+
+        Args:
+            seed: Whether to empty the database and apply a complete manifest.
+            proceed: Function that is called often. If it raises, the step is undone.
+
+        Raises:
+            PreconditionFailed: The replica must be seeded, or its bucket needs a shipment. Nothing was changed.
+            CatalogMismatch: The database or the bucket belongs to another catalog.
+            MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was changed.
+            CatalogBusy, OutcomeUnknown, StoreUnavailable: The step may be repeated.
+        """
+        applied = self._database.applied_manifest()
+        if seed or applied is None:
+            return self._seed(applied, proceed)
+        newest = self._followed.newest_complete_manifest(applied.manifest)
+        if newest is None:
+            raise PreconditionFailed(
+                f"replica {self._follow.replica}: expected manifest {applied.manifest} or a newer one in bucket"
+                f" {self._follow.bucket}, found none; check that this is the bucket, and what its store answers"
+            )
+        acknowledgement = self._require_acknowledgement(applied, newest)
+        if applied.manifest == newest.number:
+            return self._acknowledge_if_due(applied, acknowledgement)
+        return self._acknowledge(self._apply(newest, applied, applied.replica, proceed, base=applied), newest)
+
+    def _seed(self, applied: AppliedManifest | None, proceed: Callable[[], None]) -> FollowedRecords:
+        """Pin a complete manifest and apply it."""
+        now_us, name = self._now_us(), f"{self._follow.replica}-{uuid4().hex[:8]}"
+        if self._followed.newest_manifest() is None:
+            return FollowedRecords(replica=name)
+        self._source.register(name, now_us)
+        self._forget_seeds(except_for={name, applied.replica if applied else name})
+        shipped = self._acknowledgements().get(self._follow.bucket) if self._follow.follows_replica_bucket else None
+        known = self._followed.certain_newest_manifest()
+        after = max(known.number if known else 0, shipped.manifest if shipped else 0)
+        newest = self._followed.pin_newest(name, now_us + _SEED_PIN_US, "follow", after=after)
+        if newest is None:
+            raise StoreUnavailable(f"{self._follow.bucket}: a manifest was there, and is not any more")
+        try:
+            self._require_same_catalog(applied, newest)
+            self._require_fresh_bucket(self._acknowledgements())
+            result = self._apply(newest, applied, name, proceed, base=None)
+        finally:
+            self._followed.unpin(name)
+        if not self._source.is_registered(name):
+            raise self._refusal("no other seed of it at the same time", f"that one has taken the place of {name}")
+        if applied and applied.replica:
+            self._source.forget_replica(applied.replica)
+        return self._acknowledge(result, newest)
+
+    def _forget_seeds(self, *, except_for: Collection[str]) -> None:
+        """Forget names of failed seeds, because raids would wait for them, and revoked names.
+
+        A registered name without an acknowledgement is forgotten too. A seed that still runs notices this at its end.
+        """
+        for replica in self._source.certain_replicas():
+            is_dead = replica.is_revoked or not replica.manifest
+            if is_dead and self._has_name(replica.replica_id) and replica.replica_id not in except_for:
+                self._source.forget_replica(replica.replica_id)
+
+    def _has_name(self, name: str) -> bool:
+        return name.rpartition("-")[0] == self._follow.replica
+
+    def _apply(
+        self,
+        newest: Manifest,
+        applied: AppliedManifest | None,
+        name: str,
+        proceed: Callable[[], None],
+        *,
+        base: AppliedManifest | None,
+    ) -> FollowedRecords:
+        """Apply the record versions that are newer than `base`. Without `base`, empty the database and apply all."""
+        base_manifest = self._followed.manifest(base.manifest) if base else None
+        known_blocks = set(base_manifest.blocks) if base_manifest else set[Block]()
+        blocks = [block for block in newest.blocks if block not in known_blocks]
+        versions = self._version_reader(blocks, base.manifest if base else 0, proceed)
+        counts = self._database.apply(newest, versions, expected=applied, replica=name, seed=base is None)
+        return FollowedRecords(
+            replica=name,
+            manifest=newest.number,
+            steps=1,
+            seeded=int(base is None),
+            records=counts.records,
+            tombstones=counts.tombstones,
+            removed=counts.removed,
+        )
+
+    def _acknowledge(self, result: FollowedRecords, newest: Manifest) -> FollowedRecords:
+        self._source.acknowledge(result.replica, newest.number, newest.epoch, self._now_us())
+        return result
+
+    def _acknowledge_if_due(self, applied: AppliedManifest, acknowledgement: ReplicaAcknowledgement) -> FollowedRecords:
+        interval_s = min(_ACKNOWLEDGE_INTERVAL_S, self._follow.eligible_age_s / 10)
+        now_us = self._now_us()
+        is_late = acknowledgement.at_us < eligible_before_us(now_us, interval_s)
+        if acknowledgement.manifest < applied.manifest or is_late:
+            self._source.acknowledge(applied.replica, applied.manifest, applied.epoch, now_us)
+        return FollowedRecords(replica=applied.replica, manifest=applied.manifest)
+
+    def _version_reader(self, blocks: list[Block], after: int, proceed: Callable[[], None]) -> VersionReader:
+        def read_newer(block: Block, ids: tuple[int, int]) -> "pa.Table":
+            import pyarrow.compute as pc  # noqa: PLC0415 - start-up time
+
+            raise_if_stopped()
+            proceed()
+            versions = self._followed.read_block(block, ids=ids)
+            return versions.filter(pc.greater(versions.column("version"), after))
+
+        def read_kind(kind: RecordKind) -> "Iterator[pa.Table]":
+            return read_by_range(
+                [block for block in blocks if block.kind is kind], read_newer, versions=VERSIONS_IN_MEMORY
+            )
+
+        return read_kind
+
+    def _acknowledgements(self) -> dict[str, ReplicaAcknowledgement]:
+        return {replica.replica_id: replica for replica in self._source.replicas()}
+
+    def _require_fresh_bucket(self, replicas: dict[str, ReplicaAcknowledgement]) -> None:
+        """Require raids to wait for a followed replica bucket."""
+        acknowledgement = replicas.get(self._follow.bucket)
+        if self._follow.follows_replica_bucket and (
+            acknowledgement is None
+            or not acknowledgement.manifest
+            or self._is_stale(acknowledgement)
+            or self._source.is_revoked(self._follow.bucket)
+        ):
+            raise PreconditionFailed(
+                f"bucket {self._follow.bucket}: expected one that was shipped to within {self._follow.eligible_age_s:g}"
+                " s, found one that is NEW or STALE: tombstones that it lacks may be gone; run `sexton records"
+                " replicate` first"
+            )
+
+    def _require_same_catalog(self, applied: AppliedManifest | None, newest: Manifest) -> None:
+        if applied is not None and newest.catalog_id != applied.catalog_id:
+            raise CatalogMismatch(
+                newest.key,
+                expected=f"catalog {applied.catalog_id}",
+                found=f"catalog {newest.catalog_id}",
+                advice="follow the record log of that catalog, or use an empty database",
+            )
+
+    def _require_acknowledgement(self, applied: AppliedManifest, newest: Manifest) -> ReplicaAcknowledgement:
+        """Return the replica's acknowledgement. Refuse a step that may miss removed tombstones."""
+        self._require_same_log(applied, newest)
+        acknowledgement = self._find_acknowledgement(applied.replica)
+        if acknowledgement is None or not self._has_name(applied.replica):
+            raise self._refusal("its acknowledgement in the bucket of the source", f"none of {applied.replica!r}")
+        if acknowledgement.manifest > applied.manifest:
+            raise self._refusal(
+                f"a database with manifest {acknowledgement.manifest}, which it has acknowledged", f"{applied.manifest}"
+            )
+        if self._is_stale(acknowledgement):
+            reason = "a raid went on without it" if acknowledgement.is_revoked else "it was silent"
+            raise self._refusal(
+                f"one that was heard of within {self._follow.eligible_age_s:g} s",
+                f"one that is STALE: {reason}, and tombstones that it never saw may be gone",
+            )
+        return acknowledgement
+
+    def _find_acknowledgement(self, replica_id: str) -> ReplicaAcknowledgement | None:
+        """Return the acknowledgement of a replica. Before a refusal, list a second time.
+
+        HEAD checks for a revocation. If a listing hid the revocation, the replica would miss removed tombstones for
+        ever.
+
+        Raises:
+            StoreUnavailable: Neither listing shows a registered replica.
+        """
+        acknowledgement = self._acknowledgements().get(replica_id)
+        if acknowledgement is None or self._is_stale(acknowledgement):
+            acknowledgement = self._acknowledgements().get(replica_id)
+        if acknowledgement is None:
+            if self._source.is_registered(replica_id):
+                raise StoreUnavailable(
+                    f"replica {replica_id}: it is registered, and no listing shows what it has acknowledged; nothing is"
+                    " decided by such a listing"
+                )
+            return None
+        is_revoked = acknowledgement.is_revoked or self._source.is_revoked(replica_id)
+        return replace(acknowledgement, is_revoked=is_revoked)
+
+    def _require_same_log(self, applied: AppliedManifest, newest: Manifest) -> None:
+        """Require the newest manifest to be the applied manifest or a successor."""
+        self._require_same_catalog(applied, newest)
+        if newest.epoch != applied.epoch:
+            raise self._refusal(f"catalog epoch {applied.epoch}", f"{newest.epoch}: the source was rebuilt")
+        base = newest if newest.number <= applied.manifest else self._followed.manifest(applied.manifest)
+        if base and (base.number, base.stamp) != (applied.manifest, applied.stamp):
+            raise self._refusal(
+                f"manifest {applied.manifest} with the stamp {applied.stamp} or a newer one",
+                f"{base.number} with the stamp {base.stamp}",
+            )
+
+    def _refusal(self, expected: str, found: str) -> PreconditionFailed:
+        replica = self._follow.replica
+        return PreconditionFailed(f"replica {replica}: expected {expected}, found {found}; seed it again with --seed")
+
+    def _is_stale(self, replica: ReplicaAcknowledgement) -> bool:
+        state = replica_state(replica, newest=0, now_us=self._now_us(), eligible_age_s=self._follow.eligible_age_s)
+        return state is ReplicaState.STALE

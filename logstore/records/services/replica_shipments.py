@@ -1,0 +1,199 @@
+"""Replica buckets: shipments of blocks and manifests. The catalog can be rebuilt from a replica bucket.
+
+A shipment copies missing blocks, reads them back and compares them. Then it stores a complete manifest. So a replica
+bucket also lacks what plain deletions removed, and has the tombstones of durable deletions.
+
+A shipment is acknowledged in the source bucket. Raids wait for a replica until it has been silent for the eligible age.
+After that it is STALE, and the next shipment seeds it: the shipment registers the replica before it chooses the
+manifest.
+
+Replica databases acknowledge in the source bucket too (`following`). Their names contain a slash, bucket names do not.
+
+A promoted replica continues with its own catalog epoch and gets no more shipments.
+
+Source: Aerospike's XDR with `replicate_deletes`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.errors import AlreadyExists, CorruptData, InvalidInput, MissingData, PreconditionFailed
+from logstore.failpoints import effect
+from logstore.ports.object_storage import OwnedStore
+from logstore.records.job_results import ShippedBlocks
+from logstore.records.manifest import Block, Manifest
+from logstore.records.services.record_log import NEVER_STALE_US, RecordLog
+from logstore.records.services.records_bucket_sweeper import Sweeper
+from logstore.records.tombstone_rules import ReplicaAcknowledgement, ReplicaState, replica_state
+from logstore.stop_checks import raise_if_stopped
+
+_PIN_DURATION_S: Final = 24 * 3_600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaStatus:
+    """Progress of a replica."""
+
+    replica: str  # `bucket`, or `bucket/words` for a database
+    state: ReplicaState | None  # `None`: nothing was ever shipped to the replica
+    manifest: int  # acknowledged manifest number; 0: none
+    newest: int  # newest manifest number of the record log
+    lag_s: float | None  # age of the oldest missing flush; `None`: its manifest was swept
+    at_us: int | None  # last acknowledgement, by the store's clock
+
+
+class Replication:
+    """Replica buckets of one record log. Thread-safe.
+
+    Args:
+        source: Bucket of the record log.
+        replicas: Replica buckets by name.
+        store_now_us: Clock of the stores.
+        eligible_age_s: Time without acknowledgement after which a replica is STALE.
+    """
+
+    def __init__(
+        self,
+        source: OwnedStore,
+        replicas: Mapping[str, OwnedStore],
+        *,
+        store_now_us: Callable[[], int],
+        eligible_age_s: float,
+    ) -> None:
+        self._objects, self._replicas = source, replicas
+        self._source = RecordLog(source)
+        self._now_us, self._eligible_age_s = store_now_us, eligible_age_s
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the configured replica buckets."""
+        return tuple(self._replicas)
+
+    def replica_statuses(self) -> list[ReplicaStatus]:
+        """Return the status of every configured, registered or acknowledging replica, ascending by name."""
+        newest, now_us = self._source.newest_complete_manifest(), self._now_us()
+        acknowledgement_by_name = {replica.replica_id: replica for replica in self._source.certain_replicas()}
+        number = newest.number if newest else 0
+        statuses = []
+        for name in sorted({*acknowledgement_by_name, *self._replicas}):
+            replica = acknowledgement_by_name.get(name)
+            status = ReplicaStatus(replica=name, state=None, manifest=0, newest=number, lag_s=None, at_us=None)
+            if replica is not None:
+                status = ReplicaStatus(
+                    replica=name,
+                    state=replica_state(replica, newest=number, now_us=now_us, eligible_age_s=self._eligible_age_s),
+                    manifest=replica.manifest,
+                    newest=number,
+                    lag_s=self._lag_s(newest, replica.manifest),
+                    at_us=None if replica.at_us == NEVER_STALE_US else replica.at_us,
+                )
+            statuses.append(status)
+        return statuses
+
+    def _lag_s(self, newest: Manifest | None, number: int) -> float | None:
+        if newest is None or number >= newest.number:
+            return 0.0
+        manifest = self._source.manifest(number)
+        return None if manifest is None else max(0, newest.flushed_us - manifest.flushed_us) / 1_000_000
+
+    def ship(self, replica: str) -> ShippedBlocks:
+        """Copy the newest manifest and missing blocks to a replica bucket, and acknowledge.
+
+        A repeated call copies the rest.
+
+        Raises:
+            InvalidInput: No replica has this name.
+            PreconditionFailed: The replica was promoted, or belongs to another record log.
+            CatalogMismatch: The bucket belongs to another catalog.
+            MissingData, CorruptData: A block of the record log cannot be copied.
+            StoreUnavailable: The store did not answer.
+        """
+        if replica not in self._replicas:
+            names = ", ".join(self._replicas) or "no replica"
+            raise InvalidInput("replica", expected=f"one of those in replica_buckets: {names}", found=replica)
+        acknowledgements = [other for other in self._source.replicas() if other.replica_id == replica]
+        acknowledged: int = max((acknowledgement.manifest for acknowledgement in acknowledgements), default=0)
+        target_newest = RecordLog(self._replicas[replica]).certain_newest_manifest(acknowledged)
+        last = target_newest.number if target_newest else acknowledged
+        newest = self._source.newest_complete_manifest(last) or self._source.newest_complete_manifest()
+        if newest is None:
+            return ShippedBlocks(replica=replica)
+        _refuse_promoted(replica, target_newest, newest)
+        # This also registers a replica that is new, or that no listing shows.
+        if all(map(self._is_stale, acknowledgements)) or self._source.is_revoked(replica):
+            self._source.register(replica, self._now_us())
+        pin_id, until_us = f"replicate-{replica}", self._now_us() + _PIN_DURATION_S * 1_000_000
+        manifest = self._source.pin_newest(pin_id, until_us, "replicate", after=newest.number)
+        if manifest is None:
+            return ShippedBlocks(replica=replica)
+        try:
+            result = self._ship_manifest(replica, manifest, after=last)
+        finally:
+            self._source.unpin(pin_id)
+        self._source.acknowledge(replica, manifest.number, manifest.epoch, self._now_us())
+        return result
+
+    def _is_stale(self, replica: ReplicaAcknowledgement) -> bool:
+        state = replica_state(replica, newest=0, now_us=self._now_us(), eligible_age_s=self._eligible_age_s)
+        return state is ReplicaState.STALE
+
+    def _ship_manifest(self, replica: str, manifest: Manifest, *, after: int) -> ShippedBlocks:
+        store = self._replicas[replica]
+        target = RecordLog(store)
+        target.require()  # claims a new bucket for the catalog
+        target.confirm()
+        target_newest = target.newest_manifest(after)
+        _refuse_promoted(replica, target_newest, manifest)
+        shipped_ids = {block.block_id for block in target_newest.blocks} if target_newest else set[str]()
+        missing = [block for block in manifest.blocks if block.block_id not in shipped_ids]
+        for block in missing:
+            raise_if_stopped()
+            self._copy(block, store, target)
+        if target_newest is None or target_newest.number < manifest.number:
+            try:
+                target.put_manifest(manifest)
+            except AlreadyExists:
+                _refuse_promoted(replica, target.manifest(manifest.number), manifest)
+            Sweeper(store, target).sweep(self._now_us())
+        return ShippedBlocks(
+            replica=replica,
+            manifest=manifest.number,
+            blocks=len(missing),
+            bytes=sum(block.size_bytes for block in missing),
+            records=sum(block.records for block in missing),
+            tombstones=sum(block.tombstones for block in missing),
+        )
+
+    def _copy(self, block: Block, store: OwnedStore, target: RecordLog) -> None:
+        """Copy one block and read it back. If an earlier attempt copied the block, only read it."""
+        stored = self._objects.get(block.key)
+        if stored is None:
+            raise MissingData(f"{block.key}: the newest manifest names it, and the record log has no such object")
+        try:
+            with effect("records.ship_block"):
+                store.put_if_absent(block.key, stored.body, metadata=stored.metadata)
+        except AlreadyExists:
+            pass  # its content is checked below
+        try:
+            target.read_block(block, columns=["id"])
+        except CorruptData as error:
+            raise CorruptData(f"{error}; delete it in the replica's bucket, and ship again") from error
+
+
+def _refuse_promoted(replica: str, target_newest: Manifest | None, own: Manifest) -> None:
+    """Refuse a replica whose newest manifest does not come from this record log."""
+    if target_newest is None:
+        return
+    if target_newest.catalog_id != own.catalog_id:
+        found = f"one of catalog {target_newest.catalog_id}"
+    elif target_newest.epoch > own.epoch:
+        found = f"one of epoch {target_newest.epoch}: the replica was promoted"
+    elif target_newest.number > own.number or (target_newest.number == own.number and target_newest.stamp != own.stamp):
+        found = f"manifest {target_newest.number} with the stamp {target_newest.stamp}"
+    else:
+        return
+    raise PreconditionFailed(
+        f"replica {replica}: expected a manifest of catalog {own.catalog_id}, at most number {own.number} of epoch"
+        f" {own.epoch}, found {found}; take it out of replica_buckets, or name a new bucket for it there"
+    )

@@ -1,0 +1,378 @@
+"""Raids: remove tombstones that cover nothing any more from the catalog.
+
+1. Mark as candidates the tombstones that are old enough, are in a block, and have no unfinished deletion.
+2. Scan the blocks of the newest manifest, and of manifests stored meanwhile, that may have versions of a candidate.
+3. Keep a candidate if a block has a version of its record with content. Keep it if its own record version is in no
+   block, or in a block that a replica has not applied. Keep it if storage has an object of the ledger.
+4. Remove the other candidates if they have not changed since step 1.
+
+Storage has no object of a ledger if two listings show none, and no key that a finished deletion names is readable.
+
+A crash leaves marks. The next raid replaces these marks. Tombstones stay if a block is unreadable, the store does not
+answer, a rebuild is unfinished, or the bucket belongs to another catalog.
+
+Source: Aerospike's tomb raider (cenotaphs; eligible age; no older version on disk); deleted rows that return after a
+tombstone is removed before every copy has seen it (scylladb#3560), or after a restore (scylla-manager#4258).
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from logstore.deletion.intents import DeletionIntent, find_missing_property
+from logstore.deletion.services.absence_proofs import find_ledgers_with_objects, possible_segment_keys
+from logstore.errors import CorruptData, PreconditionFailed
+from logstore.failpoints import effect
+from logstore.log.ledger_object_keys import SHARDS, ledger_prefix, meta_key, segment_key, shard_prefix
+from logstore.ports.catalog import RecordId, Records, Tombstones
+from logstore.ports.object_storage import OwnedStore
+from logstore.positions import LedgerId
+from logstore.records.job_results import LaggingReplica
+from logstore.records.manifest import Block
+from logstore.records.newest_versions import live_version_mask
+from logstore.records.record_kinds import TOMBSTONED_KINDS, RecordKind
+from logstore.records.services.manifest_publication import read_head, require_adopted
+from logstore.records.services.record_log import RecordLog
+from logstore.records.tombstone_rules import (
+    ReplicaState,
+    eligible_before_us,
+    newest_manifest_applied_everywhere,
+    replica_state,
+)
+from logstore.retrying_clock import Clock
+from logstore.stop_checks import raise_if_stopped
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+_CANDIDATES_PER_PAGE: Final = 10_000
+_TOMBSTONES_PER_WRITE: Final = 200  # SQLite has one writer at a time
+_REST_FACTOR: Final = 4.0  # after a write a raid sleeps 4 times as long as the write took, so that others can write
+_PIN_DURATION_US: Final = 7 * 86_400 * 1_000_000  # longer than any raid
+
+_MAX_SINGLE_LISTINGS: Final = 8
+"""Number of candidates in a shard up to which each ledger is listed separately. Above, the whole shard is listed."""
+
+_NO_MANIFEST = -1
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaidResult:
+    """Result of a raid."""
+
+    candidates: int = 0
+    kept: int = 0
+    removed: int = 0
+    blocks: int = 0  # blocks that were scanned
+    versions: int = 0  # record versions of topics and ledgers in these blocks
+    held_by: tuple[LaggingReplica, ...] = ()
+
+
+@dataclass(slots=True)
+class _Candidates:
+    """Candidates of one kind, ascending by id."""
+
+    ids: "npt.NDArray[np.int64]"
+    needed: "npt.NDArray[np.bool_]"  # whether the tombstone must stay
+    newest_tombstone: "npt.NDArray[np.int64]"  # number of its manifest, or `_NO_MANIFEST`
+
+    @property
+    def removable_ids(self) -> "npt.NDArray[np.int64]":
+        return self.ids[~self.needed]
+
+    def count_later(self, manifest: int) -> int:
+        """Return the number of removable candidates whose tombstone is in a manifest after `manifest`."""
+        return int((~self.needed & (self.newest_tombstone > manifest)).sum())
+
+    def may_overlap(self, block: Block) -> bool:
+        start, end = self.ids.searchsorted([block.first_id, block.last_id + 1])
+        return bool(start < end)
+
+    def scan(self, versions: "pa.Table") -> None:
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        self.needed |= live_version_mask(self.ids, versions)
+        tombstones = versions.filter(versions.column("tombstone"))
+        ids, numbers = tombstones.column("id").to_numpy(), tombstones.column("version").to_numpy()
+        positions = np.minimum(self.ids.searchsorted(ids), len(self.ids) - 1)
+        is_candidate = self.ids[positions] == ids
+        np.maximum.at(self.newest_tombstone, positions[is_candidate], numbers[is_candidate])
+
+
+@dataclass(slots=True)
+class _Scan:
+    candidates: dict[RecordKind, _Candidates]
+    scanned_block_ids: set[str] = field(default_factory=set)
+    result: RaidResult = field(default_factory=RaidResult)
+
+
+class Raider:
+    """Raids on the tombstones of one catalog.
+
+    A raid needs no lock. Later marks replace earlier ones, and a raid removes only tombstones with its own marks. Each
+    attempt has its own marks. Otherwise a late attempt could remove tombstones that the next attempt has marked but not
+    yet scanned.
+
+    Args:
+        records: Outbox of the catalog.
+        tombstones: Tombstones of the catalog.
+        log: Record log of the catalog.
+        primary: Bucket of the primary copies.
+        eligible_age_s: Age below which tombstones stay.
+        replica_age_s: Silence after which raids do not wait for a replica. `None`: `eligible_age_s`.
+        sleep_s: Pause between blocks, for other users of the store.
+        clock: Clock of the pauses.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        tombstones: Tombstones,
+        log: RecordLog,
+        primary: OwnedStore,
+        *,
+        eligible_age_s: float,
+        replica_age_s: float | None = None,
+        sleep_s: float = 0.001,
+        clock: Clock | None = None,
+    ) -> None:
+        self._records, self._tombstones, self._log, self._primary = records, tombstones, log, primary
+        self._age_s, self._sleep_s, self._clock = eligible_age_s, sleep_s, clock or Clock()
+        self._replica_age_s = eligible_age_s if replica_age_s is None else replica_age_s
+
+    def raid(
+        self, run_id: str, *, attempt: int = 1, progress: Callable[[RaidResult], None] = lambda _: None
+    ) -> RaidResult:
+        """Mark, scan and remove tombstones. A repeated call starts again.
+
+        Args:
+            run_id: Id of the raid.
+            attempt: Number of the attempt of this raid, from 1.
+            progress: Function that gets the progress after each block and each page.
+
+        Raises:
+            CatalogAdopting: The catalog is rebuilt and incomplete.
+            PreconditionFailed: A rebuild reads the record log. Nothing was removed since the rebuild began.
+            MissingData, CorruptData, Unsupported: A block is unreadable. Nothing was removed.
+            CatalogOutdated, CatalogMismatch: As `read_head`.
+            StoreUnavailable, CatalogBusy: The raid may be repeated.
+        """
+        state = read_head(self._records, self._log).state
+        require_adopted(state)
+        self._require_no_rebuild(state.now_us)
+        manifest = self._log.pin_newest(run_id, state.now_us + _PIN_DURATION_US, "raid")
+        if manifest is None:
+            return RaidResult()
+        try:
+            before_us, marks = eligible_before_us(state.now_us, self._age_s), name_marks(run_id, attempt)
+            marked = self._mark(marks, before_us, progress)
+            scan = _Scan(candidates=self._read_candidates(marks), result=RaidResult(candidates=marked))
+            self._scan(scan, manifest.blocks, progress)
+            self._keep_stored_ledgers(scan, progress)
+            while self._scan(scan, read_head(self._records, self._log).blocks, progress):
+                pass  # also scan blocks that were published meanwhile
+            self._keep_for_replicas(scan)
+            return self._remove(marks, scan, before_us, progress)
+        finally:
+            self._log.unpin(run_id)
+
+    def _mark(self, run_id: str, before_us: int, progress: Callable[[RaidResult], None]) -> int:
+        """Mark tombstones in small pages, because writers wait during a page. Return the number of candidates."""
+        marked, last = self._mark_page(run_id, before_us, None)
+        while last is not None:
+            raise_if_stopped()
+            progress(RaidResult(candidates=marked))
+            more, last = self._mark_page(run_id, before_us, last)
+            marked += more
+        return marked
+
+    def _mark_page(self, run_id: str, before_us: int, after: RecordId | None) -> tuple[int, RecordId | None]:
+        with self._resting(), effect("records.raid_mark"):
+            return self._tombstones.mark_candidates(
+                run_id, before_us=before_us, after=after, limit=_TOMBSTONES_PER_WRITE
+            )
+
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        """Sleep after the write transaction in the `with` block."""
+        started_s = self._clock.monotonic_s()
+        yield
+        self._clock.sleep(_REST_FACTOR * (self._clock.monotonic_s() - started_s))
+
+    def _read_candidates(self, run_id: str) -> dict[RecordKind, _Candidates]:
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        ids_by_kind: dict[RecordKind, list[int]] = {kind: [] for kind in TOMBSTONED_KINDS}
+        after: RecordId | None = None
+        while page := self._tombstones.candidates(run_id, after=after, limit=_CANDIDATES_PER_PAGE):
+            raise_if_stopped()
+            for record_id in page:
+                ids_by_kind[record_id.kind].append(record_id.id)
+            after = page[-1]
+        return {
+            kind: _Candidates(
+                np.sort(np.array(ids, np.int64)), np.zeros(len(ids), bool), np.full(len(ids), _NO_MANIFEST, np.int64)
+            )
+            for kind, ids in ids_by_kind.items()
+        }
+
+    def _scan(self, scan: _Scan, blocks: Sequence[Block], progress: Callable[[RaidResult], None]) -> bool:
+        """Scan the blocks that were not scanned yet. Return whether there were any."""
+        unscanned = [
+            block for block in blocks if block.kind in scan.candidates and block.block_id not in scan.scanned_block_ids
+        ]
+        for block in unscanned:
+            raise_if_stopped()
+            scan.scanned_block_ids.add(block.block_id)
+            candidates = scan.candidates[block.kind]
+            if not candidates.may_overlap(block):
+                continue
+            candidates.scan(self._log.read_block(block, ("id", "version", "tombstone")))
+            result = scan.result
+            scan.result = replace(result, blocks=result.blocks + 1, versions=result.versions + block.records)
+            progress(scan.result)
+            self._clock.sleep(self._sleep_s)
+        return bool(unscanned)
+
+    def _keep_stored_ledgers(self, scan: _Scan, progress: Callable[[RaidResult], None]) -> None:
+        """Keep tombstones of ledgers with an object. Without the tombstone such a ledger would count as lost.
+
+        If two listings do not show an object, its known keys are read. The bucket's marker is checked before and after.
+        """
+        import numpy as np  # noqa: PLC0415 - start-up time
+
+        self._primary.confirm()
+        candidates = scan.candidates[RecordKind.LEDGER]
+        removable_ids = candidates.removable_ids
+        for shard in np.unique(removable_ids % SHARDS).tolist():
+            progress(scan.result)
+            ids = removable_ids[removable_ids % SHARDS == shard].tolist()
+            stored = self._listed_ledgers(shard, ids)
+            stored |= self._listed_ledgers(shard, [ledger_id for ledger_id in ids if ledger_id not in stored])
+            unlisted = [ledger_id for ledger_id in ids if ledger_id not in stored]
+            for page in _paginate(unlisted, _TOMBSTONES_PER_WRITE):
+                progress(scan.result)
+                stored |= self._ledgers_with_known_objects(page)
+            candidates.needed |= np.isin(candidates.ids, list(stored))
+        self._primary.confirm()
+
+    def _listed_ledgers(self, shard: int, ids: Sequence[int]) -> set[int]:
+        if len(ids) > _MAX_SINGLE_LISTINGS:
+            raise_if_stopped()
+            id_by_prefix = {ledger_prefix(LedgerId(ledger_id)): ledger_id for ledger_id in ids}
+            # A store may also list folders without objects.
+            folders = self._primary.list_folder(shard_prefix(shard))
+            ids = [id_by_prefix[folder] for folder in folders if folder in id_by_prefix]
+        return {ledger_id for ledger_id in ids if self._has_listed_object(ledger_id)}
+
+    def _ledgers_with_known_objects(self, ids: Sequence[int]) -> set[int]:
+        """Return the ledgers with a readable known key, or with a damaged list of keys."""
+        remembered_keys: list[Iterator[tuple[int, str]]] = []
+        remembered, damaged = set[int](), set[int]()
+        for intent in self._records.finished_deletions(ids):
+            try:
+                remembered_keys.append(_deleted_keys(intent))
+            except CorruptData:
+                damaged.add(intent.ledger_id)
+            remembered.add(intent.ledger_id)
+        guessed_keys = (
+            (ledger_id, segment_key(LedgerId(ledger_id), 0)) for ledger_id in ids if ledger_id not in remembered
+        )
+        return damaged | find_ledgers_with_objects(self._primary, chain(guessed_keys, *remembered_keys))
+
+    def _has_listed_object(self, ledger_id: int) -> bool:
+        raise_if_stopped()
+        return next(iter(self._primary.list(ledger_prefix(LedgerId(ledger_id)))), None) is not None
+
+    def _keep_for_replicas(self, scan: _Scan) -> None:
+        """Keep tombstones in manifests that a replica has not applied, and tombstones in no manifest.
+
+        STALE replicas are revoked. Then all replicas are read again, because a replica may have been registered
+        meanwhile.
+        """
+        head = read_head(self._records, self._log)
+        age_s, now_us = self._replica_age_s, head.state.now_us
+        for replica in self._log.certain_replicas():
+            state = replica_state(replica, newest=head.number, now_us=now_us, eligible_age_s=age_s)
+            if state is ReplicaState.STALE and not replica.is_revoked:
+                self._log.revoke(replica.replica_id)
+        replicas = self._log.certain_replicas()
+        applied = newest_manifest_applied_everywhere(replicas, newest=head.number)
+        lagging = (
+            LaggingReplica(
+                replica=replica.replica_id,
+                manifest=replica.manifest,
+                tombstones=sum(candidates.count_later(replica.manifest) for candidates in scan.candidates.values()),
+            )
+            for replica in replicas
+            if not replica.is_revoked
+        )
+        held_by = sorted((laggard for laggard in lagging if laggard.tombstones), key=lambda laggard: laggard.replica)
+        for laggard in held_by:
+            _LOG.info(
+                "raid: %d tombstones stay, because replica %s has applied manifest %d of %d",
+                *(laggard.tombstones, laggard.replica, laggard.manifest, head.number),
+            )
+        scan.result = replace(scan.result, held_by=tuple(held_by))
+        for candidates in scan.candidates.values():
+            is_unapplied = candidates.newest_tombstone > applied
+            candidates.needed |= (candidates.newest_tombstone == _NO_MANIFEST) | is_unapplied
+
+    def _remove(self, run_id: str, scan: _Scan, before_us: int, progress: Callable[[RaidResult], None]) -> RaidResult:
+        for page in _needed_pages(scan.candidates):
+            raise_if_stopped()
+            with self._resting(), effect("records.raid_keep"):
+                self._tombstones.unmark(run_id, page)
+        self._require_no_rebuild(self._records.state().now_us)
+        result = scan.result
+        while self._tombstones.candidates(run_id, after=None, limit=1):
+            raise_if_stopped()
+            with self._resting(), effect("records.raid_remove"):
+                removed = self._tombstones.remove_candidates(run_id, before_us=before_us, limit=_TOMBSTONES_PER_WRITE)
+            result = replace(result, removed=result.removed + removed)
+            progress(result)
+        return replace(result, kept=result.candidates - result.removed)
+
+    def _require_no_rebuild(self, now_us: int) -> None:
+        for pin in self._log.pins(now_us=now_us):
+            if pin.purpose == "rebuild":
+                raise PreconditionFailed(
+                    f"tombstones: expected no rebuild at work, found workflow rebuild-catalog/{pin.pin_id}"
+                    f" that reads manifest {pin.manifest}. Let its command end or, if nobody goes on with it, end it:"
+                    f" sexton records rebuild --abandon {pin.pin_id}"
+                )
+
+
+def name_marks(run_id: str, attempt: int) -> str:
+    """Return the name of the marks of one attempt of a raid."""
+    return run_id if attempt == 1 else f"{run_id}-{attempt}"
+
+
+def _needed_pages(candidates_by_kind: dict[RecordKind, _Candidates]) -> Iterator[list[RecordId]]:
+    for kind, candidates in candidates_by_kind.items():
+        for page in _paginate(candidates.ids[candidates.needed].tolist(), _TOMBSTONES_PER_WRITE):
+            yield [RecordId(kind=kind, id=record_id) for record_id in page]
+
+
+def _paginate(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (ids[start : start + size] for start in range(0, len(ids), size))
+
+
+def _deleted_keys(intent: DeletionIntent) -> Iterator[tuple[int, str]]:
+    """Return pairs of a ledger and a key: the objects that a deletion had to remove.
+
+    Raises:
+        CorruptData: The intent is damaged.
+    """
+    if damaged_property := intent.damage or find_missing_property(intent):
+        raise CorruptData(
+            f"ledger {intent.ledger_id}: expected a deletion that can be read, found damaged {damaged_property}"
+        )
+    keys = chain([meta_key(intent.ledger_id, intent.owner)], possible_segment_keys(intent))
+    return ((intent.ledger_id, key) for key in keys)

@@ -1,0 +1,423 @@
+"""Adoption: adds to a rebuilt catalog the ledgers and segments that storage has beyond the last flush.
+
+Adoption ends before any process may write to the catalog. So no answered append is lost, and no id is used again.
+
+Shards of storage are compared in any order by any process. A comparison may be repeated. The differences are staged in
+the catalog. Then each topic is settled in its own transaction. A crash costs at most one transaction.
+
+A listing alone never proves that a ledger is absent (`logstore.records.services.absence_proofs`). If a listing lacks an
+existing object, the listing is repeated. If the object is still not listed, adoption stops before anything is settled.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final, NamedTuple
+
+from logstore.errors import CorruptData, InvalidInput, PreconditionFailed
+from logstore.failpoints import effect
+from logstore.log.ledger_object_keys import (
+    SHARDS,
+    ledger_id_from_key,
+    owner_digest_from_key,
+    segment_number_from_key,
+    shard_prefix,
+)
+from logstore.log.ledgers import Component, LedgerStatement
+from logstore.offload.tiered_copy import index_key, parse_uuid_and_location
+from logstore.ports.catalog.catalog_rebuild import (
+    Adoption,
+    AdoptionReport,
+    IssuedIds,
+    LoadedLedger,
+    MissingRowCause,
+    StagedLedger,
+    StorageDiscrepancy,
+)
+from logstore.ports.object_storage import Buckets, ObjectInfo, OwnedStore
+from logstore.positions import LedgerId, TopicId
+from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE, check_absent_share
+from logstore.records.adoption_rule import Upload
+from logstore.records.services.absence_proofs import (
+    UnlistedObjectError,
+    probe_ids,
+    prove_absent,
+    require_no_objects,
+    unlisted_uploads,
+)
+from logstore.records.services.upload_reader import denied_object_error, read_upload
+from logstore.stop_checks import raise_if_stopped
+
+_LEDGERS_PER_PAGE: Final = 200
+_MAX_OBJECTS_PER_PAGE: Final = 20_000  # about 20 MB of memory; a page of a single ledger may have more
+_TOPICS_PER_PAGE: Final = 100
+_MAX_WRONG_LISTINGS: Final = 3
+"""Number of listings of a shard, each proved wrong by HEAD, after which adoption stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedShard:
+    """Result of one comparison of a shard."""
+
+    shard: int
+    objects: int  # number of objects in storage
+    staged: int  # number of ledgers that differ from the catalog
+
+
+@dataclass(slots=True)
+class _StoredLedger:
+    ledger_id: LedgerId
+    statements: list[ObjectInfo] = field(default_factory=list)  # `meta.json`
+    segments: dict[int, ObjectInfo] = field(default_factory=dict)  # by number
+
+
+_LedgerPair = tuple[LoadedLedger | None, _StoredLedger | None]
+
+
+class _Difference(NamedTuple):
+    staged: StagedLedger
+    can_have_uploads: bool
+    last_segment: int  # uploads have higher segment numbers
+
+
+class _CountedListing:
+    def __init__(self, items: Iterable[ObjectInfo]) -> None:
+        self._items, self.objects = items, 0
+
+    def __iter__(self) -> Iterator[ObjectInfo]:
+        for item in self._items:
+            self.objects += 1
+            yield item
+
+
+class Adopter:
+    """Adoption into one catalog. Thread-safe. Several processes may adopt shards.
+
+    Args:
+        adoption: Port of the catalog.
+        objects: The primary bucket.
+        buckets: Tiered buckets by location.
+        application: Application of the compared ledgers. Objects of other applications are ignored.
+        threads: Concurrent requests for single objects, at least 1.
+    """
+
+    def __init__(
+        self, *, adoption: Adoption, objects: OwnedStore, buckets: Buckets, application: str, threads: int = 16
+    ) -> None:
+        self._adoption, self._objects, self._buckets = adoption, objects, buckets
+        self._application, self._threads = application, threads
+
+    def adopt(
+        self, shard: int, *, unflushed_from: Sequence[LedgerId] = (LedgerId(0),), is_growing: bool = False
+    ) -> AdoptedShard:
+        """Compare the ledgers with id % 256 = `shard` with storage, and stage the differences.
+
+        Idempotency: staged ledgers of the shard are replaced. Settled topics stay settled.
+
+        Args:
+            shard: 0 to 255.
+            unflushed_from: Starts of the id ranges in which ledgers may be younger than the rows.
+            is_growing: Whether the old catalog may still append. If so, only objects of existing rows can prove a
+                listing wrong.
+
+        Raises:
+            InvalidInput: The shard is not 0 to 255.
+            PreconditionFailed: No adoption is in progress, or listings hide objects that HEAD finds.
+            CatalogMismatch: The bucket belongs to another catalog.
+            CorruptData: An upload that may have been registered is unreadable.
+            StoreUnavailable: The store did not answer, or twice did not find an object that it had listed.
+            CatalogBusy: The catalog did not answer.
+        """
+        if not 0 <= shard < SHARDS:
+            raise InvalidInput("shard", expected="0 to 255", found=shard)
+        issued = self._adoption.issued_ids()
+        unlisted: UnlistedObjectError | None = None
+        for _ in range(_MAX_WRONG_LISTINGS):
+            try:
+                return self._adopt_by_listing(
+                    shard, issued, () if is_growing else unflushed_from, is_growing=is_growing
+                )
+            except UnlistedObjectError as error:
+                unlisted = error
+        raise PreconditionFailed(
+            f"{shard_prefix(shard)}: expected a listing of all objects, found {_MAX_WRONG_LISTINGS} that lack"
+            f" {unlisted}: HEAD finds it, LIST does not; nothing was settled. Let the store list again what it holds,"
+            " then run the same command again, or give another database with --into if the old catalog has flushed"
+            " since"
+        ) from unlisted
+
+    def _adopt_by_listing(
+        self, shard: int, issued: IssuedIds, unflushed_from: Sequence[LedgerId], *, is_growing: bool
+    ) -> AdoptedShard:
+        self._objects.confirm()
+        listing = _CountedListing(self._objects.list(shard_prefix(shard)))
+        above, staged_count, strangers, is_any_absent = LedgerId(-1), 0, set[LedgerId](), False
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="adopt") as pool:
+            for page in self._pages(shard, listing):
+                strangers |= {stored.ledger_id for row, stored in page if row is None and stored is not None}
+                staged = self._compare(pool, page, issued, is_growing=is_growing)
+                is_any_absent |= any(
+                    ledger.standing in {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED} for ledger in staged
+                )
+                with effect("adoption.stage"):
+                    self._adoption.stage_ledgers(shard, staged, above=above, up_to=_ledger_id(page[-1]))
+                above, staged_count = _ledger_id(page[-1]), staged_count + len(staged)
+        above_known = LedgerId(self._adoption.highest_ledger_id() + 1)
+        for first in sorted({max(first, above_known) for first in unflushed_from}):
+            probe_ids(self._objects, shard, first, strangers)
+        if is_any_absent:
+            self._objects.confirm()  # an empty listing of another catalog's bucket proves nothing
+        with effect("adoption.stage"):
+            self._adoption.stage_ledgers(shard, (), above=above)
+        return AdoptedShard(shard=shard, objects=listing.objects, staged=staged_count)
+
+    def require_plausible(self, max_absent_share: float = MAX_ABSENT_SHARE) -> None:
+        """Refuse if too large a share of listed ledgers has no objects, according to the comparisons so far.
+
+        Raises:
+            InvalidInput: `max_absent_share` is not 0 to 1.
+            PreconditionFailed: The share is above `max_absent_share`.
+            CatalogBusy, StoreUnavailable: The catalog did not answer.
+        """
+        absence = self._adoption.count_absent_ledgers()
+        check_absent_share(absence.absent_ledgers, absence.total_ledgers, max_absent_share)
+
+    def finish(
+        self,
+        *,
+        rows_epoch: int,
+        flush: Callable[[], object],
+        max_absent_share: float = MAX_ABSENT_SHARE,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> AdoptionReport:
+        """Settle every topic and the remaining rows, flush, and make the catalog READY.
+
+        The flush runs before the first writer. So the record log has the adopted uploads, and no later rebuild decides
+        about them again.
+
+        Idempotency: a settled topic is not settled again. A READY catalog only reports.
+
+        Args:
+            rows_epoch: Epoch of the loaded rows. Uploads of earlier epochs were decided before the flush.
+            flush: Function that writes all changes of the catalog to its record log. Its errors are raised.
+            on_progress: Function that gets the number of topics settled since the last call.
+            max_absent_share: Allowed share of listed ledgers without objects, 0 to 1 inclusive.
+
+        Raises:
+            InvalidInput: `max_absent_share` is out of bounds.
+            PreconditionFailed: The share is above `max_absent_share`. Nothing was settled.
+            CatalogBusy, StoreUnavailable: The catalog did not answer.
+        """
+        self.require_plausible(max_absent_share)
+        after = TopicId(-1)
+        while page := self._adoption.unsettled_topics(after=after, limit=_TOPICS_PER_PAGE):
+            for topic_id in page:
+                raise_if_stopped()
+                with effect("adoption.settle"):
+                    self._adoption.settle_topic(topic_id, rows_epoch=rows_epoch)
+            if on_progress:
+                on_progress(len(page))
+            after = page[-1]
+        with effect("adoption.conclude"):
+            self._adoption.settle_remaining_rows()
+        if self._adoption.is_adopting():
+            flush()
+        report = self._adoption.report()
+        with effect("adoption.finish"):
+            self._adoption.finish()
+        return report
+
+    def _pages(self, shard: int, items: Iterable[ObjectInfo]) -> Iterator[list[_LedgerPair]]:
+        """Yield ledgers with a row or objects, ascending. A page has a bounded number of objects, or one ledger."""
+        page, objects = list[_LedgerPair](), 0
+        for row, stored in _join(self._loaded_ledgers(shard), _group_by_ledger(items)):
+            ledger_objects = len(stored.segments) if stored else 0
+            objects += ledger_objects
+            if page and (len(page) == _LEDGERS_PER_PAGE or objects > _MAX_OBJECTS_PER_PAGE):
+                raise_if_stopped()
+                yield page
+                page, objects = [], ledger_objects
+            page.append((row, stored))
+        if page:
+            yield page
+
+    def _loaded_ledgers(self, shard: int) -> Iterator[LoadedLedger]:
+        after = LedgerId(-1)
+        while page := self._adoption.loaded_ledgers(shard, after=after, limit=_LEDGERS_PER_PAGE):
+            yield from page
+            after = page[-1].ledger_id
+
+    def _compare(
+        self, pool: ThreadPoolExecutor, page: list[_LedgerPair], issued: IssuedIds, *, is_growing: bool
+    ) -> list[StagedLedger]:
+        """Compare the ledgers of a page, then read their uploads. Requests run concurrently."""
+        strangers = [stored.ledger_id for row, stored in page if row is None and stored is not None]
+        cause_by_ledger = self._adoption.missing_row_causes(strangers) if strangers else {}
+        compare = partial(self._compare_ledger, is_growing=is_growing)
+        comparisons = [
+            (stored, pool.submit(copy_context().run, compare, row, stored, cause_by_ledger, issued))
+            for row, stored in page
+        ]
+        reads = [
+            (difference, stored, self._read_uploads(pool, difference, stored))
+            for stored, comparison in comparisons
+            if (difference := comparison.result())
+        ]
+        differences = [
+            (difference, stored, tuple(filter(None, (upload.result() for upload in uploads))))
+            for difference, stored, uploads in reads
+        ]
+        probes = [
+            pool.submit(copy_context().run, self._probe_uploads, difference, stored, uploads)
+            for difference, stored, uploads in differences
+            if difference.can_have_uploads and not is_growing
+        ]
+        for probe in probes:
+            probe.result()
+        return [
+            replace(difference.staged, uploads=possible)
+            for difference, _, uploads in differences
+            if (possible := tuple(filter(issued.covers_upload, uploads)))
+            or difference.staged.standing is not StorageDiscrepancy.TAIL
+        ]
+
+    def _probe_uploads(self, difference: _Difference, stored: _StoredLedger | None, uploads: Sequence[Upload]) -> None:
+        ledger_id, listed = difference.staged.ledger_id, stored.segments if stored else {}
+        require_no_objects(self._objects, unlisted_uploads(ledger_id, difference.last_segment, listed, uploads))
+
+    def _read_uploads(
+        self, pool: ThreadPoolExecutor, difference: _Difference, stored: _StoredLedger | None
+    ) -> list[Future[Upload | None]]:
+        segments = sorted(stored.segments.items()) if stored and difference.can_have_uploads else ()
+        ledger_id = difference.staged.ledger_id
+        return [
+            pool.submit(copy_context().run, read_upload, self._objects, ledger_id, number, item)
+            for number, item in segments
+            if number > difference.last_segment
+        ]
+
+    def _compare_ledger(
+        self,
+        row: LoadedLedger | None,
+        stored: _StoredLedger | None,
+        cause_by_ledger: Mapping[LedgerId, MissingRowCause],
+        issued: IssuedIds,
+        *,
+        is_growing: bool,
+    ) -> _Difference | None:
+        if row is None:
+            return self._compare_stranger(stored, cause_by_ledger, issued) if stored else None
+        listed = stored.segments if stored else {}
+        is_short = row.has_primary and any(number not in listed for number in row.segments)
+        is_absent = stored is None if row.has_primary else row.tiered_context is not None
+        if (is_short or is_absent) and self._has_tiered_objects(row):
+            # The ledger is readable. A reconciliation reports the missing objects of the primary copy.
+            is_short = is_absent = False
+        if (is_short or is_absent) and row.has_primary:
+            prove_absent(
+                self._objects,
+                row.ledger_id,
+                row.owner,
+                row.segments,
+                listed=listed,
+                has_statement=bool(stored and stored.statements),
+                is_growing=is_growing,
+            )
+        if not is_short and not is_absent and not row.can_have_new_segments:
+            return None
+        if is_absent:
+            discrepancy = StorageDiscrepancy.ABSENT if row.is_listed else StorageDiscrepancy.ENDED
+        else:
+            discrepancy = StorageDiscrepancy.SHORT if is_short else StorageDiscrepancy.TAIL
+        staged = StagedLedger(ledger_id=row.ledger_id, topic_id=row.topic_id, standing=discrepancy)
+        return _Difference(staged, row.can_have_new_segments, row.last_segment)
+
+    def _has_tiered_objects(self, row: LoadedLedger) -> bool:
+        """Return whether the tiered copy exists. The index of the copy is written last, so its existence is enough."""
+        if row.tiered_context is None:
+            return False
+        uuid, location = parse_uuid_and_location(row.ledger_id, row.tiered_context)
+        objects = self._buckets(location)
+        if objects.head(index_key(uuid, row.ledger_id)) is not None:
+            return True
+        objects.confirm()
+        return False
+
+    def _compare_stranger(
+        self, stored: _StoredLedger, cause_by_ledger: Mapping[LedgerId, MissingRowCause], issued: IssuedIds
+    ) -> _Difference | None:
+        """Return the difference of a ledger without a row, or `None` if it has an intent or an unknown owner.
+
+        Ledgers with an id that was never given out are ignored too. The id of such a row would be higher than the id of
+        every later ledger of the topic, and the topic could never roll again.
+        """
+        cause = cause_by_ledger[stored.ledger_id]
+        statement = self._read_statement(stored) if cause is not MissingRowCause.DETACHED else None
+        if statement is None or not issued.covers(stored.ledger_id, statement.owner.topic_id):
+            return None
+        staged = StagedLedger(
+            ledger_id=stored.ledger_id,
+            topic_id=statement.owner.topic_id,
+            standing=StorageDiscrepancy.STRANGER,
+            statement=statement,
+            objects=len(stored.segments),
+            size_bytes=sum(item.size_bytes for item in stored.segments.values()),
+        )
+        is_message_ledger = statement.owner.component is Component.MANAGED_LEDGER
+        return _Difference(staged, cause is MissingRowCause.UNKNOWN and is_message_ledger, -1)
+
+    def _read_statement(self, stored: _StoredLedger) -> LedgerStatement | None:
+        """Return the statement of the ledger's objects, or `None` for foreign objects.
+
+        All objects have equal statements.
+        """
+        item = next(iter([*stored.statements, *stored.segments.values()]), None)
+        if item is None:
+            return None
+        head = self._objects.head(item.key) or self._objects.head(item.key)  # one response does not disprove a listing
+        if head is None:
+            raise denied_object_error(item.key, "HEAD")
+        try:
+            statement = LedgerStatement.from_metadata(head[1])
+        except CorruptData:
+            return None
+        is_own = statement.ledger_id == stored.ledger_id and statement.owner.application == self._application
+        digests = {owner_digest_from_key(meta.key) for meta in stored.statements}
+        return statement if is_own and digests <= {statement.owner.digest} else None
+
+
+def _ledger_id(pair: _LedgerPair) -> LedgerId:
+    return next(ledger.ledger_id for ledger in pair if ledger is not None)
+
+
+def _group_by_ledger(items: Iterable[ObjectInfo]) -> Iterator[_StoredLedger]:
+    """Group consecutive objects by ledger. Skip foreign objects outside the prefixes of ledgers."""
+    stored: _StoredLedger | None = None
+    for item in items:
+        ledger_id = ledger_id_from_key(item.key)
+        if ledger_id is None:
+            continue
+        if stored is None or stored.ledger_id != ledger_id:
+            if stored is not None:
+                yield stored
+            stored = _StoredLedger(ledger_id)
+        number = segment_number_from_key(item.key)
+        if number is not None:
+            stored.segments[number] = item
+        elif owner_digest_from_key(item.key):
+            stored.statements.append(item)
+    if stored is not None:
+        yield stored
+
+
+def _join(rows: Iterator[LoadedLedger], stored_ledgers: Iterator[_StoredLedger]) -> Iterator[_LedgerPair]:
+    """Pair two ascending sequences by ledger id. Either side of a pair may be `None`."""
+    row, stored = next(rows, None), next(stored_ledgers, None)
+    while row or stored:
+        takes_row = row is not None and (stored is None or row.ledger_id <= stored.ledger_id)
+        takes_stored = stored is not None and (row is None or stored.ledger_id <= row.ledger_id)
+        yield (row if takes_row else None, stored if takes_stored else None)
+        row = next(rows, None) if takes_row else row
+        stored = next(stored_ledgers, None) if takes_stored else stored
