@@ -114,7 +114,7 @@ class LedgerDeletion:
             raise StaleCatalog(f"detach: expected catalog epoch {epoch}, found {request.catalog_epoch}")
         topic_id, durable = TopicId(request.topic_id), parse_delete_policy(request.durable_delete)
         arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
-        phase_one = self._phase_one.under(lease)
+        phase_one = self._phase_one.with_lease(lease)
         if request.remove:
             batch = phase_one.operate(topic_id, request.operation(), durable=durable, **arguments)
         else:
@@ -155,7 +155,7 @@ class LedgerDeletion:
             return lease
         if self._ledgers.epoch() != request.catalog_epoch:
             return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
-        queue, batch_id = self._deletions.under(lease), request.batch_id
+        queue, batch_id = self._deletions.with_lease(lease), request.batch_id
         with Heartbeats(lambda: queue.renew(batch_id, own_claim(BATCH_CLAIM_S))) as heartbeats:
             all_intents, pace = queue.intents(batch_id, request.chunk), DeletionPace(request.objects_per_s)
             intents = pace.slice(all_intents)
@@ -185,7 +185,7 @@ class LedgerDeletion:
             return lease
         if self._ledgers.epoch() != request.catalog_epoch:
             return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
-        queue = self._deletions.under(lease)
+        queue = self._deletions.with_lease(lease)
         intents = queue.intents(request.batch_id, request.chunk)
         unfinished = select_unfinished(intents)
         refusals = [
@@ -211,7 +211,7 @@ class LedgerDeletion:
         if isinstance(lease, Redirect):
             return lease
         try:
-            return to_work_result(lease, self._take_and_delete(self._deletions.under(lease), request))
+            return to_work_result(lease, self._take_and_delete(self._deletions.with_lease(lease), request))
         except UnknownObject as error:
             return to_work_result(lease, DeleteIntentResult(outcome=Outcome.UNKNOWN, detail=str(error)))
         except StaleCatalog as error:
@@ -249,7 +249,7 @@ class LedgerDeletion:
         lease = find_lease(request, self._owners)
         if isinstance(lease, Redirect):
             return lease
-        queue = self._deletions.under(lease)
+        queue = self._deletions.with_lease(lease)
         try:
             intent = _take(queue, request, attempt=False)
         except StaleCatalog as error:
@@ -275,7 +275,7 @@ class LedgerDeletion:
         if isinstance(lease, Redirect):
             return lease
         batch_id = request.batch_id
-        tally = self._deletions.under(lease).close(batch_id, own_cause(request.actor, request.reason))
+        tally = self._deletions.with_lease(lease).close(batch_id, own_cause(request.actor, request.reason))
         metrics.count_closed(tally)
         certificate = BatchCertificate(
             batch_id=batch_id, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes

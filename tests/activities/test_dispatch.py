@@ -288,7 +288,7 @@ class Spied:
         self._port, self.leases, self._lease = port, leases, lease
 
     def with_lease(self, lease: Lease | None) -> "Spied":
-        return Spied(self._port.under(lease), self.leases, lease)
+        return Spied(self._port.with_lease(lease), self.leases, lease)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._WRITES:

@@ -154,7 +154,7 @@ def check_takeover(deletions: Deletions, before: FenceByBundle, after: FenceByBu
 def _is_accepted(deletions: Deletions, bundle: int, fence: tuple[int, str]) -> bool:
     lease = Lease(bundle=BundleId(bundle), fence=fence[0], worker_id=fence[1])
     try:
-        deletions.under(lease).finish([_NO_CHANGE], holder="sexton demo")
+        deletions.with_lease(lease).finish([_NO_CHANGE], holder="sexton demo")
     except NotOwner:
         return False
     return True

@@ -67,7 +67,7 @@ class SqlDeletions(LeasedPort):
         renew_run(connection, batch_id, claim, self._db.now_us(connection))
 
     @writes("catalog.pause")
-    def pause(self, connection: Connection, batch_id: str) -> None:
+    def pause_batch(self, connection: Connection, batch_id: str) -> None:
         pause_run(connection, batch_id, self._db.now_us(connection))
 
     @writes("catalog.resume")

@@ -37,7 +37,7 @@ class PhaseOne(Protocol):
     deletions leave tombstones and retention does not.
     """
 
-    def under(self, lease: Lease | None) -> Self:
+    def with_lease(self, lease: Lease | None) -> Self:
         """Return the port for the bundle owner with this lease. With `None`, writes check no fence.
 
         `detach` and `operate` first require that the lease is the newest of its bundle. No worker raises the fence

@@ -207,7 +207,7 @@ class World(ABC):
     ) -> DetachedBatch:
         """Detach, under a batch id of its own unless one is given."""
         self.batches += 1
-        return self.catalog.phase_one.under(lease).detach(
+        return self.catalog.phase_one.with_lease(lease).detach(
             topic_id,
             ledger_ids,
             force=force,

@@ -47,40 +47,42 @@ def operate(world: World, lease: Lease | None) -> object:
     (topic,) = every_topic(world.catalog.topics)
     behind = LedgerId(world.catalog.deletions.list_intents_in_range("b", _ALL)[-1].ledger_id + 1)
     operation = CompoundOperation(ledger_id=behind, remove=frozenset({CopyKind.LEDGER}))
-    phase_one = world.catalog.phase_one.under(lease)
+    phase_one = world.catalog.phase_one.with_lease(lease)
     return phase_one.operate(topic.topic_id, operation, batch_id="operated", claim=claim(), cause=CAUSE)
 
 
 def finish(world: World, lease: Lease | None) -> object:
     ended = [IntentResult(row_id=row, outcome=Outcome.DELETED) for row in _rows(world)]
-    return world.catalog.deletions.under(lease).finish(ended, holder="b")
+    return world.catalog.deletions.with_lease(lease).finish(ended, holder="b")
 
 
 def hand_over(world: World, lease: Lease | None) -> object:
     moved = dict.fromkeys(_rows(world), "own")
-    return world.catalog.deletions.under(lease).hand_over(moved, batch_id="b", errors={}, ttl_s=60)
+    return world.catalog.deletions.with_lease(lease).hand_over(moved, batch_id="b", errors={}, ttl_s=60)
 
 
 def renew(world: World, lease: Lease | None) -> object:
-    world.catalog.deletions.under(lease).renew("b", claim("w", ttl_s=900))
+    world.catalog.deletions.with_lease(lease).renew("b", claim("w", ttl_s=900))
     return "renewed"
 
 
 def take(world: World, lease: Lease | None) -> object:
     _, row = world.catalog.deletions.list_intents_in_range("b", _ALL)
-    return world.catalog.deletions.under(lease).take(row.ledger_id, row.copy, row.generation, claim(_ALONE), epoch=1)
+    return world.catalog.deletions.with_lease(lease).take(
+        row.ledger_id, row.copy, row.generation, claim(_ALONE), epoch=1
+    )
 
 
 def hold(world: World, lease: Lease | None) -> object:
-    return world.catalog.deletions.under(lease).hold(_rows(world)[1], claim(_ALONE), error="late", keys_left=3)
+    return world.catalog.deletions.with_lease(lease).hold(_rows(world)[1], claim(_ALONE), error="late", keys_left=3)
 
 
 def close(world: World, lease: Lease | None) -> object:
-    return world.catalog.deletions.under(lease).close("b", CAUSE)
+    return world.catalog.deletions.with_lease(lease).close("b", CAUSE)
 
 
 def pause(world: World, lease: Lease | None) -> object:
-    world.catalog.deletions.under(lease).pause("b")
+    world.catalog.deletions.with_lease(lease).pause("b")
     return "paused"
 
 
