@@ -156,8 +156,11 @@ class LedgerDeletion:
         if self._ledgers.epoch() != request.catalog_epoch:
             return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue, batch_id = self._deletions.with_lease(lease), request.batch_id
-        with Heartbeats(lambda: queue.renew(batch_id, own_claim(BATCH_CLAIM_S))) as heartbeats:
-            all_intents, pace = queue.intents(batch_id, request.chunk), DeletionPace(request.objects_per_s)
+        with Heartbeats(lambda: queue.renew_batch_claim(batch_id, own_claim(BATCH_CLAIM_S))) as heartbeats:
+            all_intents, pace = (
+                queue.list_intents_in_range(batch_id, request.chunk),
+                DeletionPace(request.objects_per_s),
+            )
             intents = pace.slice(all_intents)
             unfinished = select_unfinished(intents)
             examination = examine(unfinished, self._storages, self._flushes, heartbeats)
@@ -186,7 +189,7 @@ class LedgerDeletion:
         if self._ledgers.epoch() != request.catalog_epoch:
             return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue = self._deletions.with_lease(lease)
-        intents = queue.intents(request.batch_id, request.chunk)
+        intents = queue.list_intents_in_range(request.batch_id, request.chunk)
         unfinished = select_unfinished(intents)
         refusals = [
             (intent.row_id, refusal) for intent in unfinished if intent.damage and (refusal := find_refusal(intent))

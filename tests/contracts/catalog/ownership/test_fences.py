@@ -62,7 +62,7 @@ def hand_over(world: World, lease: Lease | None) -> object:
 
 
 def renew(world: World, lease: Lease | None) -> object:
-    world.catalog.deletions.with_lease(lease).renew("b", claim("w", ttl_s=900))
+    world.catalog.deletions.with_lease(lease).renew_batch_claim("b", claim("w", ttl_s=900))
     return "renewed"
 
 
@@ -82,7 +82,7 @@ def close(world: World, lease: Lease | None) -> object:
 
 
 def pause(world: World, lease: Lease | None) -> object:
-    world.catalog.deletions.with_lease(lease).pause("b")
+    world.catalog.deletions.with_lease(lease).pause_batch("b")
     return "paused"
 
 
