@@ -16,7 +16,7 @@ from tests.contracts.catalog.world import Audited, Rows, World
 
 
 class SqlWorld(World):
-    """SQLite or PostgreSQL."""
+    """Catalog in SQLite or PostgreSQL."""
 
     def __init__(self, url: str) -> None:
         """Open the catalog at `url`."""
