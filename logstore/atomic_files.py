@@ -1,7 +1,6 @@
 """Files that exist completely or not at all, even if a process dies or several processes write the same file.
 
-A process that dies leaves at most a file whose name begins with a dot. No reader opens such files. Files that an
-operator names are read up to a limit, and only if they are regular files.
+A process that dies leaves at most a file whose name begins with a dot. No reader opens such files.
 """
 
 import errno
@@ -15,7 +14,6 @@ from uuid import uuid4
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a new path in the same folder. It is unique, because several processes may write one file."""
     return path.with_name(f".{path.name}.{uuid4().hex[:12]}")
 
 
@@ -33,8 +31,7 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 def create_or_read_text(path: Path, text: str) -> str:
     """Write the file if it does not exist. Return its text, which is the text of the first writer.
 
-    File and folder are synchronized to disk before the call returns. So other processes can rely on the text after a
-    crash of the machine.
+    File and folder are synchronized to disk, so other processes can rely on the text after a crash of the machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = temporary_path(path)
@@ -65,9 +62,7 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
     """Open a regular file for reading. A symbolic link to a regular file is followed.
 
     A FIFO or a device is refused without being opened, because opening may block for ever and reading may never end.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
+    Raise `OSError` if the file cannot be opened or is not regular.
     """
     _require_regular(path.stat())  # check before opening, because opening a device may change it
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -77,11 +72,7 @@ def open_regular_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
-    """Return the content of a regular file of at most `max_bytes`, inclusive.
-
-    Raises:
-        OSError: The file cannot be opened, is not a regular file, or is longer than `max_bytes`.
-    """
+    """Return the content of a regular file. Raise `OSError` also if it is longer than `max_bytes`, inclusive."""
     with open_regular_file(path) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:

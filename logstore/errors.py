@@ -1,38 +1,4 @@
-"""Tree of all errors that Sexton raises on purpose. The class decides whether a retry can help.
-
-``` SextonError ├── RetryableError                 the same request may succeed later │   ├── StoreUnavailable
-a service did not answer, or asked to slow down │   ├── CatalogBusy                contention lasted longer than the
-catalog's own retries │   ├── IdsExhausted               no id below the ceiling is left; a flush of the record log
-raises the ceiling │   ├── SessionLost                a session of ZooKeeper ended, and its nodes are removed │   ├──
-DeletionIncomplete         storage kept some keys of a ledger │   ├── UploadOpen                 an upload of the copy
-may still run │   ├── UploadTimedOut             an upload took too long, and sends nothing more │   └── UploadUnproven
-an upload was answered, but storage does not hold its content ├── OutcomeUnknown                 the effect may have
-landed: read again first, then retry ├── TerminalError                  a retry cannot help │   ├── InvalidInput
-a field, the expected value and the found value │   │   └── UnknownObject          a topic, ledger, subscription or
-batch that does not exist │   ├── PreconditionFailed         a guard refused, and nothing changed │   │   ├──
-AlreadyExists          the name or key is taken │   │   ├── CatalogAdopting        the catalog was rebuilt and is not
-complete, or is a replica: writes are refused │   │   ├── CatalogMismatch        a bucket, a path or a namespace of
-another catalog, or of none │   │   ├── CatalogOutdated        the database is older than its record log: restored from
-a backup │   │   ├── ClaimHeld              another workflow works on the object │   │   ├── LedgerFenced           the
-ledger takes no more segments: roll and append again │   │   ├── LedgerStillNeeded      something refers to the ledger │
-│   ├── NotOwner               not the bundle owner any more: look the owner up again │   │   ├── ProducerFenced
-another append of this producer came first │   │   ├── SequenceHeld           another open transaction has entries of
-this producer │   │   ├── WorkerIdTaken          another process uses this worker id │   │   ├── SnapshotNeeded
-a part of the cursor's state is in a ledger that the caller has not loaded │   │   ├── StaleCatalog           the
-request names another epoch of the catalog │   │   ├── TransactionNotOpen     a write or an acknowledgement in a
-transaction that is decided │   │   ├── TransactionEnded       the transaction was decided otherwise, or timed out │   │
-├── TransactionNotDecided  the transaction is open, so there is no decision for its participants │   │   ├──
-AcknowledgementHeld    another transaction holds an acknowledgement of the entry, or it is acknowledged │   │   ├──
-AcknowledgementStale   messages were given back since the entry of a cumulative acknowledgement was read │   │   ├──
-CatalogVersionMismatch this build does not know the schema of the catalog │   │   └── Unsupported            this back
-end or this build lacks the capability │   ├── LookupRefused              ZooKeeper refuses to name the owner of a
-topic: an operator must fix rights or path │   ├── MissingData                the catalog lists an object that no copy
-holds │   ├── CorruptData                an object that differs from the catalog │   ├── FunctionFailed             an
-operator's record function raised, or returned an invalid result │   └── NoProgress                 late attempts left
-the same number of keys: an operator must look └── ServiceFailed                  a service could not be started or
-reached ├── ProgramMissing             a required program is not installed on this machine, or is too old └──
-ServiceRefused             a service refuses the identity, the address or the clock of this process ```
-"""
+"""Errors that Sexton raises on purpose. The base class decides whether a retry can help."""
 
 
 class SextonError(Exception):
@@ -270,7 +236,6 @@ class ServiceRefused(ServiceFailed):
     of the request.
 
     Args:
-        service: Name of the service.
         problem: Request, and the answer of the service.
         advice: Advice for the operator, as a phrase.
         code: The service's code of the refusal.

@@ -7,8 +7,7 @@
 - `detach.commit.reported_failed`: the effect has happened, and the caller gets an error.
 
 `SEXTON_FAILPOINTS=name=action[@nth],…` arms the points of a process. Actions are `kill` (SIGKILL of this process),
-`crash` (raises `SimulatedCrash`) and `fail` (raises `StoreUnavailable`). If no point is armed, an effect costs two
-truth tests.
+`crash` (raises `SimulatedCrash`) and `fail` (raises `StoreUnavailable`).
 """
 
 import os
@@ -40,11 +39,7 @@ _lock = threading.Lock()
 
 
 def arm(name: str, action: str, *, nth: int = 1) -> None:
-    """Make the point act at its nth hit.
-
-    Raises:
-        InvalidInput: The action is unknown, or `nth` is below 1.
-    """
+    """Make the point act at its nth hit. Raise `InvalidInput` if the action is unknown, or `nth` is below 1."""
     if action not in {"kill", "crash", "fail"} or nth < 1:
         raise InvalidInput(ENVIRONMENT_VARIABLE, expected="name=kill|crash|fail[@nth]", found=f"{name}={action}@{nth}")
     with _lock:
@@ -61,11 +56,7 @@ def disarm() -> set[str]:
 
 
 def arm_from_environment(value: str | None) -> None:
-    """Arm the points of `SEXTON_FAILPOINTS`. `None` and the empty text arm nothing.
-
-    Raises:
-        InvalidInput: The value has another form.
-    """
+    """Arm the points of `SEXTON_FAILPOINTS`. `None` and "" arm nothing. Raise `InvalidInput` for another form."""
     for part in filter(None, (value or "").split(",")):
         name, _, rest = part.partition("=")
         action, _, nth = rest.partition("@")
@@ -74,7 +65,6 @@ def arm_from_environment(value: str | None) -> None:
 
 @contextmanager
 def effect(name: str) -> Iterator[None]:
-    """Mark one effect, with one failpoint before it and two after it."""
     if _armed_by_point:
         _hit(f"{name}.before")
     yield

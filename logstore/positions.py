@@ -22,11 +22,7 @@ class Position:
 
     @staticmethod
     def parse(text: str, *, field: str = "position") -> "Position":
-        """Parse `ledger:entry`.
-
-        Raises:
-            InvalidInput: The text is not two canonical decimals, or a number exceeds 2**63 - 1.
-        """
+        """Parse `ledger:entry`. Raise `InvalidInput` if a number is not a canonical decimal or exceeds 2**63 - 1."""
         match = _FORM.fullmatch(text)
         if not match or max(int(match["ledger"]), int(match["entry"])) > _MAX_ID:
             raise InvalidInput(field, expected="ledger:entry, as 12:0", found=text)

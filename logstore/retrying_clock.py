@@ -1,10 +1,6 @@
 """Clock of this process, replaceable in tests, with the loop that repeats a call that may succeed later.
 
-Three other loops decide differently (ADR 17):
-
-- `Database.write` repeats a transaction while other transactions hold its locks.
-- kazoo's `KazooRetry` repeats a call within one session.
-- Temporal's `RetryPolicy` repeats an activity.
+ADR 17 names the loops with other rules: `Database.write`, kazoo's `KazooRetry`, and Temporal's `RetryPolicy`.
 """
 
 import random
@@ -28,7 +24,6 @@ class Backoff:
     longest_s: float = 5.0
 
     def pause_s(self, failures: int) -> float:
-        """Return the pause, given the number of consecutive failures, which is at least 1."""
         longest = min(self.longest_s, self.first_s * 2 ** min(failures - 1, 30))
         return random.uniform(longest / 2, longest)  # noqa: S311 - guards nothing
 
@@ -62,7 +57,7 @@ class Clock:
         is_retryable: Callable[[Exception], bool] = _is_transient,
         extra_pause_s: Callable[[Exception], float] = lambda _: 0.0,
     ) -> _Result:
-        """Call `ask` until it succeeds, within limits, with growing pauses.
+        """Call `ask` until it succeeds, within limits, with growing pauses. Raise the error of the last attempt.
 
         Args:
             ask: Call that is safe to repeat.
@@ -70,10 +65,6 @@ class Clock:
             backoff: Number of attempts, and their pauses.
             is_retryable: Whether to try again. The default accepts `RetryableError` and `OutcomeUnknown`.
             extra_pause_s: Seconds that the service wants to be added to the pause.
-
-        Raises:
-            Exception: Error of the last attempt. Either the error is not transient, or no attempt is left, or the next
-                pause would exceed the deadline.
         """
         failures = 0
         while True:

@@ -1,7 +1,7 @@
 """Stop checks between the units of long work.
 
-A unit is at most one request to a store, one part of an object, one ledger or one topic. Code with several units calls
-`raise_if_stopped` before each unit. A thread that runs in a copy of the context uses the same check.
+A unit is at most one request to a store, one part of an object, one ledger or one topic. A thread that runs in a copy
+of the context uses the same check.
 """
 
 from collections.abc import Callable, Iterator

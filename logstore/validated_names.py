@@ -1,7 +1,6 @@
 """Names of topics, subscriptions, producers and actors. They are validated once, where they enter.
 
-Topic names are encoded for ids, keywords, object keys and metadata. No new name has control characters, is displayed
-differently than it is stored, or means a folder or its parent.
+Topic names are encoded for ids, keywords, object keys and metadata.
 
 Source: Pulsar's naming, `persistent://tenant/namespace/topic[-partition-N]`.
 """
@@ -27,8 +26,6 @@ _MAX_REASON_CHARACTERS = 2_000
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """Valid topic name. Build it with `parse`, `parse_existing` or `from_encoded`."""
-
     encoded: str
 
     @property
@@ -75,11 +72,7 @@ class TopicName:
 
     @staticmethod
     def from_encoded(encoded: str) -> "TopicName":
-        """Parse an encoded name.
-
-        Raises:
-            InvalidInput: The text is not the canonical encoding of a name.
-        """
+        """Parse an encoded name. Raise `InvalidInput` if the text is not the canonical encoding of a name."""
         name = TopicName.parse_existing(unquote(encoded))
         if name.encoded != encoded:
             raise InvalidInput("topic", expected="a name in canonical encoded form", found=encoded)
@@ -99,7 +92,7 @@ def encode_prefix(text: str) -> str:
 
 
 def check_subscription(name: str) -> str:
-    """Validate the name of a subscription and return it.
+    """Return a valid name of a subscription.
 
     Raises:
         InvalidInput: The name is empty, longer than 120 characters, `.` or `..`, or has a space or a character outside
@@ -112,7 +105,7 @@ def check_subscription(name: str) -> str:
 
 
 def check_name(field: str, name: str) -> str:
-    """Validate the name of a producer or of an actor, and return it.
+    """Return a valid name of a producer or of an actor.
 
     Raises:
         InvalidInput: The name is empty, longer than 200 characters, not printable, `.` or `..`.
@@ -123,7 +116,7 @@ def check_name(field: str, name: str) -> str:
 
 
 def check_reason(reason: str) -> str:
-    """Validate the reason of an act for the audit log, and return it. It may be empty.
+    """Return the valid reason of an act for the audit log. It may be empty.
 
     Raises:
         InvalidInput: The reason is longer than 2,000 characters, or not printable.

@@ -1,14 +1,11 @@
 """State of a cursor: the acknowledgements of one subscription, in its row and in a snapshot.
 
-All entries up to and including `mark_delete` are acknowledged. Single entries after it are acknowledged, too. They are
-one roaring bitmap per ledger, so many holes stay small and survive a restart.
+Single acknowledgements after `mark_delete` are one roaring bitmap per ledger, so many holes stay small.
 
 A row with many acknowledged entries has a snapshot in a cursor ledger. The complete state is the union of the row and
-the snapshot, after the row's mark-delete position. Only the row has the mark-delete position. A row without a snapshot
-is complete.
+the snapshot, after the row's mark-delete position. Only the row has the mark-delete position.
 
-Source: Pulsar's managed cursor (mark-delete position and individually deleted messages), and its cursor ledgers, which
-store what is too large for the metadata store.
+Source: Pulsar's managed cursor (mark-delete position and individually deleted messages), and its cursor ledgers.
 """
 
 import struct
@@ -92,9 +89,6 @@ def require_current_releases(
     releases. `found` are the releases when `up_to` was read. `None` counts as 0.
 
     Source: Pulsar's consumer epoch, PIP-84; apache/pulsar#10431 and apache/pulsar#14371 lose messages without it.
-
-    Raises:
-        AcknowledgementStale: The releases differ.
     """
     if up_to is not None and up_to > state.mark_delete and expected != (found or 0):
         raise AcknowledgementStale(
@@ -124,11 +118,7 @@ def require_no_delayed_entries(
 ) -> None:
     """Refuse a cumulative acknowledgement without releases if it covers entries that may have a delivery time.
 
-    Only a reader knows which of these entries it has received, and a reader passes the releases of its read. `delayed`
-    has the segments with delayed messages.
-
-    Raises:
-        AcknowledgementStale: An entry of `delayed` up to `up_to` is visible and not acknowledged.
+    Only a reader knows which of these entries it has received, and a reader passes the releases of its read.
     """
     unacknowledged = unacknowledged_entries(state, spans, up_to)
     for segment in delayed:
@@ -145,7 +135,6 @@ def require_no_delayed_entries(
 
 
 def unacknowledged_entries(state: CursorState, spans: Sequence[LedgerSpan], up_to: Position) -> dict[LedgerId, BitMap]:
-    """Return the visible entries up to the position that are not acknowledged, by ledger."""
     mark_delete, unacknowledged = state.mark_delete, dict[LedgerId, BitMap]()
     for span in spans:
         if not mark_delete.ledger_id <= span.ledger_id <= up_to.ledger_id:
@@ -212,7 +201,6 @@ def advance_mark_delete(state: CursorState, spans: Sequence[LedgerSpan]) -> Curs
 
 
 def count_backlog(state: CursorState, spans: Sequence[LedgerSpan]) -> int:
-    """Return the number of visible entries that are not acknowledged."""
     backlog, mark_delete = 0, state.mark_delete
     for span in spans:
         if span.ledger_id < mark_delete.ledger_id:
@@ -231,7 +219,7 @@ def _done_entries(acknowledged: BitMap | None, span: LedgerSpan) -> BitMap | Non
 
 
 def _find_first_gap(bits: BitMap | None, start: int, end: int) -> int:
-    """Return the first entry id from `start` that is not in `bits`, at most `end`. Found by bisection on rank."""
+    """Return the first entry id from `start` that is not in `bits`, at most `end`."""
     if not bits or start not in bits:
         return start
     before = bits.rank(start - 1) if start else 0
@@ -243,7 +231,6 @@ def _find_first_gap(bits: BitMap | None, start: int, end: int) -> int:
 
 
 def entries_after(bits: BitMap, ledger_id: LedgerId, position: Position) -> BitMap:
-    """Return the entries of a ledger that are after a position."""
     if ledger_id > position.ledger_id:
         return bits
     return bits - BitMap(range(position.entry_id + 1)) if ledger_id == position.ledger_id else BitMap()
@@ -324,7 +311,6 @@ def require_snapshot(
 
 
 def complete_state(row: CursorState, snapshot: CursorSnapshot | None) -> CursorState:
-    """Return the complete state of a cursor from its row and its snapshot."""
     return row if snapshot is None else add_acknowledged(row, snapshot.acknowledged)
 
 
@@ -355,5 +341,4 @@ def state_without_snapshot(state: CursorState, snapshot: CursorSnapshot | None) 
 
 
 def select_ledgers(acknowledged: AcknowledgedEntries, listed: Collection[LedgerId]) -> AcknowledgedEntries:
-    """Return the entries of listed ledgers. Ids of other ledgers are never used again."""
     return {ledger_id: bits for ledger_id, bits in acknowledged.items() if ledger_id in listed}

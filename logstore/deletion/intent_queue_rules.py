@@ -14,11 +14,7 @@ _MAX_ROWS_IN_MESSAGE: Final = 10
 
 
 def normalize_ids(field: str, ids: Iterable[Id]) -> list[Id]:
-    """Return the ids, ascending and unique.
-
-    Raises:
-        InvalidInput: There are none, or more than `MAX_IDS_PER_CALL`.
-    """
+    """Return the ids, ascending and unique. Raise `InvalidInput` for none, or more than `MAX_IDS_PER_CALL`."""
     unique_ids = sorted(set(ids))
     if not 0 < len(unique_ids) <= MAX_IDS_PER_CALL:
         raise InvalidInput(field, expected=f"1 to {MAX_IDS_PER_CALL:,} ids", found=len(unique_ids))
@@ -28,7 +24,7 @@ def normalize_ids(field: str, ids: Iterable[Id]) -> list[Id]:
 def require_unclaimed(
     ledger_id: int, workflow_id: str, *, claim: tuple[str | None, int | None], batch: str | None, now_us: int
 ) -> None:
-    """Require that no other workflow works on a row.
+    """Raise `ClaimHeld` if another workflow works on a row.
 
     Args:
         ledger_id: Ledger of the row.
@@ -36,9 +32,6 @@ def require_unclaimed(
         claim: The row's own workflow and the end of its claim. `None` if the batch works on the row.
         batch: Workflow that holds the batch now. It counts only for a row without a workflow of its own.
         now_us: The catalog's clock.
-
-    Raises:
-        ClaimHeld: Another workflow works on the row.
     """
     handed_to, until_us = claim
     holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch
@@ -47,11 +40,7 @@ def require_unclaimed(
 
 
 def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tuple[DeletionState, str]]) -> None:
-    """Require that every row is a dead letter.
-
-    Args:
-        row_ids: Requested ids, ascending.
-        state_by_row: State of each existing row, parsed and as stored.
+    """Require that every row is a dead letter. `row_ids` ascend. `state_by_row` has the state, parsed and as stored.
 
     Raises:
         UnknownObject: Some ids are not dead letters, and none of these ids exists.
@@ -72,14 +61,9 @@ def require_dead_letters(row_ids: Sequence[int], state_by_row: Mapping[int, tupl
 
 
 def split_batch_into_ranges(rows: Iterable[tuple[int, int, bool]], max_rows: int) -> Iterator[list[int]]:
-    """Split a batch into ranges of unfinished rows, bounded by rows and by segments.
+    """Yield ranges of unfinished rows, bounded by rows and by segments. No other row of the batch lies within a range.
 
-    Args:
-        rows: Id, number of segments, and whether the batch still has to process the row; ascending by id.
-        max_rows: Most rows of a range, at least 1.
-
-    Yields:
-        Ids of one range, ascending. No other row of the batch lies between them.
+    `rows` are id, number of segments, and whether the batch still has to process the row. Ids ascend.
     """
     ids: list[int] = []
     range_segments = 0

@@ -1,7 +1,4 @@
-"""Two-phase deletion: intents, outcomes, and the decision between them.
-
-In one SQL transaction, phase one takes a ledger out of its list and files an intent. Phase two compares the present
-state of catalog and storage, and only then deletes.
+"""Two-phase deletion: intents, outcomes, and the decision whether an intent may be deleted.
 
 Source: PIP-186, which calls an intent PendingDeleteLedgerInfo.
 """
@@ -25,8 +22,6 @@ is shorter. The other five of the ten attempts are not made.
 
 
 class DeletionState(StrEnum):
-    """State of an intent. Stored by name."""
-
     PENDING = "PENDING"
     DELETED = "DELETED"
     DEAD_LETTERED = "DEAD_LETTERED"
@@ -53,7 +48,6 @@ class Outcome(StrEnum):
 
     @property
     def is_success(self) -> bool:
-        """Whether nothing of the copy is left in storage."""
         return self in _SUCCESSES
 
 
@@ -97,7 +91,6 @@ class DeletionIntent:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the last `STUCK_AFTER_ATTEMPTS` attempts left the same number of keys."""
         return self.keys_left_attempts >= STUCK_AFTER_ATTEMPTS
 
     @property
@@ -158,7 +151,6 @@ _ESSENTIAL_KEYS = {
 
 
 def find_missing_property(intent: DeletionIntent) -> str | None:
-    """Return the first essential property that the intent lacks."""
     if intent.component not in _ESSENTIAL_KEYS:
         return f"component (found {intent.component!r})"
     if not intent.topic or not intent.application:
@@ -184,8 +176,6 @@ def find_ownership_problem(intent: DeletionIntent, key: str, metadata: Mapping[s
 
 
 class CopyVerdict(StrEnum):
-    """Verdict of an inspection of a copy in storage."""
-
     ABSENT = "ABSENT"  # proved by independent reads
     OWN = "OWN"
     FOREIGN = "FOREIGN"  # a statement in storage contradicts the intent
@@ -193,7 +183,7 @@ class CopyVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCopy:
-    """State of a copy in storage."""
+    """Result of an inspection: the state of a copy in storage."""
 
     verdict: CopyVerdict
     data_keys: tuple[str, ...] = ()  # deleted first
@@ -224,10 +214,6 @@ def find_refusal(intent: DeletionIntent) -> tuple[Outcome, str] | None:
 
 
 def require_topic(intent: DeletionIntent, topic: str | None) -> None:
-    """Require that the intent is of the topic. Skip the check for `None`, and for intents that may not be deleted.
-
-    Raises:
-        InvalidInput: The intent is of another topic.
-    """
+    """Require that the intent is of the topic. Skip the check for `None`, and for intents that may not be deleted."""
     if find_refusal(intent) is None:
         require_named_topic(intent.ledger_id, intent.topic, topic)

@@ -1,8 +1,6 @@
 """Rule of phase one that selects the ledgers to detach, as pure functions.
 
-Retention always detaches a prefix of the list (apache/pulsar#20898), up to the first ledger that must stay.
-
-Source: Pulsar's retention policy.
+Retention always detaches a prefix of the list (apache/pulsar#20898). Source: Pulsar's retention policy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,8 +30,6 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerFacts:
-    """Facts about one listed ledger, as input of the rule."""
-
     ledger_id: LedgerId
     state: LedgerState
     entries: int
@@ -100,11 +96,7 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
 def require_unneeded_ledgers(
     topic: str, ledgers: Iterable[LedgerFacts], *, last: LedgerId, marks: Mapping[str, Position]
 ) -> None:
-    """Require that none of the ledgers is needed.
-
-    Raises:
-        LedgerStillNeeded: The message names the first five needed ledgers, and the number of others.
-    """
+    """Raise `LedgerStillNeeded` if a ledger is needed. The message names the first five, and the number of others."""
     needed = [
         f"ledger {ledger.ledger_id}: {reason}"
         for ledger in ledgers

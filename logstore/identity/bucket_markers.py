@@ -36,12 +36,10 @@ class BucketRole(StrEnum):
         return self not in {BucketRole.TIERED, BucketRole.REPLICA}
 
     def matches_key(self, key: str) -> bool:
-        """Return whether a catalog writes keys of this form into a bucket of this role."""
         return bool(_KEY_FORMS[self].match(key))
 
     @property
     def prefix(self) -> str:
-        """Prefix of such keys in a listing."""
         return _PREFIXES[self]
 
 
@@ -86,11 +84,7 @@ def compare_marker(
 ) -> MarkerState:
     """Compare the marker of a bucket with the catalog.
 
-    Args:
-        owner: Catalog that the marker names. `None`: no marker.
-        catalog_id: Id of this catalog.
-        bucket: The bucket.
-        marked: BucketRole and name of every bucket that this catalog has marked.
+    `owner` is the catalog that the marker names. `marked` are all buckets that this catalog has marked.
     """
     if owner not in {None, catalog_id}:
         return MarkerState.FOREIGN
@@ -136,21 +130,16 @@ def mismatch_error(
 
 
 def marker_content(catalog_id: str) -> bytes:
-    """Return the content of a catalog's marker. It is equal in all buckets."""
     return json.dumps({_CATALOG_ID_FIELD: catalog_id}).encode()
 
 
 def describe_owner(content: bytes) -> str:
-    """Return the id of the catalog that a marker names.
-
-    For an unreadable marker, return a text with its first bytes.
-    """
+    """Return the id of the catalog that a marker names, or a text with the first bytes of an unreadable marker."""
     catalog_id = _parse_catalog_id(content)
     return f"unreadable ({content[:80].decode('utf-8', errors='replace')!r})" if catalog_id is None else catalog_id
 
 
 def is_marker(content: bytes) -> bool:
-    """Return whether the content names a catalog."""
     return _parse_catalog_id(content) is not None
 
 

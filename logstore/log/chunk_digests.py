@@ -1,7 +1,7 @@
 """Digests of the column chunks of a Parquet file, for readers that fetch single columns by ranges.
 
-A page has its own checksum, so bytes of another file with the same layout would pass. So the digest of a chunk is
-stored apart from its bytes: in a segment's metadata, in the index of a tiered copy, or in the footer of a snapshot.
+The digest of a chunk is stored apart from its bytes, because the checksums of pages would accept bytes of another file
+with the same layout.
 """
 
 import base64
@@ -60,21 +60,14 @@ def digest_chunk(content: bytes | bytearray | memoryview) -> str:
 
 
 def digest_chunks(read: Callable[[int, int], bytes | memoryview], chunks: Iterable[ColumnChunk]) -> str:
-    """Return the concatenated digests of chunks.
-
-    Chunks are given in file order. `read` gets offset and length.
-    """
+    """Return the concatenated digests of chunks, which are in file order. `read` gets offset and length."""
     return "".join(digest_chunk(read(chunk.start, chunk.size_bytes)) for chunk in chunks)
 
 
 def parse_digests(text: str, chunks: Sequence[ColumnChunk], *, name: str) -> dict[ColumnChunk, str]:
-    """Return the digest of each chunk.
+    """Return the digest of each chunk. `text` is the result of `digest_chunks` for the same chunks in the same order.
 
-    `text` is the result of `digest_chunks` for the same chunks in the same order. `name` is the object's name in an
-    error.
-
-    Raises:
-        CorruptData: The text is not a list of digests, or has not one digest for each chunk.
+    Raise `CorruptData` if the text is not a list with one digest for each chunk.
     """
     if not _DIGESTS_FORM.fullmatch(text) or len(text) != len(chunks) * _DIGEST_CHARACTERS:
         raise CorruptData(f"{name}: expected digests of {len(chunks)} column chunks, found {text!r}")
@@ -100,10 +93,7 @@ def fetch_verified_chunks(
         name: Name of the object in an error.
 
     Returns:
-        Parts of the file, each with its offset.
-
-    Raises:
-        CorruptData: A chunk has another digest.
+        Parts of the file, each with its offset. Raise `CorruptData` if a chunk has another digest.
     """
     requested_chunks = [chunk for chunk in digests if chunk.column in columns]
     parts: list[tuple[int, bytes]] = []

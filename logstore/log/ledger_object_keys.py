@@ -12,12 +12,10 @@ _META_FORM = re.compile(r"(?P<digest>[0-9a-f]{16})\.meta\.json")
 
 
 def shard_prefix(shard: int) -> str:
-    """Return the prefix of all ledgers of the shard, whose ids modulo 256 are `shard`."""
     return f"ledgers/{shard:02x}/"
 
 
 def ledger_prefix(ledger_id: LedgerId) -> str:
-    """Return the prefix of every object of the ledger's primary copy. No object of another ledger has this prefix."""
     return f"{shard_prefix(ledger_id % SHARDS)}{ledger_id:016x}/"
 
 
@@ -45,6 +43,5 @@ def owner_digest_from_key(key: str) -> str | None:
 
 
 def segment_number_from_key(key: str) -> int | None:
-    """Return the number in the key of a segment, or `None` for any other key."""
     match = _SEGMENT_FORM.fullmatch(key.rpartition("/")[2])
     return int(match["number"]) if match else None

@@ -99,11 +99,7 @@ class LedgerStatement:
 
     @staticmethod
     def from_metadata(fields: Mapping[str, str]) -> "LedgerStatement":
-        """Parse the result of `to_metadata`.
-
-        Raises:
-            CorruptData: A field is absent or invalid.
-        """
+        """Parse the result of `to_metadata`. Raise `CorruptData` if a field is absent or invalid."""
         try:
             owner = LedgerOwner(
                 application=fields["application"],
@@ -134,10 +130,6 @@ def parse_meta_fields(content: bytes) -> dict[str, str]:
 
 
 def require_named_topic(ledger_id: LedgerId, topic: str, named: str | None) -> None:
-    """Refuse a ledger of another topic than the caller named. `None` accepts any topic.
-
-    Raises:
-        InvalidInput: The topics differ.
-    """
+    """Raise `InvalidInput` if the ledger is of another topic than the caller named. `None` accepts any topic."""
     if named not in {None, topic}:
         raise InvalidInput("topic", expected=f"the topic of ledger {ledger_id}, {topic}", found=named)

@@ -1,10 +1,9 @@
 """Highest sequence ids of producers in a topic, which identify duplicates.
 
 Entries of an open transaction count only for that transaction, because it may still abort. Until the decision, the
-producer cannot append outside of the transaction. If the transaction aborts, its entries were never stored.
+producer cannot append outside of the transaction.
 
-Source: Pulsar's message deduplication (highest sequence id persisted per producer); Kafka, where a transactional
-producer has one transaction at a time.
+Source: Pulsar's message deduplication; Kafka, where a transactional producer has one transaction at a time.
 """
 
 from typing import NamedTuple
@@ -21,7 +20,6 @@ class ProducerSequence(NamedTuple):
 
     @staticmethod
     def without_transaction(last: int) -> "ProducerSequence":
-        """Return a sequence whose ids are all committed."""
         return ProducerSequence(last, last)
 
     def refuses(self, txn: TransactionId | None) -> bool:

@@ -43,22 +43,14 @@ class FooterDigest:
 
     @staticmethod
     def parse(text: str | None, *, name: str) -> "FooterDigest":
-        """Parse the text form of a digest. `name` is the object's name in an error.
-
-        Raises:
-            CorruptData: The text is not a footer digest.
-        """
+        """Parse the text form of a digest. Raise `CorruptData` for any other text."""
         match = _DIGEST_FORM.fullmatch(text or "")
         if not match:
             raise CorruptData(f"{name}: expected length and digest of its footer, found {text!r}")
         return FooterDigest(int(match["size"]), match["sha256"])
 
     def check(self, footer: bytes, *, name: str) -> "pq.FileMetaData":
-        """Compare a footer with its digest. Return the parsed footer.
-
-        Raises:
-            CorruptData: The digest differs.
-        """
+        """Return the parsed footer. Raise `CorruptData` if its digest differs."""
         digest = hashlib.sha256(footer).hexdigest()
         if digest != self.sha256:
             raise CorruptData(f"{name}: expected a footer of digest {self.sha256}, found {digest}")
@@ -92,7 +84,6 @@ COLUMNS = (
 
 @cache
 def entry_schema() -> "pa.Schema":
-    """Return the Arrow schema of the columns."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
 
     integer, text = pa.int64(), pa.string()
@@ -135,10 +126,7 @@ def parquet_errors() -> tuple[type[Exception], ...]:
 
 
 def encode_segment(parts: Sequence[ProducedEntries], *, publish_ms: int) -> bytes:
-    """Encode the parts, in their order, as one segment.
-
-    `publish_ms` is the time of the appender, stored for every entry.
-    """
+    """Encode the parts, in their order, as one segment. Every entry gets the appender's time `publish_ms`."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 
@@ -200,8 +188,7 @@ def decode_segment(
         check_pages: Whether to compare the checksum of each page. Not needed if the whole object was compared.
         prefetch: Whether to read adjacent columns with one request. Not needed for fetched parts.
 
-    Raises:
-        CorruptData: The object is not a Parquet file, lacks a column, or has a page with a wrong checksum.
+    Raise `CorruptData` if the object is not a Parquet file, lacks a column, or has a page with a wrong checksum.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time

@@ -15,7 +15,6 @@ DIGEST_FIELD: Final = "sha256"
 
 
 def sha256_hex(content: bytes) -> str:
-    """Return the SHA-256 of an object, hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 

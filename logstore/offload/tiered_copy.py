@@ -1,11 +1,10 @@
 """Tiered copy of a ledger: its location, one Parquet file with all entries, and an index that proves the file.
 
 The offload context states the location. Readers and deletions use this location, not the current settings. A deletion
-at a wrong location finds nothing and would count the copy as deleted (apache/pulsar#16687).
+at a wrong location would count the copy as deleted (apache/pulsar#16687).
 
-The names of both objects contain the uuid of the attempt that wrote them. So attempts never conflict, and an attempt
-that died is never mistaken for the published one. The data is written first and the index last. A deletion removes them
-in the same order. So an index always proves data that exists, except during a deletion.
+The names of both objects contain the uuid of the attempt that wrote them, so attempts never conflict. Both a write and
+a deletion handle the data first and the index last. So an index proves data that exists, except during a deletion.
 
 Source: Pulsar's tiered storage (`{uuid}-ledger-{id}` and its `-index`).
 """
@@ -47,8 +46,7 @@ class CopyLocation:
 def parse_uuid_and_location(ledger_id: int, context: Mapping[str, str]) -> tuple[str, CopyLocation]:
     """Return the attempt's uuid and the copy's location from an offload context.
 
-    Raises:
-        CorruptData: The context has no uuid or no bucket, or a field is invalid.
+    Raise `CorruptData` if the context has no uuid or no bucket, or a field is invalid.
     """
     uuid, bucket = context.get("uuid"), context.get("bucket")
     if not uuid or not bucket:
@@ -88,12 +86,10 @@ _NUMBER_FORM: Final = re.compile("[0-9]{1,18}", re.ASCII)
 
 
 def data_key(uuid: str, ledger_id: LedgerId) -> str:
-    """Return the key of the object with all entries."""
     return f"{uuid}-ledger-{ledger_id}"
 
 
 def index_key(uuid: str, ledger_id: LedgerId) -> str:
-    """Return the key of the index."""
     return f"{data_key(uuid, ledger_id)}-index"
 
 
@@ -134,11 +130,7 @@ def decide_upload_start(
 
 
 def upload_ends_us(context: Mapping[str, str]) -> int | None:
-    """Return the time, by the catalog's clock, after which no request can arrive. `None` if the upload has ended.
-
-    Raises:
-        CorruptData: The field of the context is not a time.
-    """
+    """Return the time, by the catalog's clock, after which no request can arrive. `None` if the upload has ended."""
     end_us = context.get(_UPLOAD_END_FIELD)
     if end_us is None:
         return None
@@ -213,11 +205,7 @@ class TieredIndex:
 
     @staticmethod
     def from_json(body: bytes, *, name: str) -> "TieredIndex":
-        """Parse the JSON document of the object `name`.
-
-        Raises:
-            CorruptData: The object is not an index.
-        """
+        """Parse the JSON document of the object `name`. Raise `CorruptData` if it is not an index."""
         try:
             facts = json.loads(body)
             return TieredIndex(

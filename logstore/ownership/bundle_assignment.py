@@ -1,11 +1,8 @@
 """Assignment of bundles to workers without a leader, and the decision about a bundle after a reconnect.
 
-Each worker computes the assignment, and workers with the same view agree. After a reconnect a worker reads the owner
-node of each bundle that it remembers. It never infers ownership from the behaviour of the connection.
-
-Safety does not depend on this module: ZooKeeper lets only one worker create a node, and only writes with the current
-fence are accepted. With a stale view, two workers may try to take the same bundle, or none does for a while. With a
-stale load, a worker chooses less evenly.
+Each worker computes the assignment, and workers with the same view agree. Safety does not depend on this module:
+ZooKeeper lets only one worker create a node, and only writes with the current fence are accepted. With a stale view,
+two workers may try to take the same bundle, or none does for a while.
 
 Source: rendezvous hashing (Thaler and Ravishankar 1998), weighted by the logarithmic method (Schindelhauer and
 Schomaker, "Weighted distributed hash tables", 2005): the highest -w / ln(h) is first. PIP-57 (re-own after a session
@@ -169,8 +166,6 @@ class ReownDecision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerNode:
-    """Node of a bundle owner in ZooKeeper."""
-
     worker_id: str  # content of the node
     session: int  # session of the ephemeral node; 0 if the node is not ephemeral
     version: int

@@ -29,14 +29,12 @@ _MAX_HASH = 2**_HASH_BITS - 1
 
 
 def check_bundle_count(count: int) -> int:
-    """Return the number. Raise `InvalidInput` if it is outside 1 to `MAX_BUNDLES`."""
     if not 1 <= count <= MAX_BUNDLES:
         raise InvalidInput("bundles", expected=f"1 to {MAX_BUNDLES}", found=count)
     return count
 
 
 def bundle_of_topic(topic: TopicName, *, bundles: int) -> BundleId:
-    """Return the bundle of a topic in a catalog with `bundles` bundles."""
     hashed = zlib.crc32(topic.encoded.encode("ascii"))
     return BundleId(hashed * check_bundle_count(bundles) >> _HASH_BITS)
 
@@ -52,8 +50,7 @@ def bundle_name(bundle: BundleId, *, bundles: int) -> str:
 def parse_bundle_name(name: str, *, bundles: int) -> BundleId:
     """Return the bundle whose hash range `bundle_name` wrote for the same number of bundles.
 
-    Raises:
-        InvalidInput: No bundle has this range. A range of another number of bundles is refused, never rounded.
+    Raise `InvalidInput` for any other text. A range of another number of bundles is never rounded.
     """
     try:
         bundle = BundleId(int(name[:10], 16) * check_bundle_count(bundles) >> _HASH_BITS)

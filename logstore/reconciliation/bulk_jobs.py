@@ -120,8 +120,6 @@ BulkJob = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkProgress:
-    """Progress of a job."""
-
     stage: str  # a phrase
     done: int  # tasks
     tasks: int

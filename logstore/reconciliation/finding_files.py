@@ -55,8 +55,6 @@ FINDINGS_PER_PAGE: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedFinding:
-    """Number and fate of a finding after an apply."""
-
     number: int
     fate: FindingFate
     reason: str = ""
@@ -138,7 +136,6 @@ def _to_finding(row: Mapping[str, Any]) -> Finding:
 
 
 def findings_to_table(findings: Sequence[Finding]) -> pa.Table:
-    """Return findings as rows of `FINDING_SCHEMA`."""
     rows = [
         {name: getattr(finding, name) for name in FINDING_SCHEMA.names}
         | {"kind": finding.kind.value, "statement": json.dumps(dict(finding.statement), sort_keys=True)}
@@ -148,8 +145,6 @@ def findings_to_table(findings: Sequence[Finding]) -> pa.Table:
 
 
 class FateFiles:
-    """Fates of a plan's findings in a folder, with one file per page."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
@@ -164,11 +159,7 @@ class FateFiles:
             pq.write_table(pa.Table.from_pylist(rows, schema=FATE_SCHEMA), new)
 
     def read_page(self, page: int) -> dict[int, AppliedFinding] | None:
-        """Return the fates of a page by number of the finding, or `None` if the page has no file.
-
-        Raises:
-            CorruptData: The file is damaged, or of another writer.
-        """
+        """Return the fates of a page by number of the finding, or `None` if the page has no file."""
         path = self._path(page)
         if not path.exists():
             return None

@@ -108,12 +108,10 @@ RESULT = "result"
 
 
 def plan_result(summary: Mapping[str, Any]) -> PlanResult:
-    """Return the result of a finished plan or scrub. Unknown fields of a newer build are ignored."""
     return PlanResult(**_known_fields(PlanResult, summary[RESULT]))
 
 
 def apply_counts(summary: Mapping[str, Any]) -> ApplyCounts:
-    """Return the counts of a finished apply. Unknown fields of a newer build are ignored."""
     return ApplyCounts(**_known_fields(ApplyCounts, summary[RESULT]))
 
 
@@ -138,7 +136,6 @@ def apply_batch_id(run_id: str, page: int) -> str:
 
 
 def add_apply_counts(left: ApplyCounts, right: ApplyCounts) -> ApplyCounts:
-    """Return the sum of two counts, after `limit_samples`."""
     return limit_samples(
         ApplyCounts(
             applied=dict(Counter(left.applied) + Counter(right.applied)),

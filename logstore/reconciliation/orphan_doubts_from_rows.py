@@ -96,7 +96,6 @@ def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: Le
 
 
 def doubt_owner(statement: LedgerStatement, rows: LedgerRows) -> CatalogDoubt | None:
-    """Return a doubt if a row states another owner or creation time of the ledger than storage does."""
     for owner in rows.owners:
         if owner.digest != statement.owner.digest:
             reason = f"{owner.row}: it is of {owner.topic}, and storage states a ledger of {statement.owner.topic}"
@@ -130,13 +129,11 @@ def doubt_unreferenced(rows: LedgerRows) -> CatalogDoubt | None:
 
 
 def describe_lost_ledger(rows: LedgerRows) -> str | None:
-    """Return a sentence with the tables that name a ledger without a row, or `None` if no table names it."""
     tables = [*(["ledger_copy"] if rows.copies else []), *rows.tables]
     return _LOST_LEDGER.format(tables=" and ".join(tables)) if tables and not rows.has_row else None
 
 
 def describe_lost_segments(counted: SegmentSums, summed: SegmentSums) -> str | None:
-    """Return a sentence if a ledger's row and its rows of segments have different sums, else `None`."""
     if counted == summed:
         return None
     return (

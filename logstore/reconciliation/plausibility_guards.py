@@ -1,4 +1,4 @@
-"""Guards of a reconciliation: age of objects, plausible sides, share of orphans. A guard refuses before any change.
+"""Guards of a reconciliation: age of objects, plausible counts, share of orphans. A guard refuses before any change.
 
 Source: apache/iceberg#4195 (age), treeverse/lakeFS#4658 (no overlap), ClickHouse/ClickHouse#114194 (stale references).
 """
@@ -53,12 +53,7 @@ class ComparisonCounts:
 
 
 def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
-    """Refuse an age below the floor, unless `unsafe` allows it.
-
-    Raises:
-        InvalidInput: The age is negative, so the cut-off would lie in the future.
-        PreconditionFailed: The age is below the floor.
-    """
+    """Raise `PreconditionFailed` for an age below the floor, unless `unsafe` allows it. No age may be negative."""
     if older_than_s < 0:
         raise InvalidInput("older-than", expected="0s or more: no cut-off lies in the future", found=older_than_s)
     if older_than_s < AGE_FLOOR_S and not unsafe:
@@ -109,22 +104,14 @@ def require_plausible_counts(sides: ComparisonCounts) -> None:
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Raise `InvalidInput` if the value of the option `name` is outside 0 to 1."""
     if not 0 <= value <= 1:
         raise InvalidInput(name, expected="a number from 0 to 1", found=value)
 
 
 def check_orphan_share(findings: Mapping[str, int], ledgers: int, max_share: float) -> None:
-    """Refuse a plan that would remove more than a share of all ledgers.
+    """Raise `PreconditionFailed` for a plan that would remove more than a share, 0 to 1, of all ledgers.
 
-    Args:
-        findings: Counts by kind.
-        ledgers: Rows of the catalog at the plan.
-        max_share: 0 to 1 inclusive.
-
-    Raises:
-        InvalidInput: The share is outside 0 to 1.
-        PreconditionFailed: The plan would remove more.
+    `findings` has counts by kind. `ledgers` are rows of the catalog at the plan.
     """
     check_fraction("max-orphan-share", max_share)
     weighed = {kind.value: findings.get(kind.value, 0) for kind in _WEIGHED_KINDS}
@@ -155,12 +142,10 @@ def reason_to_keep_segment(state: LedgerState, *, last_segment: int, primary: bo
 
 
 def takes_segments(state: LedgerState) -> bool:
-    """Return whether a writer may still register segments of the ledger."""
     return state is LedgerState.OPEN
 
 
 def _format_age(seconds: float) -> str:
-    """Return an age as an operator types it: 90m, or 1h."""
     for unit, size in (("h", 3_600), ("m", 60)):
         if seconds and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
@@ -168,5 +153,4 @@ def _format_age(seconds: float) -> str:
 
 
 def round_up_share(share: float) -> float:
-    """Round a share up to whole percent, at most to 1."""
     return min(1.0, math.ceil(share * 100) / 100)

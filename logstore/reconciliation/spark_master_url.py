@@ -22,7 +22,6 @@ _MAX_CHARS: Final = 1_000
 
 
 def is_spark_master_url(text: str) -> bool:
-    """Return whether the text is a Spark master URL in a supported form. This makes no connection."""
     if len(text) > _MAX_CHARS:
         return False
     if text == "yarn" or _LOCAL.fullmatch(text):
@@ -34,7 +33,6 @@ def is_spark_master_url(text: str) -> bool:
 
 
 def require_spark_master_url(text: str) -> None:
-    """Raise `InvalidInput` unless the text is a Spark master URL in a supported form."""
     if not is_spark_master_url(text):
         raise InvalidInput("master", expected=MASTER_FORMS, found=text)
 

@@ -23,7 +23,6 @@ _FORMAT_VERSION: Final = 1
 
 
 def pack_buffer(topic_id: TopicId, buffer: TransactionBuffer) -> bytes:
-    """Return the buffer of a topic as bytes."""
     document = {
         "version": _FORMAT_VERSION,
         "topic_id": int(topic_id),
@@ -97,7 +96,6 @@ class BufferFiles:
         self._folder = folder
 
     def write_part(self, part: int, buffers: Iterator[tuple[TopicId, TransactionBuffer]]) -> int:
-        """Write one part atomically, one buffer at a time. Return the number of buffers."""
         import pyarrow as pa  # noqa: PLC0415 - start-up time
 
         schema = pa.schema([("topic_id", pa.int64()), ("buffer", pa.large_binary())])

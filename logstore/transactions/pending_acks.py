@@ -90,10 +90,7 @@ def require_entries_not_held(
     """Refuse to acknowledge entries that an open transaction holds. The request itself has no transaction.
 
     Only the commit of the open transaction may acknowledge these entries. Acknowledged entries may be acknowledged
-    again.
-
-    Raises:
-        AcknowledgementHeld: Names the first such entry and the transaction.
+    again. `AcknowledgementHeld` names the first held entry and the transaction.
     """
     for txn, entries in held.items():
         single = (

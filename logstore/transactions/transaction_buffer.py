@@ -1,9 +1,8 @@
 """Transaction buffer of a topic, computed from the transaction ids and transaction markers in the topic's log.
 
-The computation reads three columns of each segment, and no message payloads. A transaction marker is an entry that says
-how a transaction ended. It carries the transaction's id and the catalog's epoch, so a late marker cannot end another
-transaction. The marker of a subscription also has the positions that the transaction acknowledged. A rebuild of the
-catalog applies these positions again.
+The computation reads three columns of each segment, and no message payloads. A transaction marker carries the
+transaction's id and the catalog's epoch, so a late marker cannot end another transaction. The marker of a subscription
+also has the positions that the transaction acknowledged. A rebuild of the catalog applies these positions again.
 
 Source: Pulsar's TxnCommitMarker, TxnAbortMarker and TopicTransactionBufferRecoverCallBack; PIP-31, where any commit
 marker makes a transaction committed; Jepsen's analysis of Bufstream 0.1.0, whose markers had no epoch.
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class MarkerVerb(StrEnum):
-    """Values of a segment's column `marker`."""
-
     COMMIT = "COMMIT"
     ABORT = "ABORT"
 

@@ -30,7 +30,6 @@ class TransactionId:
 
     @staticmethod
     def parse(text: str, *, field: str = "txn") -> "TransactionId":
-        """Parse `tc:sequence`, two decimal numbers without leading zeros."""
         match = _ID_FORM.fullmatch(text)
         if not match or int(match["sequence"]) > _MAX_SEQUENCE or int(match["tc"]) >= MAX_COORDINATORS:
             expected = f"tc:sequence, as 3:17, tc up to {MAX_COORDINATORS - 1}"
@@ -105,7 +104,6 @@ def summarize_failures(failures: Mapping[Participant, str]) -> str:
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise `InvalidInput` for a timeout outside `MIN_TIMEOUT_S` to `MAX_TIMEOUT_S`."""
     if not MIN_TIMEOUT_S <= timeout_s <= MAX_TIMEOUT_S:
         raise InvalidInput("timeout", expected=f"{MIN_TIMEOUT_S:g}s to {MAX_TIMEOUT_S:g}s", found=f"{timeout_s:.15g}s")
 
@@ -116,9 +114,7 @@ def decide_transaction_state(
     """Return the state after a request to end a transaction. Only one of a commit and a timeout can succeed.
 
     `state` is read under the lock of the row. `expired` means that the deadline has passed by the catalog's clock then.
-
-    Raises:
-        TransactionEnded: The opposite was decided before. Or the request is a commit, and the deadline has passed.
+    Raise `TransactionEnded` if the opposite was decided before, or a commit comes after the deadline.
     """
     requested = TransactionState.COMMITTING if commit else TransactionState.ABORTING
     if state is TransactionState.OPEN and not (commit and expired):

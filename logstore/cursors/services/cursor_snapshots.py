@@ -1,8 +1,7 @@
 """Cursor ledgers: a state that is too large for its row is in a ledger until it is small again.
 
-An acknowledgement does not depend on this module, because it is in the row when the caller gets the answer. So all work
-here is best effort. A failure is logged, and a later acknowledgement tries again. The failure leaves a newborn ledger,
-which the topic's trim detaches.
+All work here is best effort, because an acknowledgement is already in the row. A failure is logged and leaves a newborn
+ledger, which the topic's trim detaches. A later acknowledgement tries again.
 """
 
 import logging
@@ -36,7 +35,7 @@ _CursorKey = tuple[TopicId, str]  # topic and name of the subscription
 
 
 class CursorSnapshots:
-    """Cursor snapshots of one process. A snapshot is read once, because ledgers are immutable.
+    """Cache, reader and writer of cursor snapshots. A snapshot is read once, because ledgers are immutable.
 
     A state larger than `inline_bytes` moves from the row to a ledger. It moves back at half this size. Only one thread
     at a time writes a cursor.
@@ -92,7 +91,7 @@ class CursorSnapshots:
     ) -> None:
         """Write or fold the snapshot after an acknowledgement, if its size requires it. Failures are only logged.
 
-        `answer` is the answer to the acknowledgement. `held` is the snapshot with which it was made.
+        `held` is the snapshot with which the acknowledgement was made.
         """
         is_too_large = answer.row_bytes > self._inline_bytes
         is_current = held is not None and held.ledger_id == answer.snapshot_ledger

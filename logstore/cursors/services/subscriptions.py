@@ -1,8 +1,4 @@
-"""Subscriptions with their complete state.
-
-A row of the catalog has the mark-delete position, and the acknowledgements since the cursor's last snapshot. The
-complete state needs the row and the snapshot.
-"""
+"""Subscriptions with their complete state, which is the state in the catalog's row and the cursor snapshot."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +23,6 @@ _MAX_REMEMBERED_SUBSCRIPTIONS: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """Subscription with its complete state."""
-
     name: str
     state: CursorState
     created_us: int
@@ -38,7 +32,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """Subscriptions of all topics. It is thread-safe, and several processes may run it at once."""
+    """Subscriptions of all topics. It is thread-safe."""
 
     def __init__(
         self, *, cursors: Cursors, transactions: Transactions, committer: GroupCommitter, ledgers: CursorSnapshots
@@ -213,10 +207,7 @@ class Subscriptions:
         raise _snapshot_keeps_changing(topic_id, name)
 
     def _require_changed_row(self, topic_id: TopicId, name: str, missed: LedgerId) -> StoredCursor:
-        """Read the row again after its cursor ledger was missing.
-
-        A replaced snapshot leaves the row before it is deleted. Raise `MissingData` if the row still has that ledger.
-        """
+        """Read the row again after its cursor ledger was missing. Raise `MissingData` if the row still names it."""
         row = self._cursors.get(topic_id, name)
         if row.snapshot_ledger == missed:
             problem = f"topic {topic_id}, subscription {name}: cursor ledger {missed} is listed and no copy holds it"

@@ -1,9 +1,8 @@
 """Proof that objects are gone: ledgers that no listing shows, and keys that a store confirmed as deleted.
 
-A listing alone proves nothing (apache/bookkeeper#870). So Sexton requires a second empty listing, which small ledgers
-share. It also requests by name `meta.json` and every segment that the catalog may have registered.
-
-Each request by name is a GET of one byte. After a 404, a HEAD would need that GET too, because it has no error body.
+A listing alone proves nothing (apache/bookkeeper#870). So Sexton requires a second empty listing, and requests by name
+`meta.json` and every segment that may be registered. A request by name is a GET of one byte: after a 404, a HEAD would
+need that GET too, because it has no error body.
 
 A store can confirm a deletion and keep the object. So a sample of the confirmed keys is requested by name.
 """
@@ -38,7 +37,7 @@ _NAMES_PER_BATCH: Final = 32 * _PARALLEL_REQUESTS
 
 
 def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent]) -> dict[int, SextonError]:
-    """Return why ledgers may exist despite an empty listing, by row. Rows without an entry are proved absent.
+    """Return why ledgers may exist despite an empty listing, by row. Rows without a doubt are proved absent.
 
     The first request without an answer stops all others. The remaining rows get its error.
     """
@@ -52,10 +51,7 @@ def find_unconfirmed_by_row(
     """Return the keys that do not count as deleted, by row. `None`: all keys of the row count.
 
     Only keys that the report confirms count. If the store still has a key of the sample, no key of the report counts,
-    and each row is retried alone. Keys of the sample without an answer are ignored.
-
-    Raises:
-        SextonError: The work was stopped from outside, or the store refused the request.
+    and each row is retried alone. Raise the errors of `find_undeleted_key`.
     """
     unconfirmed_by_row = {row: find_unconfirmed_keys(keys, report) for row, keys in keys_by_row.items()}
     kept_key = find_undeleted_key(objects, sorted(report.deleted))
@@ -71,10 +67,7 @@ def find_unconfirmed_by_row(
 def find_undeleted_key(objects: ObjectStore, deleted_keys: Sequence[str]) -> str | None:
     """Return a key that the store still has, from a sample of keys whose deletion it confirmed.
 
-    Keys without an answer are ignored.
-
-    Raises:
-        SextonError: The work was stopped from outside, or the store refused the request.
+    Keys without an answer are ignored. Raise `SextonError` if the work was stopped, or the store refused the request.
     """
 
     def exists(key: str) -> bool:
@@ -96,8 +89,7 @@ def find_undeleted_key(objects: ObjectStore, deleted_keys: Sequence[str]) -> str
 def find_ledgers_with_objects(objects: ObjectStore, named_keys: Iterable[tuple[int, str]]) -> set[int]:
     """Return the ledgers of which a named object exists. `named_keys` has ledger and key, and is read on demand.
 
-    Raises:
-        SextonError: The store did not answer.
+    Raise `SextonError` if the store did not answer.
     """
     existing: set[int] = set()
     remaining = iter(named_keys)
@@ -115,8 +107,7 @@ def find_ledgers_with_objects(objects: ObjectStore, named_keys: Iterable[tuple[i
 def possible_segment_keys(intent: DeletionIntent) -> Iterator[str]:
     """Return the keys of all segments that the catalog may have registered. Lost races leave gaps in the numbers.
 
-    Raises:
-        CorruptData: The highest segment number is `MAX_ASKED_SEGMENTS` or more, so it is damaged.
+    Raise `CorruptData` if the highest segment number is `MAX_ASKED_SEGMENTS` or more, so it is damaged.
     """
     if intent.segments and intent.last_segment >= MAX_ASKED_SEGMENTS:
         expected = f"at most {MAX_ASKED_SEGMENTS:,} segments that no listing shows"

@@ -1,7 +1,7 @@
 """Inspection and removal of primary copies.
 
-The process may die between any two calls. `meta.json` is deleted last, so that a half-deleted ledger still states its
-ledger owner. All calls may be repeated, because an absent key counts as deleted.
+All calls may be repeated, because an absent key counts as deleted. `meta.json` is deleted last, so that a half-deleted
+ledger still states its ledger owner.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,7 +98,7 @@ class PrimaryCopyStorage:
         )
 
     def _list_dead_uploads(self, intent: DeletionIntent) -> tuple[str, ...]:
-        """Return the keys of dead uploads. Only an unpublished index of delayed messages can have any."""
+        """Only an unpublished index of delayed messages can have dead uploads."""
         if intent.component != Component.DELAYED_INDEX or intent.segments:
             return ()
         return tuple(upload.key for upload in self._objects.open_uploads(ledger_prefix(intent.ledger_id)))
@@ -207,7 +207,7 @@ class PrimaryCopyStorage:
 
 
 def _head_in_parallel(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _Object]:
-    """Return the existing objects by key. Requests run in parallel and stop at the first error."""
+    """Return the existing objects by key. The first error stops all requests."""
     object_by_key: dict[str, _Object] = {}
     first, has_failed = list(islice(keys, 1)), Event()
     if not first:
@@ -234,7 +234,7 @@ def _head_in_parallel(objects: ObjectStore, keys: Iterator[str]) -> dict[str, _O
 
 
 def _expected_keys(intent: DeletionIntent) -> frozenset[str]:
-    """Return the keys of the registered segments. The set is empty if gaps make the numbers unknown."""
+    """Return the keys of the registered segments, or none if gaps make the numbers unknown."""
     if intent.last_segment + 1 != intent.segments:
         return frozenset()
     return frozenset(segment_key(intent.ledger_id, number) for number in range(intent.segments))

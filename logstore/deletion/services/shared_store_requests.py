@@ -1,8 +1,7 @@
 """Requests that ledgers share: listings of neighbours, and pages of deletes with a confirmation for each key.
 
-Ledgers of a shard are stored in the order of their ids, so that neighbours are in one page of a listing. Neighbours are
-listed together if few other ledgers are expected between them. A shared listing returns a ledger only if the listing
-covers all keys of the ledger. It then proves as much as a listing of that ledger alone.
+Neighbours are listed together if few other ledgers are expected between them. A shared listing returns a ledger only
+if the listing covers all its keys. It then proves as much as a listing of that ledger alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,10 +30,7 @@ class SharedListings:
     def pop_listing(self, ledger_id: LedgerId) -> Sequence[ObjectInfo] | None:
         """Return the ledger's objects, ascending by key. `None`: the caller must list it alone.
 
-        Each ledger is returned once. After a failed listing, `pop` returns `None` for the neighbours.
-
-        Raises:
-            StoreUnavailable: Storage did not answer.
+        Each ledger is returned once. After a failed listing, the result for the neighbours is `None`.
         """
         if group := self._group_by_ledger.get(ledger_id):
             for member in group:
@@ -101,14 +97,12 @@ def _list_neighbours(
 def _key_after(ledger_id: LedgerId) -> str:
     """Return a text that sorts after every key of the ledger and before any key of the next ledger.
 
-    "0" directly follows "/". "1" leaves room for a store that is asked for keys after a slightly smaller text.
+    "1" leaves room for a store that is asked for keys after a slightly smaller text.
     """
     return ledger_prefix(ledger_id).removesuffix("/") + "1"
 
 
 class UnconfirmedKeys(NamedTuple):
-    """Keys that storage did not confirm as deleted."""
-
     keys: int  # 0: unknown, because storage did not answer
     first: str  # first key and the reason; only the reason if `keys` is 0
     answered: bool = True  # False: storage gave no answer for some of the keys
@@ -120,7 +114,6 @@ def delete_keys_of_copies(
     keys: Callable[[StoredCopy], tuple[str, ...]],
     on_progress: Callable[[int], None],
 ) -> DeleteReport:
-    """Delete the selected keys of every copy."""
     selected_keys = [key for copy in copies for key in keys(copy)]
     if not selected_keys:
         return DeleteReport()
@@ -130,7 +123,6 @@ def delete_keys_of_copies(
 
 
 def find_unconfirmed_keys(keys: Iterable[str], report: DeleteReport) -> UnconfirmedKeys | None:
-    """Return the keys that the report does not confirm. `None` if it confirms all."""
     failed = [key for key in keys if key not in report.deleted]
     if not failed:
         return None

@@ -1,8 +1,7 @@
 """Inspection and removal of tiered copies: the data object and the index object of one upload.
 
-Each object states its ledger owner in its metadata. The process may die between any two calls. The index is deleted
-last, so that a half-deleted copy still states its ledger owner. All calls may be repeated, because an absent key counts
-as deleted.
+All calls may be repeated, because an absent key counts as deleted. The index is deleted last, so that a half-deleted
+copy still states its ledger owner.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,7 @@ from logstore.stop_checks import raise_if_stopped
 
 
 class TieredCopyStorage:
-    """`CopyStorage` over tiered buckets. The offload context of each intent has the location of its copy.
-
-    Args:
-        buckets: Opens the bucket of a location.
-        now_us: The catalog's clock, by which uploads end.
-    """
+    """`CopyStorage` over tiered buckets. `now_us` is the catalog's clock, by which uploads end."""
 
     def __init__(self, buckets: Buckets, *, now_us: Callable[[], int]) -> None:
         self._buckets = buckets

@@ -48,10 +48,5 @@ class LostCatalogIdentity:
         return MarkerChecker(identities).own(bucket, lambda: store)
 
     def has_marker(self, bucket: NamedBucket, store: ObjectStore) -> bool:
-        """Return whether a bucket has the catalog's marker.
-
-        Raises:
-            CatalogMismatch: The bucket belongs to another catalog.
-            StoreUnavailable, ServiceRefused: The store did not answer, or refuses the request.
-        """
+        """Return whether a bucket has the catalog's marker. Raise the errors of `MarkerChecker.compare_bucket`."""
         return MarkerChecker(LostCatalogIdentity(self._catalog_id)).compare_bucket(bucket, store) is MarkerState.OURS

@@ -1,8 +1,7 @@
 """Buckets that are used only after their marker was compared with this catalog.
 
-For some buckets a second check asks whether this database is still the catalog. Another database may have been rebuilt
-from the record log while this process still uses the old one. The second check runs before the first use, before each
-removal, and before other uses after an interval.
+Some buckets also need a check that this database is still the catalog, because another one may have been rebuilt from
+the record log. That check runs before the first use, before each removal, and before other uses after an interval.
 """
 
 import threading
@@ -51,7 +50,7 @@ MAX_UNANSWERED_S: Final = 60.0
 
 
 class MarkerChecker:
-    """Check of markers against a catalog's id. It writes missing markers. Thread-safe."""
+    """Comparison of bucket markers with a catalog's id. It writes missing markers. Thread-safe."""
 
     def __init__(self, identities: Identities) -> None:
         self._identities = identities
@@ -92,13 +91,9 @@ class MarkerChecker:
     def require_or_mark(self, bucket: NamedBucket, store: ObjectStore) -> None:
         """Require the bucket to be this catalog's. Mark a bucket without a marker if the evidence allows it.
 
-        Idempotent.
-
-        The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one succeeds.
-
-        Raises:
-            CatalogMismatch, StoreUnavailable, ServiceRefused: As `compare_bucket`. `CatalogMismatch` also if a bucket
-                without a marker has foreign objects, or lacks all objects of this catalog.
+        Idempotent. The marker is stored before the catalog records it. If several catalogs mark a bucket at once, one
+        succeeds. Raise `CatalogMismatch` also if a bucket without a marker has foreign objects, or lacks all objects of
+        this catalog.
         """
         if self.compare_bucket(bucket, store) is MarkerState.UNMARKED:
             self._mark_with_evidence(bucket, store)
@@ -107,12 +102,7 @@ class MarkerChecker:
                 self._identities.record_marker(bucket.role, bucket.bucket)
 
     def confirm_marker(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Read the marker again.
-
-        Raises:
-            CatalogMismatch: The marker is missing, or names another catalog.
-            StoreUnavailable, ServiceRefused: The store did not answer, or refuses the request.
-        """
+        """Read the marker again. Raise `CatalogMismatch` also if it is missing."""
         owner, catalog_id = _read_owner(store), self._identities.catalog_id()
         state = MarkerState.LOST
         if owner is not None:
@@ -136,9 +126,7 @@ class MarkerChecker:
                 self.confirm_marker(bucket, store)
 
     def _require_evidence(self, bucket: NamedBucket, store: ObjectStore) -> None:
-        """Require an object of this catalog.
-
-        If the catalog has certainly stored none, require that no foreign object exists.
+        """Require an object of this catalog, or no object if the catalog has certainly stored none.
 
         Source: the statement that every object carries. PIP-186 deletes nothing by name only.
         """
@@ -155,7 +143,7 @@ class MarkerChecker:
 
 
 class MarkerCheckedBucket:
-    """Implementation of `OwnedStore`. Each process compares the marker once, before the first request."""
+    """`OwnedStore` whose marker each process compares once, before the first request."""
 
     def __init__(
         self,
@@ -180,16 +168,10 @@ class MarkerCheckedBucket:
         return self._stores.compare_bucket(self._bucket, self._connect())
 
     def require(self) -> None:
-        """Compare the marker unless it was compared. After a failure, the next use compares again.
-
-        Raises:
-            CatalogMismatch, StoreUnavailable, ServiceRefused: As `MarkerChecker.require_or_mark`.
-            CatalogOutdated: The database is older than its record log. Only buckets with that check raise this.
-        """
         self._compare_marker_once()
 
     def _compare_marker_once(self) -> bool:
-        """Compare marker and database unless they were compared. Return whether this call compared them."""
+        """Return whether this call compared the marker and the database."""
         if not self._is_compared:
             with self._lock:
                 if not self._is_compared:
@@ -248,9 +230,6 @@ class MarkerCheckedBucket:
         """Check the database once for all waiting uploads. The uploads share the result, even a failure.
 
         `failed_checks` is the number of failed checks when the upload began.
-
-        Raises:
-            StoreUnavailable: A check has failed since.
         """
         with self._lock:
             if not self._needs_recent_check():
@@ -260,7 +239,6 @@ class MarkerCheckedBucket:
             self._require_current_catalog()
 
     def begin_removal(self) -> ObjectStore:
-        """Check the database now, because a removal cannot be undone."""
         if not self._compare_marker_once():
             self._require_current_catalog()
         return self._connect()
@@ -303,10 +281,8 @@ class MarkerCheckedBucket:
 def read_marker(store: ObjectStore) -> bytes | None:
     """Return the content of a bucket's marker, or `None`.
 
-    GET and HEAD must agree, because one truncated or missing response would end a job for good.
-
-    Raises:
-        StoreUnavailable: The store did not answer, or its answers contradict each other.
+    GET and HEAD must agree, because one truncated or missing response would end a job for good. Raise
+    `StoreUnavailable` if they contradict each other.
     """
     contradiction = ""
     for _ in range(_MAX_MARKER_READS):
@@ -327,11 +303,7 @@ def _read_owner(store: ObjectStore) -> str | None:
 
 
 def _has_own_statement(bucket: NamedBucket, store: ObjectStore, copy: InspectedCopy) -> bool:
-    """Return whether the bucket has the copy's statement, and the statement is the catalog's.
-
-    Raises:
-        CatalogMismatch: The copy is LIVE, and the bucket has another statement.
-    """
+    """Return whether the bucket has the copy's statement. Raise `CatalogMismatch` if a LIVE copy has another one."""
     intent, uuid = copy.intent, copy.intent.context.get("uuid")
     keys = (
         (index_key(uuid, intent.ledger_id), data_key(uuid, intent.ledger_id))

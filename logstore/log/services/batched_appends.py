@@ -1,7 +1,7 @@
 """Append: upload an object, then register it. Concurrent appends share a segment.
 
-Entries exist once their segment is registered. A crash before the registration leaves an object without a row. No
-reader sees this object, and reconciliation finds it. An append is answered only after its registration is known.
+Entries exist once their segment is registered. A crash before the registration leaves an object without a row, which
+reconciliation finds.
 
 The first thread that finds a queue idle becomes its leader. The leader stores all queued appends and its own. Then it
 makes the thread at the head of the queue the next leader. There is no waiting time: a batch contains the appends that
@@ -57,11 +57,7 @@ class _AppendTarget(NamedTuple):
 class Appender:
     """Writer of batches of appends, each as one segment.
 
-    Args:
-        ledgers: The catalog's ledgers, for sequence ids.
-        placer: Uploads and registers segments.
-        clock: Clock for publish times and deadlines.
-        registration_timeout_s: Time after its start at which an unregistered batch is given up.
+    A batch that is not registered `registration_timeout_s` after its start is given up.
     """
 
     def __init__(self, *, ledgers: Ledgers, placer: SegmentPlacer, clock: Clock, registration_timeout_s: float) -> None:
@@ -221,9 +217,8 @@ class _QueuedAppend:
 class AppendQueue:
     """Queue of the appends of one topic in this process.
 
-    Args:
-        store: Stores appends as one segment and returns a result or an error for each. Only one thread calls it at a
-            time. An error that it raises goes to every append of the batch.
+    `store` returns a result or an error for each append. Only one thread calls it at a time. An error that it raises
+    goes to every append of the batch.
     """
 
     def __init__(self, store: Callable[[Sequence[ProducedEntries]], Sequence[AppendResult | SextonError]]) -> None:
@@ -238,12 +233,7 @@ class AppendQueue:
             return not self._led
 
     def append(self, produced: ProducedEntries) -> AppendResult:
-        """Store the append together with other queued appends.
-
-        Raises:
-            SextonError: Error that `store` returned or raised.
-            OutcomeUnknown: The leader of the batch was interrupted.
-        """
+        """Store the append together with other queued appends. Raise `OutcomeUnknown` if the leader was interrupted."""
         waiter = _QueuedAppend(produced)
         with self._lock:
             self._queue.append(waiter)

@@ -1,9 +1,8 @@
 """Component ledgers, written whole: a statement, one segment, and the transaction that publishes the ledger.
 
-A component ledger is stored like a data ledger: `meta.json` first, then exactly one segment. The segment has one entry,
-or is a Parquet file of the component. The ledger's row is created first. The component's own transaction lists the
-ledger last, after a HEAD request has shown each object. A process that loses a race or dies leaves a newborn ledger,
-for which the catalog files an intent (apache/pulsar#350).
+The ledger's row is created first. The component's own transaction lists the ledger last, after a HEAD request has shown
+each object. A process that loses a race or dies leaves a newborn ledger, for which the catalog files an intent
+(apache/pulsar#350).
 """
 
 import hashlib
@@ -50,8 +49,6 @@ class CreatedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryDraft:
-    """Component ledger to write, with one entry."""
-
     topic_id: TopicId
     component: Component
     keys: Mapping[str, str]
@@ -79,15 +76,9 @@ class _EncodedDraft:
 
 
 class ComponentLedgers:
-    """Writer and reader of component ledgers. It is thread-safe, and several processes may use one each.
+    """Writer and reader of component ledgers. It is thread-safe.
 
-    Args:
-        components: Creates rows.
-        ledgers: Finds segments.
-        objects: The primary bucket.
-        application: Application in the statements of new ledgers.
-        clock: Clock, for tests.
-        patience_s: Time after the start of a write within which attempts are repeated.
+    Attempts are repeated for `patience_s` seconds after the start of a write.
     """
 
     def __init__(
@@ -110,10 +101,11 @@ class ComponentLedgers:
     def write(self, draft: EntryDraft | FileDraft, publish: Callable[[CreatedLedger], _Published]) -> _Published:
         """Store the draft as a ledger and publish it.
 
-        Idempotency: each call makes a new ledger. A crash leaves at most an unlisted row, which the topic's next trim
-        detaches. `publish` is repeated if its outcome is unknown.
+        `publish` is the transaction of the component. It is repeated if its outcome is unknown, so it must be safe to
+        repeat.
 
-        `publish` is the transaction of the component, and must be safe to repeat.
+        Idempotency: each call makes a new ledger. A crash leaves at most an unlisted row, which the topic's next trim
+        detaches.
 
         Raises:
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
@@ -177,10 +169,7 @@ class ComponentLedgers:
         return bytes(payloads[0].as_py())
 
     def _put_objects(self, statement: LedgerStatement, segment: _EncodedDraft, deadline_s: float) -> bool:
-        """Store both objects. Return `False` if storage has another ledger of that id.
-
-        Each object is read back after its PUT. If it is missing, it is put again.
-        """
+        """Store both objects and read them back. Return `False` if storage has another ledger of that id."""
         metadata, key = statement.to_metadata(), segment_key(statement.ledger_id, 0)
         own_meta_key, meta = meta_key(statement.ledger_id, statement.owner), statement.to_json()
         expected_metadata, content = metadata | segment.metadata, segment.content

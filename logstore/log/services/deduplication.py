@@ -1,7 +1,6 @@
 """Deduplication: an entry is a duplicate if its sequence id is not above the producer's highest registered id.
 
-A duplicate is acknowledged and not stored again. Entries without a sequence id are never duplicates. Entries of an open
-transaction count for that transaction only (`ProducerSequence`).
+A duplicate is acknowledged and not stored again. Entries without a sequence id are never duplicates.
 
 Source: Pulsar's message deduplication (highest sequence id persisted per producer).
 """
@@ -21,11 +20,9 @@ _NO_SEQUENCE = ProducerSequence()
 
 
 def require_valid_sequence_ids(produced: ProducedEntries) -> None:
-    """Refuse an append whose sequence ids are invalid.
+    """Raise `InvalidInput` if there are no entries or a sequence id is invalid.
 
-    Raises:
-        InvalidInput: There are no entries. Or a sequence id has no producer, is below 0 or above 2**63 - 1, or is not
-            ascending.
+    A sequence id needs a producer, is 0 to 2**63 - 1, and is above the ids before it.
     """
     if not produced.entries:
         raise InvalidInput("entries", expected="at least one", found=produced.entries)
@@ -44,7 +41,6 @@ def require_valid_sequence_ids(produced: ProducedEntries) -> None:
 
 
 def producers_with_sequence_ids(parts: Iterable[ProducedEntries]) -> set[str]:
-    """Return the producers of entries with a sequence id."""
     return {part.producer for part in parts if part.producer and any(_has_sequence_id(part))}
 
 

@@ -52,16 +52,6 @@ _CACHE_BYTES: Final = 32 << 20
 
 
 class EntryReader:
-    """Reader of a topic's entries from the copies of its ledgers.
-
-    Args:
-        ledgers: Finds segments.
-        transactions: Limits the entries that readers may see.
-        objects: The primary bucket.
-        clock: Clock for delivery times.
-        tiered: EntryReader of tiered copies.
-    """
-
     def __init__(
         self,
         *,
@@ -190,12 +180,6 @@ class EntryReader:
             yield from ((ledger, row) for row in self._read_segment_rows(ledger, start))
 
     def _read_segment_rows(self, ledger: Ledger, start: int) -> list[Segment]:
-        """Return the ledger's segments with entries from `start` on.
-
-        Raises:
-            SegmentGone: The ledger was trimmed since it was listed.
-            MissingData: There is a gap between the segments.
-        """
         rows = self._ledgers.segments(ledger.ledger_id, from_entry=start)
         _require_no_gap(ledger, rows, range(start, ledger.entries))
         return rows
@@ -203,8 +187,7 @@ class EntryReader:
     def _iterate_ledgers(self, topic: Topic, first: LedgerId, last: LedgerId) -> Iterator[Ledger]:
         """Yield ledgers with ids from `first` to `last`, both inclusive, page by page.
 
-        Raises:
-            SegmentGone: The last ledger of a page was trimmed meanwhile, and perhaps later ledgers too.
+        Raise `SegmentGone` if the last ledger of a page was trimmed meanwhile, and perhaps later ledgers too.
         """
         reached, limit = LedgerId(-1), _FIRST_PAGE_LEDGERS
         page = self._ledgers.list_ledgers(topic.topic_id, from_ledger=first, limit=limit)
@@ -218,11 +201,7 @@ class EntryReader:
                 raise SegmentGone(reached, f"ledger {reached}")
 
     def _require_trimmed(self, topic: Topic, gone: SegmentGone) -> None:
-        """Return if the ledger was trimmed. A trim removes the ledger from the list before it deletes objects.
-
-        Raises:
-            MissingData: The ledger is still listed.
-        """
+        """Raise `MissingData` if the ledger is still listed. A trim removes a ledger from the list first."""
         ledgers = self._ledgers.list_ledgers(topic.topic_id, from_ledger=gone.ledger_id, limit=2)
         listed = [ledger.ledger_id for ledger in ledgers]
         if gone.ledger_id in listed:
@@ -247,11 +226,8 @@ def _select_segments(
 def _require_no_gap(ledger: Ledger, rows: Sequence[Segment], requested: range) -> None:
     """Require segments for the requested entries, without a gap, up to the end that the ledger's row states.
 
-    Segment and end are registered in one transaction. So a missing entry was acknowledged to its producer.
-
-    Raises:
-        SegmentGone: The ledger has no segments, because it was trimmed since it was listed.
-        MissingData: An entry has no segment (apache/bookkeeper#4812).
+    Segment and end are registered in one transaction. So a missing entry was acknowledged to its producer, and the data
+    is lost (apache/bookkeeper#4812). A ledger without segments was trimmed since it was listed.
     """
     end = min(requested.stop, ledger.entries)
     if requested.start < end and not rows:

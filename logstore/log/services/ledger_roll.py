@@ -1,8 +1,7 @@
 """Roll: close a topic's last ledger and open the next one.
 
-A new ledger gets its row first, then its statement in storage, and then a place in the list. A process that loses this
-race uses the winner's ledger. The transaction that refuses the newborn ledger files its deletion intent
-(apache/pulsar#350).
+A new ledger gets its row first, then its statement in storage, and then a place in the list. The transaction that
+refuses the newborn ledger of a lost race files its deletion intent (apache/pulsar#350).
 """
 
 import logging
@@ -45,22 +44,12 @@ class RollPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollResult:
-    """Result of a roll."""
-
     closed: LedgerId | None  # None: this call closed no ledger
     opened: LedgerId  # open ledger, whichever process opened it
 
 
 class Roller:
-    """Opener of ledgers.
-
-    Args:
-        ledgers: The catalog.
-        objects: The primary bucket.
-        application: Application in the statements of new ledgers.
-        clock: Clock for pauses between attempts.
-        patience_s: Time after the start of a roll within which attempts are repeated.
-    """
+    """Opener of ledgers. Attempts are repeated for `patience_s` seconds after the start of a roll."""
 
     def __init__(
         self, *, ledgers: Ledgers, objects: ObjectStore, application: str, clock: Clock, patience_s: float

@@ -1,8 +1,8 @@
 """Waiting for new entries: waiting readers of a process share one poll of the ends of their topics' logs.
 
 Entries become visible only when an entry is added to the log: a message, or a transaction marker. So one statement
-reads the ends of all watched logs, less often while nothing changes. A parked reader sends no requests, whether it has
-read everything or waits for an open transaction. A reader that was woken by an invisible entry parks again.
+reads the ends of all watched logs, less often while nothing changes. A reader that was woken by an invisible entry
+parks again.
 
 If an operator has settled a participant by hand, its topic has no marker. Its readers wait until their timeout.
 
@@ -50,7 +50,6 @@ class LogEndPoller:
                 reader.woken.set()
 
     def read_ends(self, topic_ids: Collection[TopicId]) -> _EndByTopic:
-        """Return the last entry of each log, with one read."""
         return {ledger.topic_id: ledger.span.last for ledger in self._ledgers.last_ledgers(topic_ids)}
 
     def wait_for_new_end(self, topic_id: TopicId, end: Position | None, timeout_s: float) -> Position | None:

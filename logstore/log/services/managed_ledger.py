@@ -1,4 +1,4 @@
-"""`ManagedLedger`: the logs of all topics, for one process."""
+"""Logs of all topics, for one process."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,9 +30,9 @@ _MAX_REMEMBERED_TOPICS: Final = 10_000
 
 
 class ManagedLedger:
-    """Log of topics: appends to data ledgers, rolls them and reads them.
+    """Logs of all topics for one process: appends to data ledgers, rolls them and reads them.
 
-    It is thread-safe, and several processes may use one each. `close` ends its threads but leaves the committer open.
+    It is thread-safe. `close` ends its threads but leaves the committer open.
 
     Args:
         ledgers: The catalog's ledgers.
@@ -43,7 +43,7 @@ class ManagedLedger:
         policy: Limits of a ledger.
         clock: Clock, for tests.
         registration_timeout_s: Time after the start of an append within which its segment must be registered.
-        tiered: EntryReader of tiered copies, used if a primary copy is missing or damaged.
+        tiered: Reader of tiered copies, used if a primary copy is missing or damaged.
     """
 
     def __init__(
@@ -95,9 +95,8 @@ class ManagedLedger:
     def append(self, topic: Topic, produced: ProducedEntries) -> AppendResult:
         """Store all of one producer's entries, or none, contiguously in one ledger.
 
-        Appends of several threads to one topic share a segment. Entries up to the producer's registered sequence id are
-        duplicates: they are acknowledged and not stored again. Entries of a transaction become visible when it commits.
-        Later entries of the topic wait until then. If the transaction aborts, its entries were never stored.
+        Entries up to the producer's registered sequence id are duplicates: they are acknowledged and not stored again.
+        Entries of a transaction become visible when it commits. Later entries of the topic wait until then.
 
         Idempotency: a producer with sequence ids may repeat the call. Without sequence ids, entries may be stored
         twice.
@@ -107,8 +106,7 @@ class ManagedLedger:
                 hold a value. Nothing was written.
             TransactionNotOpen: The transaction is decided or unknown. Nothing was written.
             SequenceHeld: Another open transaction has entries of the producer with sequence ids. Nothing was written.
-            UnknownObject: The topic does not exist.
-            PreconditionFailed: The topic is not ACTIVE.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: The entries were not stored, after several attempts.
             OutcomeUnknown: The entries may be stored.
         """
@@ -121,8 +119,7 @@ class ManagedLedger:
         Idempotency: a crash leaves at most an unlisted row, which the topic's next trim detaches.
 
         Raises:
-            UnknownObject: The topic does not exist.
-            PreconditionFailed: The topic is not ACTIVE.
+            UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: The ledger was not rolled, after several attempts.
         """
         rolled = self._roller.roll(topic.topic_id)
@@ -199,8 +196,7 @@ class ManagedLedger:
     ) -> list[Entry]:
         """Return entries by position, in the given order. Trimmed and hidden entries are absent.
 
-        Delivery times are ignored. Each segment is fetched once and cached, because later calls often need the same
-        segment. Raise the errors of `scan`.
+        Delivery times are ignored. Each segment is fetched once and cached. Raise the errors of `scan`.
         """
         return self._reader.read_entries_at(topic, positions, columns=columns)
 
@@ -214,11 +210,7 @@ class ManagedLedger:
         cursor_state: CursorState | None = None,
         up_to: Position | None = None,
     ) -> list[Entry]:
-        """Return at most `max_entries` entries of `scan`.
-
-        Raises:
-            InvalidInput: `max_entries` is below 1.
-        """
+        """Return at most `max_entries` entries of `scan`. Raise `InvalidInput` also if `max_entries` is below 1."""
         if max_entries < 1:
             raise InvalidInput("max_entries", expected="1 or more", found=max_entries)
         entries = self.scan(topic, from_position=from_position, columns=columns, cursor_state=cursor_state, up_to=up_to)
@@ -226,8 +218,6 @@ class ManagedLedger:
 
     def watch(self, topic: Topic) -> Watch:
         """Return a watch of a topic's log. Create it before the first read, and let it wait after an empty read.
-
-        All waiting readers of a process share one small statement.
 
         Example:
             ```python
@@ -244,8 +234,7 @@ class ManagedLedger:
     def reload_topic_hints(self, is_selected: Callable[[Topic], bool]) -> int:
         """Reload the last ledgers of those remembered topics that `is_selected` selects. Return their number.
 
-        Appends may continue, because the catalog checks each condition at registration. After an error the hints of
-        these topics are empty.
+        Appends may continue. After an error the hints of these topics are empty.
         """
         with self._queues_lock:
             selected = [(topic, hints) for topic, hints in self._hints.values() if is_selected(topic)]

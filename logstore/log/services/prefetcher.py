@@ -14,8 +14,6 @@ _THREADS: Final = 4
 
 
 class Prefetcher:
-    """Threads that fetch items ahead, for all readers of a process."""
-
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prefetch")
 

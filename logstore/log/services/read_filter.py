@@ -102,7 +102,6 @@ class FetchedSegment:
         return Position(self.segment.ledger_id, self.segment.first_entry + self.segment.entries)
 
     def iterate_entries(self, columns: Sequence[str]) -> Iterator[Entry]:
-        """Yield the due entries, ascending by id, with the named columns."""
         remaining = iter(self.ids)
         while self.table is not None and (entry_ids := list(islice(remaining, _ENTRIES_PER_CHUNK))):
             rows = self.table.take([entry_id - self.segment.first_entry for entry_id in entry_ids])

@@ -20,18 +20,14 @@ _MAX_ATTEMPTS: Final = 5
 
 
 class SchemaRegistry:
-    """Schemas of topics. Several processes may use one each."""
-
     def __init__(self, *, schemas: Schemas, contents: ComponentLedgers) -> None:
         self._schemas = schemas
         self._contents = contents
 
     def set(self, topic: Topic, content: bytes) -> SchemaVersion:
-        """Make the content the newest schema version of the topic, unless it already is.
+        """Make the content the newest schema version of the topic, unless it already is. Idempotent.
 
         Only the newest schema version is compared. The content of an older one becomes a new schema version.
-
-        Idempotency: a repeated call finds its content as the newest schema version.
 
         Raises:
             InvalidInput: The content is empty, or has more than `MAX_SCHEMA_BYTES`. Nothing changed.

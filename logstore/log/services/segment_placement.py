@@ -129,8 +129,6 @@ _MAX_LOST_RACES: Final = 24
 
 
 class SegmentPlacer:
-    """Uploads segments to the primary bucket and registers them."""
-
     def __init__(
         self,
         *,
@@ -160,8 +158,7 @@ class SegmentPlacer:
             TransactionNotOpen: A transaction was decided. Encode again without its entries.
             UnknownObject, PreconditionFailed: The topic does not exist or is not ACTIVE.
             StoreUnavailable, CatalogBusy: The segment was not registered, after several attempts.
-            OutcomeUnknown: The segment may be registered, and the catalog does not answer. Or it is registered, but has
-                no confirmation.
+            OutcomeUnknown: The segment may be registered, or is registered without its confirmation.
         """
         attempts = PlacementAttempts(deadline_s, tried=uploads.tried)
         while attempts.losses <= _MAX_LOST_RACES:

@@ -1,8 +1,8 @@
 """Reader of one stored segment: the whole object if that is cheaper, otherwise ranges of the requested columns.
 
-A whole object is compared with the digest in its row. Ranges are compared with the digests of column chunks in the
-object's metadata. Segments of earlier builds lack the digests of chunks. They are protected by checksums of pages and
-by the digest in the metadata, which do not detect every exchange of two objects.
+A whole object is compared with the digest in its row, ranges with the digests of column chunks in the object's
+metadata. Segments of earlier builds lack the digests of chunks. Checksums of pages do not detect every exchange of two
+of their objects.
 """
 
 import io
@@ -89,14 +89,7 @@ def read_columns_by_ranges(
 ) -> "pa.Table":
     """Fetch columns other than the payload. Compare their chunks if the footer has digests.
 
-    Args:
-        objects: The primary bucket.
-        segment: Row of the segment.
-        columns: Names from `COLUMNS`, without `payload`.
-        footer: Footer, or `None` for a segment without a digest, from an earlier build.
-
-    Raises:
-        SegmentGone, CorruptData, StoreUnavailable: The cases of `read_columns`.
+    `footer` is `None` for a segment without a digest, from an earlier build. Raise the errors of `read_columns`.
     """
     key, file = segment_key(segment.ledger_id, segment.number), open_range_file(objects, segment)
     if footer is None:
@@ -108,7 +101,6 @@ def read_columns_by_ranges(
 
 
 def open_range_file(objects: ObjectStore, segment: Segment) -> "RangeFile":
-    """Return the object as a file that fetches only the ranges that are read."""
     key, expected_metadata = (
         segment_key(segment.ledger_id, segment.number),
         {DIGEST_FIELD: segment.sha256} if segment.sha256 else {},
@@ -125,16 +117,9 @@ def _open_whole_segment(objects: ObjectStore, key: str, segment: Segment) -> Bin
 
 
 def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
-    """Read the footer and compare it with the digest in the object's metadata.
+    """Read the footer of a segment with a digest, and compare it with the digest in the object's metadata.
 
-    Args:
-        objects: The primary bucket.
-        segment: Row of the segment, with a digest.
-
-    Raises:
-        SegmentGone: The object does not exist.
-        CorruptData: The object is not the registered one, or its footer is damaged.
-        StoreUnavailable: The store did not answer.
+    Raise the errors of `read_columns`.
     """
     key = segment_key(segment.ledger_id, segment.number)
     head = objects.head(key)
@@ -145,7 +130,6 @@ def read_footer(objects: ObjectStore, segment: Segment) -> SegmentFooter:
 
 
 def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: Mapping[str, str]) -> SegmentFooter:
-    """Read the footer, with metadata that the caller has. Raise the errors of `read_footer`."""
     key, file = segment_key(segment.ledger_id, segment.number), open_range_file(objects, segment)
     footer_digest = FooterDigest.parse(metadata.get(FOOTER_FIELD), name=key)
     file.seek(-footer_digest.size_bytes, io.SEEK_END)
@@ -159,7 +143,7 @@ def read_footer_with_metadata(objects: ObjectStore, segment: Segment, metadata: 
 
 
 def row_group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
-    """Return offset and length, in bytes, of a row group, so that one request can fetch it."""
+    """Return offset and length, in bytes, of a row group."""
     chunks = list_column_chunks(footer, number)
     start = min(chunk.start for chunk in chunks)
     return start, max(chunk.end for chunk in chunks) - start
@@ -184,12 +168,9 @@ def _chunks_without_payload(footer: "pq.FileMetaData") -> list[ColumnChunk]:
 
 
 def verify_segment_body(segment: Segment, stored: StoredObject) -> None:
-    """Require that the object is the registered one, by its length and by the digest in row and metadata.
+    """Raise `CorruptData` unless the object is the registered one, by its length and by the digest in row and metadata.
 
     Segments of earlier builds have no digest.
-
-    Raises:
-        CorruptData: The object is damaged, or is another object.
     """
     if len(stored.body) != segment.size_bytes:
         raise CorruptData(f"{stored.key}: expected {segment.size_bytes} bytes, found {len(stored.body)}")
@@ -209,14 +190,9 @@ def _verify_metadata_digest(segment: Segment, key: str, metadata: Mapping[str, s
 
 
 def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
-    """Read a whole segment. Return a description of its problem, or "" if there is none.
+    """Read a whole segment that has a digest. Return a description of its problem, or "" if there is none.
 
-    Args:
-        objects: The primary bucket.
-        segment: Row of the segment, with a digest.
-
-    Raises:
-        StoreUnavailable: The store did not answer.
+    Raise `StoreUnavailable` if the store did not answer.
     """
     key = segment_key(segment.ledger_id, segment.number)
 
@@ -234,15 +210,7 @@ def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
 
 
 class RangeFile(io.RawIOBase):
-    """Read-only file that reads ranges of one object.
-
-    Args:
-        objects: Bucket.
-        key: Key of the object.
-        size_bytes: Length of the object.
-        ledger_id: Ledger of the object, for errors.
-        expected_metadata: Entries that the object's metadata must have.
-    """
+    """Read-only file that reads ranges of one object, whose metadata must have the entries of `expected_metadata`."""
 
     def __init__(
         self,
@@ -297,7 +265,6 @@ class RangeFile(io.RawIOBase):
         return content
 
     def read_range(self, start: int, length: int) -> bytes:
-        """Read `length` bytes from an offset. Raise the errors of `read`."""
         self.seek(start)
         return self.read(length)
 

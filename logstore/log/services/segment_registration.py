@@ -5,8 +5,7 @@ If the catalog is lost, storage must show where a segment was registered (ADR 19
 - If a segment's number follows the last registered number, the segment begins where its metadata says, or it was
   refused.
 - If a segment skips numbers, other segments may have been registered below it, until its own registration refuses them.
-  So a *confirmation* is uploaded after such a registration and before the append is answered. This is a segment without
-  entries that states the registered extent. It is deleted with its ledger.
+  So a confirmation is uploaded after such a registration and before the append is answered.
 """
 
 import logging
@@ -82,10 +81,8 @@ class SegmentRegistrar:
     def register_segment(self, write: RegisterSegment, *, deadline_s: float) -> RegisterSegmentResult | Segment:
         """Register the segment of an object that only this caller has uploaded.
 
-        No attempt starts after `deadline_s`, a time of `monotonic_s`.
-
-        Returns:
-            Result of the registration, or the row of the segment if an earlier attempt has registered it.
+        No attempt starts after `deadline_s`, a time of `monotonic_s`. If an earlier attempt has registered the segment,
+        return its row.
 
         Raises:
             AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen: Refused for good.
@@ -139,16 +136,12 @@ def upload_confirmation(
 ) -> None:
     """Upload a confirmation. A crash before it loses nothing, because the append was not answered.
 
-    Args:
-        objects: The primary bucket.
-        statement: Statement of the ledger.
-        extent: Number of the segment, and the ledger's entries up to the segment's end.
-        clock: Clock for pauses between attempts.
-        deadline_s: Time of `monotonic_s` after which no attempt starts.
+    `extent` is the segment's number, and the ledger's entries up to the segment's end. No attempt starts after
+    `deadline_s`, a time of `monotonic_s`.
 
     Raises:
-        OutcomeUnknown: The confirmation was not uploaded. The segment is registered, but if the catalog is lost, its
-            entries may get other positions.
+        OutcomeUnknown: The segment is registered without a confirmation. If the catalog is lost, its entries may get
+            other positions.
     """
     content = encode_segment([], publish_ms=0)
     metadata = statement.to_metadata() | {EXTENT_FIELD: str(extent)} | digest_metadata(content, sha256_hex(content))

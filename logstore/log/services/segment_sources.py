@@ -1,7 +1,6 @@
 """Source of segments: the primary copy, or the tiered copy if the primary copy cannot be read.
 
-In a tiered copy each segment is one row group, which is read by ranges of one object. Each column chunk is compared
-with its digest in the index.
+In a tiered copy each segment is one row group. Each column chunk is compared with its digest in the index.
 """
 
 import io
@@ -61,7 +60,6 @@ class TieredCopyReader:
         return self._offloads.copies(ledger_id)
 
     def scan(self) -> "TieredCopyScan":
-        """Return a reader that opens each copy once."""
         return TieredCopyScan(self._buckets)
 
 
@@ -74,13 +72,7 @@ class TieredCopyScan:
         self._lock = threading.Lock()
 
     def read_columns(self, segment: Segment, copies: ReadableCopies, columns: Sequence[str]) -> "pa.Table":
-        """Read the named columns of a segment, in entry order.
-
-        Raises:
-            SegmentGone: The copy or its object does not exist.
-            CorruptData: The copy differs from its index or from the segment's row.
-            StoreUnavailable: The store did not answer.
-        """
+        """Read the named columns of a segment, in entry order. Raise the errors of `segment_reader.read_columns`."""
         context = copies.tiered
         if context is None:
             raise SegmentGone(segment.ledger_id, f"a tiered copy of ledger {segment.ledger_id}")
@@ -108,13 +100,7 @@ class TieredCopyScan:
 
 
 class SegmentSource:
-    """Source of segments for one scan. It is thread-safe.
-
-    Args:
-        objects: The primary bucket.
-        tiered: Reader of tiered copies.
-        topic: Name of the topic in an error.
-    """
+    """Source of segments for one scan. It is thread-safe. `topic` is the topic's name in an error."""
 
     def __init__(self, objects: ObjectStore, tiered: TieredCopyReader | None, *, topic: str) -> None:
         self._objects = objects

@@ -1,8 +1,7 @@
 """Reads that do not trust a single answer: of an object that was just uploaded, or of an object that looks corrupt.
 
 A store, or a cache in front of it, may answer a PUT and store nothing. So an object is read back before a transaction
-or a manifest makes it current. One HEAD request shows length and digest. Appends are not read back, because that would
-double their requests.
+or a manifest makes it current. Appends are not read back, because that would double their requests.
 
 Source: apache/pulsar#22839 (an offload that was reported as done and stored nothing).
 """
@@ -17,11 +16,7 @@ Content = TypeVar("Content")
 
 
 def reread_if_corrupt(read: Callable[[], Content]) -> Content:
-    """Read, and repeat the read once if the data is corrupt. A gateway may have cut off the answer.
-
-    Raises:
-        CorruptData: The data is corrupt both times. This error ends a job.
-    """
+    """Read, and repeat the read once if the data is corrupt, because a gateway may have cut off the answer."""
     try:
         return read()
     except CorruptData:
@@ -29,11 +24,7 @@ def reread_if_corrupt(read: Callable[[], Content]) -> Content:
 
 
 def put_and_read_back(objects: ObjectStore, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-    """Store an object unless its key is taken, then require it with `require_stored_object`.
-
-    Raises:
-        AlreadyExists: The key holds another object.
-    """
+    """Store an object, then require it with `require_stored_object`. Raise `AlreadyExists` if the key is taken."""
     objects.put_if_absent(key, body, metadata=metadata)
     require_stored_object(objects, key, size_bytes=len(body), metadata=metadata)
 

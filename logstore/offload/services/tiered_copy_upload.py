@@ -3,9 +3,9 @@
 A published copy may be lost later, by a lifecycle rule of the bucket or by a stray delete. So the copy is proved again
 before the primary copy is deleted.
 
-Each attempt has its own uuid. The catalog stores the uuid before storage gets an object. So if an attempt dies, a row
-or a deletion intent always names its objects (apache/pulsar#13526). An attempt succeeds only by evidence of the stored
-objects, not of the sent data (apache/pulsar#22839).
+Each attempt has its own uuid, which the catalog stores before storage gets an object. So a row or a deletion intent
+always names the objects of an attempt that died (apache/pulsar#13526). An attempt succeeds only by evidence of the
+stored objects, not of the sent data (apache/pulsar#22839).
 
 Source: Pulsar's tiered storage. Readers never use a copy that was not proved.
 """
@@ -44,7 +44,7 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyEvidence:
-    """Proved content of storage."""
+    """Evidence that storage has a tiered copy."""
 
     uuid: str
     entries: int
@@ -92,10 +92,7 @@ def _prove_published_once(buckets: Buckets, copy: PublishedCopy) -> CopyEvidence
 def compute_stored_digest(
     objects: ObjectStore, key: str, size_bytes: int, *, on_part: Callable[[int], None] = lambda _: None
 ) -> str:
-    """Return the SHA-256 of an object, hexadecimal. At most `size_bytes` bytes are read, in parts.
-
-    `on_part` receives the size of each part in bytes.
-    """
+    """Return the SHA-256 of an object, hexadecimal. `on_part` receives the size of each read part, in bytes."""
     digest, offset = hashlib.sha256(), 0
     while offset < size_bytes and (part := objects.get_range(key, offset, _READ_BACK_PART_BYTES)):
         raise_if_stopped()
@@ -123,7 +120,7 @@ class Offloader:
         buckets: Tiered buckets by location.
         driver_metadata: Location of new copies, stored in each offload context: `driver` and `bucket`, and if known
             `endpoint` and `region`.
-        folder: Folder for one temporary file as large as a ledger. It is created if necessary, and must be on disk.
+        folder: Folder for one temporary file as large as a ledger. It must be on disk.
         monotonic_s: Clock, for tests.
     """
 
@@ -151,8 +148,7 @@ class Offloader:
     ) -> UploadAttemptResult:
         """Write and prove a tiered copy of the ledger under a new uuid. `Offloads.publish` makes it LIVE.
 
-        `uuid` must be new. After `timeout_s` nothing more is sent. If `topic` is given, the ledger's topic must have
-        this encoded name.
+        After `timeout_s` nothing more is sent. The ledger's topic must have the encoded name `topic`, if given.
 
         Raises:
             UploadTimedOut, UploadUnproven, StoreUnavailable, CatalogBusy, OutcomeUnknown: A new attempt may succeed.
@@ -196,7 +192,6 @@ class Offloader:
         return proceed
 
     def _abandon(self, ledger_id: LedgerId, uuid: str) -> None:
-        """Abandon the attempt. If that fails, the attempt is deleted after its time is over."""
         try:
             self._offloads.abandon(ledger_id, uuid)
         except SextonError as error:
@@ -283,11 +278,7 @@ def _to_evidence(index: TieredIndex, *, index_bytes: int) -> CopyEvidence:
 def _read_back_object(
     objects: ObjectStore, key: str, metadata: Mapping[str, str], *, size_bytes: int, sha256: str
 ) -> str:
-    """Read an object back. Return its ETag, or the empty text if the store has none.
-
-    Raises:
-        UploadUnproven: The object is missing or differs.
-    """
+    """Read an object back. Return its ETag, or the empty text if the store has none."""
     stored = require_stored_object(objects, key, size_bytes=size_bytes, metadata=metadata)
     digest = compute_stored_digest(objects, key, size_bytes)
     if digest != sha256:

@@ -1,7 +1,7 @@
 """Second look at an orphan in storage, for plans and applies.
 
 Just before a removal, storage must still show exactly what the plan found. If an object has an unknown age or an
-unknown name, or states another owner, all objects are kept. This module changes nothing.
+unknown name, or states another owner, all objects are kept.
 
 Source: apache/iceberg#4346 and treeverse/lakeFS#8518 (unknown is kept), apache/amoro#2925 (unknown age is kept).
 """
@@ -67,10 +67,8 @@ def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
     """Read the objects of an orphan, for `judge_orphan`.
 
     Objects are absent only if a second listing and a GET of each known key find nothing, as in phase two. A finding
-    does not list its keys, so a store can still hide some objects.
-
-    Raises:
-        StoreUnavailable: Storage did not answer, or its answers contradict each other.
+    does not list its keys, so a store can still hide some objects. Raise `StoreUnavailable` if answers contradict each
+    other.
     """
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
         orphan = _read_orphan_segment(store, finding)
@@ -137,11 +135,8 @@ def judge_orphan(
 ) -> LedgerStatement | OrphanDoubt:
     """Return the orphan's statement in storage, or the reason not to remove it.
 
-    Args:
-        finding: An `orphan_ledger`, an `orphan_segment`, or an `orphan_offload` that has objects.
-        orphan: Result of `inspect_orphan`.
-        before_us: All objects must be older, by the store's clock.
-        application: Of this catalog.
+    `finding` has objects. All objects must be older than `before_us`, by the store's clock. `application` is of this
+    catalog.
     """
     if not orphan.objects:
         return OrphanDoubt(NOT_SHOWN, finding.key)
@@ -194,7 +189,6 @@ def _agreed_statement(
 def _parse_statement(
     finding: Finding, key: str, metadata: Mapping[str, str], application: str
 ) -> LedgerStatement | OrphanDoubt:
-    """Return the statement if it names this application and the finding's ledger, else a doubt."""
     try:
         statement = LedgerStatement.from_metadata(metadata)
     except CorruptData:
@@ -207,11 +201,7 @@ def _parse_statement(
 
 
 def doubt_upload(store: ObjectStore, key: str, before_us: int) -> OrphanDoubt | None:
-    """Return why the uploads of this key must stay, or `None` if uploads exist and all are old.
-
-    Raises:
-        StoreUnavailable: Storage did not answer.
-    """
+    """Return why the uploads of this key must stay, or `None` if uploads exist and all are old."""
     times_us = _start_times_us(store, key) or _start_times_us(store, key)  # one listing does not prove absence
     if not times_us:
         return OrphanDoubt(ENDED_UPLOAD, key)
@@ -226,11 +216,7 @@ def _start_times_us(store: ObjectStore, key: str) -> list[int | None]:
 class OrphanInspector:
     """Second look at the objects of findings in the catalog's buckets.
 
-    Args:
-        objects: Primary bucket.
-        buckets: Tiered buckets by location.
-        application: Of this catalog.
-        driver_metadata: The driver's metadata of tiered copies, as each offload context has it.
+    `application` is of this catalog. Each offload context has `driver_metadata`.
     """
 
     def __init__(
@@ -240,13 +226,9 @@ class OrphanInspector:
         self._application, self._driver_metadata = application, dict(driver_metadata)
 
     def confirm(self, *, adopt: bool = True) -> None:
-        """Check that the primary bucket and the tiered bucket are the catalog's now.
+        """Raise `CatalogMismatch` unless the primary bucket and the tiered bucket are the catalog's now.
 
-        Args:
-            adopt: Whether a bucket without a marker may become the catalog's.
-
-        Raises:
-            CatalogMismatch: A bucket is not the catalog's.
+        With `adopt`, a bucket without a marker may become the catalog's.
         """
         for store in (self._objects, self._tiered()):
             if adopt:
@@ -257,10 +239,7 @@ class OrphanInspector:
         """Return the orphaned copy as storage states it, or the reason to keep it.
 
         `finding` is an `orphan_ledger`, or an `orphan_offload` that has objects. All objects must be older than
-        `before_us`, by the store's clock.
-
-        Raises:
-            StoreUnavailable: Storage did not answer.
+        `before_us`, by the store's clock. Raise `StoreUnavailable` if storage did not answer.
         """
         is_tiered = finding.copy == CopyKind.OFFLOADED_LEDGER
         if is_tiered and self._is_elsewhere(finding):
@@ -277,11 +256,7 @@ class OrphanInspector:
         )
 
     def inspect_segment(self, finding: Finding, *, before_us: int) -> tuple[LedgerId, int] | str:
-        """Return ledger and number of an orphaned segment, or the reason to keep it.
-
-        Raises:
-            StoreUnavailable: Storage did not answer.
-        """
+        """Return ledger and number of an orphaned segment, or the reason to keep it."""
         judged, _ = self._inspect_and_judge(self._objects, finding, before_us)
         if isinstance(judged, OrphanDoubt):
             return judged.reason
@@ -294,9 +269,6 @@ class OrphanInspector:
 
         The catalog is not asked whether a process continues the upload. The row of an upload exists before its first
         part, and no uuid is used twice.
-
-        Raises:
-            StoreUnavailable: Storage did not answer.
         """
         if self._is_elsewhere(finding):
             return OTHER_BUCKET

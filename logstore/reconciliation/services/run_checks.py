@@ -9,11 +9,7 @@ from logstore.reconciliation.findings import PlanResult, apply_run_id, plan_resu
 
 
 def require_finished_plan(run: ReconciliationRun) -> PlanResult:
-    """Return the result of a plan.
-
-    Raises:
-        PreconditionFailed: The run is not a finished plan.
-    """
+    """Return the result of a plan. Raise `PreconditionFailed` for any other run."""
     if run.kind is not RunKind.PLAN:
         raise PreconditionFailed(f"run {run.run_id}: expected a plan, found a run of {run.kind.value}")
     if run.finished_us is None:
@@ -22,11 +18,7 @@ def require_finished_plan(run: ReconciliationRun) -> PlanResult:
 
 
 def require_finished_plan_or_scrub(run: ReconciliationRun) -> PlanResult:
-    """Return the result of a plan or a scrub.
-
-    Raises:
-        PreconditionFailed: The run is not a finished plan or scrub.
-    """
+    """Return the result of a plan or a scrub. Raise `PreconditionFailed` for any other run."""
     if run.kind is not RunKind.SCRUB:
         return require_finished_plan(run)
     if run.finished_us is None:
@@ -55,18 +47,13 @@ def require_appliable_plan(runs: Reconciliation, identities: Identities, run_id:
 
 
 def require_epoch(runs: Reconciliation, planned_epoch: int, run_id: str) -> None:
-    """Raise `StaleCatalog` if the catalog has another epoch than the plan."""
     epoch = runs.catalog_state().epoch
     if planned_epoch != epoch:
         raise StaleCatalog(f"plan {run_id}: expected catalog epoch {epoch}, found {planned_epoch}; plan again")
 
 
 def require_all_findings(files: FindingFiles, plan: PlanResult, run_id: str) -> FindingFiles:
-    """Return the files if their number of findings of each kind is the number in the plan's result.
-
-    Raises:
-        PreconditionFailed: The counts differ.
-    """
+    """Return the files. Raise `PreconditionFailed` if their counts by kind differ from the plan's result."""
     counts = {kind.value: rows for kind, (rows, _) in files.count_by_kind().items() if rows}
     expected = {kind: rows for kind, rows in plan.findings.items() if rows}  # another build may have other kinds
     if counts != expected:
@@ -75,11 +62,7 @@ def require_all_findings(files: FindingFiles, plan: PlanResult, run_id: str) -> 
 
 
 def open_finding_files(plan: PlanResult, run_id: str) -> FindingFiles:
-    """Open the findings of a plan or a scrub in the folder that its summary names.
-
-    Raises:
-        PreconditionFailed: This machine does not see the folder.
-    """
+    """Open the findings of a plan or a scrub. Raise `PreconditionFailed` if this machine does not see their folder."""
     folder = Path(plan.report)
     if not folder.is_dir():
         where = "run this where the folder of bulk output is, the setting bulk_dir"

@@ -34,10 +34,8 @@ class ObjectDamage:
 def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> ObjectDamage | None:
     """Return the damage of an object, or `None`.
 
-    Args:
-        check: Reads the whole object. `SegmentGone` and `CorruptData` are damage. Any other error is raised, because
-            it says nothing about the data.
-        is_named: Asks whether the catalog still names the object.
+    `SegmentGone` and `CorruptData` of `check` are damage. Any other error is raised, because it says nothing about the
+    data. `is_named` asks whether the catalog still names the object.
     """
     problem: ObjectDamage | None = None
     for _ in range(2):  # one bad read may be the network's
@@ -55,10 +53,7 @@ def find_damage(check: Callable[[], None], is_named: Callable[[], bool]) -> Obje
 def require_undamaged_segment(objects: ObjectStore, segment: Segment, spend_bytes: SpendBytes) -> None:
     """Read a whole segment and compare it with its row. If the row has no digest, only the length is compared.
 
-    Raises:
-        SegmentGone: The object does not exist.
-        CorruptData: The object differs from its row.
-        StoreUnavailable: The store did not answer.
+    Raise `SegmentGone` or `CorruptData` for damage.
     """
     key = segment_key(segment.ledger_id, segment.number)
     stored = objects.get(key)
@@ -71,10 +66,7 @@ def require_undamaged_segment(objects: ObjectStore, segment: Segment, spend_byte
 def require_undamaged_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId, spend_bytes: SpendBytes) -> None:
     """Read a tiered copy in parts, and compare it with its index.
 
-    Raises:
-        SegmentGone: The data or the index does not exist.
-        CorruptData: The data differs from the index, or the index belongs to another copy.
-        StoreUnavailable: The store did not answer.
+    Raise `SegmentGone` or `CorruptData` for damage, also if the index belongs to another copy.
     """
     key, name = data_key(uuid, ledger_id), index_key(uuid, ledger_id)
     stored, data = objects.get(name), objects.head(key)

@@ -52,8 +52,6 @@ _OwedDecision = tuple[StoredTransaction, StoredParticipant]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastResult:
-    """Result of the broadcast of a batch of transactions."""
-
     finished: Sequence[FinishedTransaction] = ()
     failures: Mapping[TransactionId, Mapping[Participant, str]] = field(default_factory=dict)
     topics: int = 0  # topics of all participants that were owed
@@ -86,8 +84,7 @@ class Broadcaster:
     def broadcast_batch(self, batch: Sequence[StoredTransaction]) -> BroadcastResult:
         """Tell all participants of a claimed batch that are owed. A topic that fails delays no other topic.
 
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not answer. Nothing is lost, because the claims lapse.
+        If the catalog did not answer, nothing is lost, because the claims lapse.
         """
         owed_by_topic: dict[TopicId, list[_OwedDecision]] = {}
         for txn in batch:

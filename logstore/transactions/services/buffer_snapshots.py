@@ -1,15 +1,11 @@
 """Snapshots of transaction buffers in storage, and the rebuild of a buffer from a snapshot and the log after it.
 
 A snapshot only bounds how much of the log a rebuild reads. Appends and commits do not wait for a snapshot, and a
-missing snapshot loses nothing. To write one:
-
-1. Read the buffer from SQL at one moment, and store it as a component ledger.
-2. Switch the topic to the new ledger in one SQL transaction.
-
-A writer that dies before step 2 leaves a newborn ledger, which a trim of the topic deletes.
+missing snapshot loses nothing. A snapshot is stored as a component ledger before one SQL transaction switches the topic
+to it. A writer that dies in between leaves a newborn ledger, which a trim of the topic deletes.
 
 The end of a rebuild is fixed when the rebuild begins. Open transactions neither delay nor stop it (kafka-flow#857). A
-failed rebuild leaves nothing behind, and starts again from the beginning (apache/pulsar#14801, #14830).
+failed rebuild starts again from the beginning (apache/pulsar#14801, #14830).
 
 Source: Pulsar's SnapshotSegmentAbortedTxnProcessor (PIP-196).
 """
@@ -49,7 +45,7 @@ _MAX_READ_ATTEMPTS: Final = 5
 
 
 class BufferSnapshots:
-    """Writer and reader of buffer snapshots. It is thread-safe, and several processes may run it at once."""
+    """Writer and reader of buffer snapshots. It is thread-safe."""
 
     def __init__(self, *, snapshots: TransactionSnapshots, contents: ComponentLedgers) -> None:
         self._snapshots, self._contents = snapshots, contents
@@ -58,9 +54,7 @@ class BufferSnapshots:
         """Write one page of due snapshots from the buffers in SQL. Return how many topics were due.
 
         A failure is logged, and the topic is due again later. Idempotency: two writers of a topic leave one snapshot.
-
-        Raises:
-            StoreUnavailable, CatalogBusy: The catalog did not return the due topics.
+        Raise `StoreUnavailable` or `CatalogBusy` if the catalog did not return the due topics.
         """
         due = self._snapshots.take_due(limit=_TOPICS_PER_PAGE, lease_s=_LEASE_S)
         for topic_id in due:
@@ -135,9 +129,7 @@ class BufferRebuilder:
     def rebuild_buffer(self, topic_id: TopicId) -> TransactionBuffer:
         """Return the topic's buffer up to the entry that is the last one when the call begins.
 
-        Raises:
-            MissingData: A listed ledger lacks an object in every copy.
-            CorruptData: A segment differs from its row in every copy.
+        Raise `MissingData` or `CorruptData` if no copy of a listed segment can be read.
         """
         known = self._snapshots.load_snapshot(topic_id) if self._snapshots else None
         start = TransactionBuffer() if known is None or self._read_whole_log else known
