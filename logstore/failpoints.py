@@ -66,14 +66,14 @@ def arm_from_environment(value: str | None) -> None:
 @contextmanager
 def effect(name: str) -> Iterator[None]:
     if _armed_by_point:
-        _hit(f"{name}.before")
+        _count_hit_and_act(f"{name}.before")
     yield
     if _armed_by_point:
-        _hit(f"{name}.after")
-        _hit(f"{name}.reported_failed")
+        _count_hit_and_act(f"{name}.after")
+        _count_hit_and_act(f"{name}.reported_failed")
 
 
-def _hit(point: str) -> None:
+def _count_hit_and_act(point: str) -> None:
     with _lock:
         _hit_points.add(point)
         armed = _armed_by_point.get(point)

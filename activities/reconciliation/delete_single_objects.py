@@ -10,7 +10,7 @@ from activities.reconciliation.page_decision_files import KeptObjects, read_kept
 from activities.reconciliation.recheck_page import ask_objects
 from logstore.deletion import intents
 from logstore.deletion.intents import StoredCopy
-from logstore.deletion.services.absence_proofs import find_unconfirmed_by_row
+from logstore.deletion.services.absence_proofs import find_unconfirmed_keys_by_row
 from logstore.errors import StoreUnavailable
 from logstore.failpoints import effect
 from logstore.ports.catalog import Cause, Reconciliation
@@ -86,7 +86,7 @@ class ObjectDeletion:
             heartbeats.deleted(len(report.deleted))
             for key in report.unanswered:
                 raise StoreUnavailable(report.failed[key])
-            unconfirmed_by_row = find_unconfirmed_by_row(
+            unconfirmed_by_row = find_unconfirmed_keys_by_row(
                 self._objects, report, {number: (segments[number].key,) for number in part}
             )
             for number in part:

@@ -42,7 +42,7 @@ class LedgerFacts:
 def select_detachable_prefix(
     ledgers: Iterable[LedgerFacts],
     *,
-    marks: Mapping[str, Position],
+    mark_delete_by_subscription: Mapping[str, Position],
     policy: RetentionPolicy,
     total_bytes: int,
     last: LedgerId,
@@ -50,20 +50,16 @@ def select_detachable_prefix(
 ) -> Iterator[LedgerFacts]:
     """Yield ledgers from the head of the list up to the first ledger that must stay.
 
-    Args:
-        ledgers: Listed ledgers, ascending by ledger id. Reading stops after the first ledger that must stay.
-        marks: Mark-delete position of every subscription.
-        policy: Retention policy of the topic.
-        total_bytes: Size of all listed ledgers.
-        last: Last ledger of the list, which always stays.
-        now_us: The catalog's clock.
+    `ledgers` are listed ledgers, ascending by ledger id. Reading stops after the first ledger that must stay. `last` is
+    the last ledger of the list, which always stays. `total_bytes` is the size of all listed ledgers. `now_us` is a time of
+    the catalog's clock.
     """
     remaining_bytes = total_bytes
     for ledger in ledgers:
         remaining_bytes -= ledger.size_bytes
-        if reason_to_keep(ledger, last=last, marks=marks) or not _is_past_retention_limits(
-            ledger, policy, remaining_bytes, now_us
-        ):
+        if reason_to_keep(
+            ledger, last=last, mark_delete_by_subscription=mark_delete_by_subscription
+        ) or not _is_past_retention_limits(ledger, policy, remaining_bytes, now_us):
             return
         yield ledger
 
@@ -75,7 +71,9 @@ def simulate_roll(ledger: LedgerFacts, now_us: int) -> LedgerFacts:
     return replace(ledger, state=LedgerState.CLOSED, closed_us=now_us)
 
 
-def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, Position]) -> str | None:
+def reason_to_keep(
+    ledger: LedgerFacts, *, last: LedgerId, mark_delete_by_subscription: Mapping[str, Position]
+) -> str | None:
     """Return why the ledger must stay, whatever the retention policy. `None` if nothing needs the ledger."""
     if ledger.state is not LedgerState.CLOSED:
         return f"it is {ledger.state.value}"
@@ -86,7 +84,7 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
     if ledger.has_open_transaction:
         return "it has messages of a transaction that is not over"
     end = Position(ledger.ledger_id, ledger.entries - 1)
-    behind = sorted(name for name, mark in marks.items() if ledger.entries and mark < end)
+    behind = sorted(name for name, mark in mark_delete_by_subscription.items() if ledger.entries and mark < end)
     if not behind:
         return None
     more = f" and {len(behind) - 3} more" if len(behind) > 3 else ""
@@ -94,13 +92,13 @@ def reason_to_keep(ledger: LedgerFacts, *, last: LedgerId, marks: Mapping[str, P
 
 
 def require_unneeded_ledgers(
-    topic: str, ledgers: Iterable[LedgerFacts], *, last: LedgerId, marks: Mapping[str, Position]
+    topic: str, ledgers: Iterable[LedgerFacts], *, last: LedgerId, mark_delete_by_subscription: Mapping[str, Position]
 ) -> None:
     """Raise `LedgerStillNeeded` if a ledger is needed. The message names the first five, and the number of others."""
     needed = [
         f"ledger {ledger.ledger_id}: {reason}"
         for ledger in ledgers
-        if (reason := reason_to_keep(ledger, last=last, marks=marks))
+        if (reason := reason_to_keep(ledger, last=last, mark_delete_by_subscription=mark_delete_by_subscription))
     ]
     if needed:
         more = f"; and {len(needed) - 5} more" if len(needed) > 5 else ""

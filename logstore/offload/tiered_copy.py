@@ -107,12 +107,12 @@ def decide_upload_start(
     *,
     tiered: tuple[str, Mapping[str, str]] | None,
     state: str,
-    primary: Callable[[], str | None],
+    read_primary_state: Callable[[], str | None],
 ) -> UploadStart:
     """Decide how an attempt to offload a ledger begins.
 
-    `tiered` is state and offload context of the tiered copy, if there is one. `primary` reads the state of the primary
-    copy, and is called only for `ANEW`.
+    `tiered` is state and offload context of the tiered copy, if there is one. `read_primary_state` is called only for
+    `ANEW`.
 
     Raises:
         PreconditionFailed: The attempt is new, and the ledger is not CLOSED or has no LIVE primary copy.
@@ -123,7 +123,7 @@ def decide_upload_start(
         return UploadStart.AGAIN
     if state != LedgerState.CLOSED:
         raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
-    primary_state = primary()
+    primary_state = read_primary_state()
     if primary_state != CopyState.LIVE:
         raise PreconditionFailed(f"ledger {ledger_id}: expected a LIVE primary copy, found {primary_state or 'none'}")
     return UploadStart.ANEW

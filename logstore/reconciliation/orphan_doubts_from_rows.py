@@ -69,63 +69,63 @@ class LedgerRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogDoubt:
+class OrphanDoubtFromRows:
     """Reason why a stored copy is not an orphan."""
 
     kind: FindingKind | None  # kind to report instead; None: no finding, because a row names this very copy
     reason: str
 
 
-def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: LedgerRows) -> CatalogDoubt | None:
+def doubt_orphan(statement: LedgerStatement, copy: CopyKind, uuid: str, rows: LedgerRows) -> OrphanDoubtFromRows | None:
     """Return why a stored copy is not an orphan by the catalog's rows, or `None` if it is an orphan.
 
     `statement` is the copy's statement in storage. `uuid` is empty for a primary copy.
     """
     if rows.has_row and any(_is_same(copy, uuid, row) for row in rows.copies):
-        return CatalogDoubt(kind=None, reason=f"its row names this {copy.value} copy")
+        return OrphanDoubtFromRows(kind=None, reason=f"its row names this {copy.value} copy")
     if doubt := doubt_owner(statement, rows):
         return doubt
     if not rows.has_row:
         reason = describe_lost_ledger(rows)
-        return CatalogDoubt(kind=FindingKind.MISSING_DATA, reason=reason) if reason else None
+        return OrphanDoubtFromRows(kind=FindingKind.MISSING_DATA, reason=reason) if reason else None
     if not any(row.is_live for row in rows.copies):
-        return CatalogDoubt(kind=FindingKind.MISSING_DATA, reason=_LOST_COPY)
+        return OrphanDoubtFromRows(kind=FindingKind.MISSING_DATA, reason=_LOST_COPY)
     if copy is CopyKind.LEDGER and not rows.is_primary_deleted:
-        return CatalogDoubt(kind=FindingKind.MISMATCH, reason=_UNEXPLAINED)
+        return OrphanDoubtFromRows(kind=FindingKind.MISMATCH, reason=_UNEXPLAINED)
     return None
 
 
-def doubt_owner(statement: LedgerStatement, rows: LedgerRows) -> CatalogDoubt | None:
+def doubt_owner(statement: LedgerStatement, rows: LedgerRows) -> OrphanDoubtFromRows | None:
     for owner in rows.owners:
         if owner.digest != statement.owner.digest:
             reason = f"{owner.row}: it is of {owner.topic}, and storage states a ledger of {statement.owner.topic}"
-            return CatalogDoubt(kind=FindingKind.MISMATCH, reason=reason)
+            return OrphanDoubtFromRows(kind=FindingKind.MISMATCH, reason=reason)
         if owner.created_us and owner.created_us != statement.created_us:
             reason = f"{owner.row}: it is of a ledger of another creation time than storage states"
-            return CatalogDoubt(kind=FindingKind.MISMATCH, reason=reason)
+            return OrphanDoubtFromRows(kind=FindingKind.MISMATCH, reason=reason)
     return None
 
 
-def doubt_segment(statement: LedgerStatement, rows: LedgerRows) -> CatalogDoubt | None:
+def doubt_segment(statement: LedgerStatement, rows: LedgerRows) -> OrphanDoubtFromRows | None:
     """Return why a segment without a row is not an orphan, or `None` if it is an orphan."""
     if doubt := doubt_owner(statement, rows):
         return doubt
     reason = describe_lost_segments(rows.counted, rows.summed)
     return (
-        CatalogDoubt(kind=FindingKind.MISSING_DATA, reason=f"{reason}; the object may be one of them")
+        OrphanDoubtFromRows(kind=FindingKind.MISSING_DATA, reason=f"{reason}; the object may be one of them")
         if reason
         else None
     )
 
 
-def doubt_unreferenced(rows: LedgerRows) -> CatalogDoubt | None:
+def doubt_unreferenced(rows: LedgerRows) -> OrphanDoubtFromRows | None:
     """Return why a published ledger that nothing names must stay, or `None` if rows prove that it is not needed."""
     if rows.successor is not None:
         return None
     if rows.component == Component.MANAGED_LEDGER and rows.counted == rows.summed == SegmentSums():
         return None
     referrer = _TABLE_BY_COMPONENT.get(rows.component, "a table")
-    return CatalogDoubt(kind=FindingKind.MISSING_DATA, reason=_LOST_REFERENCE.format(referrer=referrer))
+    return OrphanDoubtFromRows(kind=FindingKind.MISSING_DATA, reason=_LOST_REFERENCE.format(referrer=referrer))
 
 
 def describe_lost_ledger(rows: LedgerRows) -> str | None:

@@ -64,7 +64,7 @@ def require_min_age(older_than_s: float, *, unsafe: bool) -> None:
         )
 
 
-def require_plausible_counts(sides: ComparisonCounts) -> None:
+def require_plausible_counts(counts: ComparisonCounts) -> None:
     """Refuse a comparison that shows that the listing or the catalog is incomplete or of another store.
 
     Raises:
@@ -75,26 +75,26 @@ def require_plausible_counts(sides: ComparisonCounts) -> None:
             3. The catalog expects objects in the primary bucket, but none is listed.
             4. Storage and catalog both have copies of a kind, but none is in both.
     """
-    if sides.ledgers < sides.ledgers_counted:
+    if counts.ledgers < counts.ledgers_counted:
         raise PreconditionFailed(
-            f"reference set: expected {sides.ledgers_counted:,} ledgers or more, found {sides.ledgers:,}; plan again"
+            f"reference set: expected {counts.ledgers_counted:,} ledgers or more, found {counts.ledgers:,}; plan again"
         )
-    if sides.objects and not sides.ledgers:
+    if counts.objects and not counts.ledgers:
         raise PreconditionFailed(
-            f"reference set: expected ledgers beside {sides.objects:,} listed objects, found none;"
+            f"reference set: expected ledgers beside {counts.objects:,} listed objects, found none;"
             " this catalog is empty, or not the store's"
         )
-    if sides.expected and not sides.primary.stored:
+    if counts.expected and not counts.primary.stored:
         raise PreconditionFailed(
-            f"listing: expected objects of {sides.expected:,} ledgers in the primary bucket, found none; the listing is"
-            " not this store's, or hides its objects: compare `sexton ledger explain ID` of a ledger, and plan again"
+            f"listing: expected objects of {counts.expected:,} ledgers in the primary bucket, found none; the listing"
+            " is not this store's, or hides its objects: compare `sexton ledger explain ID` of a ledger, and plan again"
         )
-    if sides.objects and not sides.primary.named and not sides.tiered.named:
+    if counts.objects and not counts.primary.named and not counts.tiered.named:
         raise PreconditionFailed(
-            f"reference set: expected copies of {sides.ledgers:,} ledgers beside {sides.objects:,} listed objects,"
+            f"reference set: expected copies of {counts.ledgers:,} ledgers beside {counts.objects:,} listed objects,"
             " found none; the catalog has lost its copies, or all of them stand elsewhere"
         )
-    for kind, overlap in (("primary", sides.primary), ("tiered", sides.tiered)):
+    for kind, overlap in (("primary", counts.primary), ("tiered", counts.tiered)):
         if overlap.stored and overlap.named and not overlap.matched:
             raise PreconditionFailed(
                 f"comparison: expected {kind} copies that storage and catalog both name, found none of"

@@ -24,7 +24,7 @@ from logstore.cursors.cursor_state import (
     unpack_acknowledged,
 )
 from logstore.errors import CorruptData
-from logstore.log.entries import EntryMark, NewEntry, ProducedEntries
+from logstore.log.entries import MarkerColumns, NewEntry, ProducedEntries
 from logstore.positions import EARLIEST, LedgerId, Position
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
 
@@ -60,7 +60,7 @@ def markers_to_entries(markers: Sequence[TransactionMarker]) -> ProducedEntries:
         if marker.subscription:
             properties[_SUBSCRIPTION_PROPERTY] = marker.subscription
         entries.append(NewEntry(payload=pack_acknowledged(marker.positions), properties=properties))
-    return ProducedEntries(entries=entries, marks=[EntryMark(marker.txn, marker.verb.value) for marker in markers])
+    return ProducedEntries(entries=entries, marks=[MarkerColumns(marker.txn, marker.verb.value) for marker in markers])
 
 
 def parse_marker(txn: TransactionId, verb: str, payload: bytes, properties: Mapping[str, str]) -> TransactionMarker:

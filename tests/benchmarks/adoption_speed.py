@@ -21,7 +21,7 @@ from logstore.log.ledger_object_keys import SHARDS, meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.log.segment_format import encode_segment
 from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredExtent, SegmentUploadId, sha256_hex
-from logstore.log.services.segment_reader import digest_metadata
+from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.faults.world import World
@@ -58,7 +58,7 @@ def measure(ledgers: int, segments: int) -> dict[str, Any]:
 def _store(losing: Losing, topic: Topic, ledgers: int, segments: int) -> None:
     entries = [NewEntry(payload=b"%d" % one) for one in range(_ENTRIES)]
     content = encode_segment([ProducedEntries(entries=entries)], publish_ms=1)
-    vouched = digest_metadata(content, sha256_hex(content))
+    vouched = build_digest_metadata(content, sha256_hex(content))
     owner = LedgerOwner(
         application="sexton", component=Component.MANAGED_LEDGER, topic_id=topic.topic_id, topic=topic.name, keys={}
     )

@@ -79,7 +79,7 @@ def _select_by_retention(connection: Connection, view: ListView, rolled: LedgerI
     facts = _read_ledger_facts(connection, in_list, view.now_us)
     prefix = select_detachable_prefix(
         (simulate_roll(ledger, view.now_us) if ledger.ledger_id == rolled else ledger for ledger in facts),
-        marks=view.marks,
+        mark_delete_by_subscription=view.marks,
         policy=view.policy,
         total_bytes=int(total_bytes or 0),
         last=LedgerId(-1) if view.last == rolled else view.last,  # -1: the ledger after the roll has no id yet
@@ -100,7 +100,7 @@ def _select_by_id(
         connection, view, [ledger_id for ledger_id in ids if ledger_id not in listed_ledgers]
     )
     marks = {} if force else view.marks
-    require_unneeded_ledgers(view.topic, listed_ledgers.values(), last=view.last, marks=marks)
+    require_unneeded_ledgers(view.topic, listed_ledgers.values(), last=view.last, mark_delete_by_subscription=marks)
     return Detachable(ids=sorted(listed_ledgers), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
 
 
@@ -115,7 +115,9 @@ def choose_detachable(
     now = {ledger.ledger_id: ledger for ledger in filter_listed(connection, view.topic_id, ids)}
     reason_by_ledger = {ledger.ledger_id: _describe_change(ledger, now.get(ledger.ledger_id)) for ledger in chosen}
     for facts in _read_ledger_facts(connection, rows, view.now_us):
-        reason = reason_by_ledger.get(facts.ledger_id) or reason_to_keep(facts, last=view.last, marks=view.marks)
+        reason = reason_by_ledger.get(facts.ledger_id) or reason_to_keep(
+            facts, last=view.last, mark_delete_by_subscription=view.marks
+        )
         reason_by_ledger[facts.ledger_id] = reason or ""
     detached_ids = sorted(ledger_id for ledger_id, reason in reason_by_ledger.items() if not reason)
     where = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None)

@@ -82,7 +82,7 @@ class SqlOffloads(CatalogAdapter):
             attempt.uuid,
             tiered=tiered,
             state=row.state,
-            primary=lambda: _read_primary_state(connection, row),
+            read_primary_state=lambda: _read_primary_state(connection, row),
         )
         context = tiered[1] if tiered else {}
         if start is UploadStart.ANEW:

@@ -18,7 +18,7 @@ from logstore.cursors.cursor_state import (
 )
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
 from logstore.ports.catalog import AcknowledgeResult, Cursors, Ledgers, SnapshotChange, StoredCursor
 from logstore.positions import LedgerId, TopicId
 from logstore.retrying_clock import Clock
@@ -146,7 +146,7 @@ class CursorSnapshots:
         )
 
     def _write_snapshot(self, change: SnapshotChange, row: StoredCursor, packed: bytes) -> None:
-        draft = EntryDraft(
+        draft = OneEntryLedgerDraft(
             topic_id=change.topic_id,
             component=Component.MANAGED_CURSOR,
             keys={"cursor": row.name},

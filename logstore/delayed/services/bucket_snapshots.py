@@ -20,7 +20,7 @@ from logstore.delayed.tracker_sources import SnapshotGone
 from logstore.errors import CorruptData
 from logstore.log.ledger_object_keys import segment_key
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, FileDraft
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, ParquetLedgerDraft
 from logstore.log.services.read_cache import ReadCache
 from logstore.log.services.segment_reader import SegmentGone, open_range_file, read_footer, row_group_range
 from logstore.log.services.upload_read_back import reread_if_corrupt
@@ -134,9 +134,11 @@ def _object_key(bucket: Bucket) -> str:
     return segment_key(bucket.bucket_id, 0)
 
 
-def _draft(file: BinaryIO, footer: SnapshotFooter) -> FileDraft:
+def _draft(file: BinaryIO, footer: SnapshotFooter) -> ParquetLedgerDraft:
     facts = {"first": str(footer.first), "last": str(footer.last), "messages": str(footer.messages)}
-    return FileDraft(topic_id=footer.topic_id, component=Component.DELAYED_INDEX, keys={}, file=file, facts=facts)
+    return ParquetLedgerDraft(
+        topic_id=footer.topic_id, component=Component.DELAYED_INDEX, keys={}, file=file, facts=facts
+    )
 
 
 def _new_bucket(created: CreatedLedger, footer: SnapshotFooter) -> NewBucket:

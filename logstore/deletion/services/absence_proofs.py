@@ -45,7 +45,7 @@ def find_absence_doubts(objects: ObjectStore, intents: Sequence[DeletionIntent])
     return doubts | _find_doubts_by_reads(objects, [intent for intent in intents if intent.row_id not in doubts])
 
 
-def find_unconfirmed_by_row(
+def find_unconfirmed_keys_by_row(
     objects: ObjectStore, report: DeleteReport, keys_by_row: Mapping[int, Sequence[str]]
 ) -> dict[int, UnconfirmedKeys | None]:
     """Return the keys that do not count as deleted, by row. `None`: all keys of the row count.

@@ -12,7 +12,11 @@ from itertools import chain, islice
 from threading import Event
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
-from logstore.deletion.services.absence_proofs import MAX_ASKED_SEGMENTS, find_absence_doubts, find_unconfirmed_by_row
+from logstore.deletion.services.absence_proofs import (
+    MAX_ASKED_SEGMENTS,
+    find_absence_doubts,
+    find_unconfirmed_keys_by_row,
+)
 from logstore.deletion.services.shared_store_requests import (
     SharedListings,
     UnconfirmedKeys,
@@ -174,7 +178,7 @@ class PrimaryCopyStorage:
                 objects.abort_uploads(key)
         with effect("storage.delete_data"):
             data_report = delete_keys_of_copies(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-        unconfirmed_data = find_unconfirmed_by_row(
+        unconfirmed_data = find_unconfirmed_keys_by_row(
             objects, data_report, {row: copy.data_keys for row, copy in copies.items()}
         )
         remaining = {
@@ -186,7 +190,7 @@ class PrimaryCopyStorage:
             meta_report = delete_keys_of_copies(
                 objects, without_data.values(), lambda copy: copy.meta_keys, on_progress
             )
-        unconfirmed_meta = find_unconfirmed_by_row(
+        unconfirmed_meta = find_unconfirmed_keys_by_row(
             objects, meta_report, {row: copy.meta_keys for row, copy in without_data.items()}
         )
         return {row: to_removal_result(copies[row], remaining[row] or unconfirmed_meta[row]) for row in copies}

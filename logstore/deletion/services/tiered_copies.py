@@ -7,7 +7,7 @@ copy still states its ledger owner.
 from collections.abc import Callable, Mapping, Sequence
 
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, find_ownership_problem
-from logstore.deletion.services.absence_proofs import find_unconfirmed_by_row
+from logstore.deletion.services.absence_proofs import find_unconfirmed_keys_by_row
 from logstore.deletion.services.shared_store_requests import (
     delete_keys_of_copies,
     find_bucket_errors_by_row,
@@ -131,13 +131,13 @@ def _remove_from_bucket(
             objects.abort_uploads(key)
     with effect("tiered.delete_data"):
         data_report = delete_keys_of_copies(objects, copies.values(), lambda copy: copy.data_keys, on_progress)
-    unconfirmed_data = find_unconfirmed_by_row(
+    unconfirmed_data = find_unconfirmed_keys_by_row(
         objects, data_report, {row: copy.data_keys for row, copy in copies.items()}
     )
     without_data = {row: copy for row, copy in copies.items() if not unconfirmed_data[row]}
     with effect("tiered.delete_index"):
         index_report = delete_keys_of_copies(objects, without_data.values(), lambda copy: copy.meta_keys, on_progress)
-    unconfirmed_index = find_unconfirmed_by_row(
+    unconfirmed_index = find_unconfirmed_keys_by_row(
         objects, index_report, {row: copy.meta_keys for row, copy in without_data.items()}
     )
     return {

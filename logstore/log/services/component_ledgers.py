@@ -20,7 +20,7 @@ from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerStatement
 from logstore.log.segment_format import FOOTER_FIELD, decode_segment, digest_footer, encode_segment
 from logstore.log.segment_metadata import DIGEST_FIELD, sha256_hex
-from logstore.log.services.segment_reader import digest_metadata, verify_segment_body
+from logstore.log.services.segment_reader import build_digest_metadata, verify_segment_body
 from logstore.log.services.segment_registration import report_abandoned_upload
 from logstore.log.services.upload_read_back import put_and_read_back, require_stored_object, reread_if_corrupt
 from logstore.ports.catalog import Components, Ledgers, Segment
@@ -48,7 +48,7 @@ class CreatedLedger:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntryDraft:
+class OneEntryLedgerDraft:
     topic_id: TopicId
     component: Component
     keys: Mapping[str, str]
@@ -57,7 +57,7 @@ class EntryDraft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileDraft:
+class ParquetLedgerDraft:
     """Component ledger to write, whose segment is a Parquet file of any size."""
 
     topic_id: TopicId
@@ -98,7 +98,9 @@ class ComponentLedgers:
         self._clock = clock or Clock()
         self._patience_s = patience_s
 
-    def write(self, draft: EntryDraft | FileDraft, publish: Callable[[CreatedLedger], _Published]) -> _Published:
+    def write(
+        self, draft: OneEntryLedgerDraft | ParquetLedgerDraft, publish: Callable[[CreatedLedger], _Published]
+    ) -> _Published:
         """Store the draft as a ledger and publish it.
 
         `publish` is the transaction of the component. It is repeated if its outcome is unknown, so it must be safe to
@@ -118,14 +120,14 @@ class ComponentLedgers:
         with report_abandoned_upload(self._ledgers, created.ledger_id, epoch=created.epoch, clock=self._clock):
             return self._clock.retry(lambda: publish(created), deadline_s=deadline_s)
 
-    def store(self, draft: EntryDraft | FileDraft) -> CreatedLedger:
+    def store(self, draft: OneEntryLedgerDraft | ParquetLedgerDraft) -> CreatedLedger:
         """Store the draft as an unlisted ledger, for a transaction that publishes several. Raise the errors of `write`.
 
         If the ledger is not published within the registration timeout, it counts as abandoned.
         """
         return self._store_draft(draft, self._clock.monotonic_s() + self._patience_s)
 
-    def _store_draft(self, draft: EntryDraft | FileDraft, deadline_s: float) -> CreatedLedger:
+    def _store_draft(self, draft: OneEntryLedgerDraft | ParquetLedgerDraft, deadline_s: float) -> CreatedLedger:
         segment = _encode_draft(draft, publish_ms=self._clock.now_us() // 1000)
         owner = (draft.topic_id, draft.component, draft.keys)
         create = partial(self._components.create, *owner, application=self._application)
@@ -200,8 +202,8 @@ class ComponentLedgers:
         return True
 
 
-def _encode_draft(draft: EntryDraft | FileDraft, *, publish_ms: int) -> _EncodedDraft:
-    if isinstance(draft, FileDraft):
+def _encode_draft(draft: OneEntryLedgerDraft | ParquetLedgerDraft, *, publish_ms: int) -> _EncodedDraft:
+    if isinstance(draft, ParquetLedgerDraft):
         file = draft.file
         mark, size_bytes = digest_footer(file), file.tell()
         file.seek(0)
@@ -211,4 +213,6 @@ def _encode_draft(draft: EntryDraft | FileDraft, *, publish_ms: int) -> _Encoded
     entry = NewEntry(payload=draft.content, properties=draft.properties)
     body = encode_segment([ProducedEntries(entries=[entry])], publish_ms=publish_ms)
     digest = sha256_hex(body)
-    return _EncodedDraft(content=body, size_bytes=len(body), sha256=digest, metadata=digest_metadata(body, digest))
+    return _EncodedDraft(
+        content=body, size_bytes=len(body), sha256=digest, metadata=build_digest_metadata(body, digest)
+    )

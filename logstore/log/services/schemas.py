@@ -8,7 +8,7 @@ from typing import Final
 
 from logstore.errors import CatalogBusy, CorruptData, InvalidInput, MissingData, UnknownObject
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
 from logstore.ports.catalog import Schemas, SchemaVersion, Topic
 from logstore.positions import TopicId
 
@@ -81,7 +81,7 @@ class SchemaRegistry:
         return schema_version, content
 
     def _write_schema(self, topic: Topic, content: bytes, digest: str) -> SchemaVersion | None:
-        draft = EntryDraft(
+        draft = OneEntryLedgerDraft(
             topic_id=topic.topic_id,
             component=Component.SCHEMA_STORAGE,
             keys={"schema": topic.name},

@@ -19,7 +19,7 @@ from logstore.log.segment_metadata import (
     SegmentUploadId,
 )
 from logstore.log.services.ledger_roll import Roller, RollPolicy
-from logstore.log.services.segment_reader import digest_metadata
+from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.log.services.segment_registration import SegmentRegistrar, report_abandoned_upload, upload_confirmation
 from logstore.ports.catalog import (
     Ledger,
@@ -226,7 +226,7 @@ class SegmentPlacer:
         return (
             self._build_statement(topic, ledger, epoch).to_metadata()
             | upload_fields
-            | digest_metadata(body.content, body.sha256)
+            | build_digest_metadata(body.content, body.sha256)
         )
 
     def _upload_segment(

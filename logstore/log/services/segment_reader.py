@@ -149,7 +149,7 @@ def row_group_range(footer: "pq.FileMetaData", number: int) -> tuple[int, int]:
     return start, max(chunk.end for chunk in chunks) - start
 
 
-def digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
+def build_digest_metadata(content: bytes, sha256: str) -> dict[str, str]:
     """Return the digests for a segment's metadata: of content and footer, and of chunks if ranges may be read."""
     metadata = {DIGEST_FIELD: sha256, FOOTER_FIELD: str(digest_footer(io.BytesIO(content)))}
     if len(content) <= MAX_WHOLE_READ_BYTES:
@@ -196,7 +196,7 @@ def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
     """
     key = segment_key(segment.ledger_id, segment.number)
 
-    def compare() -> str:
+    def find_problem_once() -> str:
         stored = objects.get(key)
         if stored is None:
             return f"{key}: the store has no such object"
@@ -204,7 +204,7 @@ def find_segment_problem(objects: ObjectStore, segment: Segment) -> str:
         return ""
 
     try:
-        return reread_if_corrupt(compare)
+        return reread_if_corrupt(find_problem_once)
     except CorruptData as error:
         return str(error)
 

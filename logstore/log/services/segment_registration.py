@@ -39,7 +39,7 @@ from logstore.log.segment_metadata import (
     sha256_hex,
 )
 from logstore.log.services.group_commit import GroupCommitter
-from logstore.log.services.segment_reader import digest_metadata
+from logstore.log.services.segment_reader import build_digest_metadata
 from logstore.ports.catalog import Ledgers, RegisterSegment, RegisterSegmentResult, Segment
 from logstore.ports.object_storage import ObjectStore
 from logstore.positions import LedgerId
@@ -144,9 +144,11 @@ def upload_confirmation(
             other positions.
     """
     content = encode_segment([], publish_ms=0)
-    metadata = statement.to_metadata() | {EXTENT_FIELD: str(extent)} | digest_metadata(content, sha256_hex(content))
+    metadata = (
+        statement.to_metadata() | {EXTENT_FIELD: str(extent)} | build_digest_metadata(content, sha256_hex(content))
+    )
 
-    def put() -> None:
+    def put_at_random_number() -> None:
         number = extent.last_segment + random.randint(MIN_CONFIRMATION_GAP, MAX_CONFIRMATION_GAP)  # noqa: S311 - spreads writers
         key = segment_key(statement.ledger_id, number)
         try:
@@ -156,7 +158,7 @@ def upload_confirmation(
             raise StoreUnavailable(f"{key}: expected a free number for a confirmation") from error
 
     try:
-        clock.retry(put, deadline_s=deadline_s)
+        clock.retry(put_at_random_number, deadline_s=deadline_s)
     except SextonError as error:
         subject = f"ledger {statement.ledger_id}, segment {extent.last_segment}"
         raise OutcomeUnknown(f"{subject}: registered, and storage was not told: {error}") from error

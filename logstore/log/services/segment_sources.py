@@ -154,7 +154,7 @@ def _open_tiered_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _
     if index_object is None:
         raise SegmentGone(ledger_id, index_name)
     index = TieredIndex.from_json(index_object.body, name=index_name)
-    footer = _read_footer(objects, key, index)
+    footer = _read_tiered_footer(objects, key, index)
     if footer.num_row_groups != len(index.row_groups):
         expected, found = len(index.row_groups), footer.num_row_groups
         raise CorruptData(f"{key}: expected {expected} row groups, found {found}")
@@ -175,7 +175,7 @@ def _open_tiered_copy(objects: ObjectStore, uuid: str, ledger_id: LedgerId) -> _
     )
 
 
-def _read_footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.FileMetaData":
+def _read_tiered_footer(objects: ObjectStore, key: str, index: TieredIndex) -> "pq.FileMetaData":
     footer_digest = FooterDigest.parse(index.footer, name=key)
     start = max(0, index.size_bytes - footer_digest.size_bytes)
     end = objects.get_range(key, start, index.size_bytes - start, expected_metadata=index.statement.to_metadata())
@@ -192,7 +192,7 @@ def _read_row_group(copy: _TieredCopy, ledger_id: LedgerId, number: int, columns
     wanted = {chunk.column for chunk in chunks} if "payload" in columns else columns
     file.hold_parts(fetch_verified_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
     try:
-        table = _open_parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
+        table = _open_tiered_parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
     except parquet_errors() as error:
         raise CorruptData(f"{copy.key}: row group {number} cannot be read: {error}") from error
     missing = set(columns) - set(table.column_names)
@@ -201,7 +201,7 @@ def _read_row_group(copy: _TieredCopy, ledger_id: LedgerId, number: int, columns
     return table
 
 
-def _open_parquet(key: str, file: RangeFile, footer: "pq.FileMetaData") -> "pq.ParquetFile":
+def _open_tiered_parquet(key: str, file: RangeFile, footer: "pq.FileMetaData") -> "pq.ParquetFile":
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time
 

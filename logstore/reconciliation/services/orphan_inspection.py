@@ -86,12 +86,12 @@ def inspect_orphan(store: ObjectStore, finding: Finding) -> OrphanObjects:
 def _require_absence(store: ObjectStore, finding: Finding) -> None:
     if stored := next(iter(store.list(finding.key)), None):
         raise StoreUnavailable(f"{stored.key}: a second look at storage finds it, the first one did not; try again")
-    for key in _possible_keys(finding):
+    for key in _derive_object_keys(finding):
         if store.get_range(key, 0, 1) is not None:
             raise StoreUnavailable(f"{key}: it can be read, and the first look at storage did not find it; try again")
 
 
-def _possible_keys(finding: Finding) -> Iterator[str]:
+def _derive_object_keys(finding: Finding) -> Iterator[str]:
     """Yield the keys of the plan's objects that can be derived from the finding."""
     ledger_id = finding.ledger_id
     if ledger_id is None:
@@ -144,7 +144,7 @@ def judge_orphan(
         if stored.modified_us is None or stored.modified_us >= before_us:
             return OrphanDoubt(YOUNG, stored.key)
     doubt = _find_foreign_object(finding, [stored.key for stored in orphan.objects])
-    return doubt or _agreed_statement(finding, orphan.metadata, application)
+    return doubt or _require_agreed_statement(finding, orphan.metadata, application)
 
 
 def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt | None:
@@ -167,7 +167,7 @@ def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt |
     return next((OrphanDoubt(UNKNOWN_FILE, key) for key in keys if key not in known), None)
 
 
-def _agreed_statement(
+def _require_agreed_statement(
     finding: Finding, metadata: Mapping[str, Mapping[str, str]], application: str
 ) -> LedgerStatement | OrphanDoubt:
     """Return the statement that all objects share. A segment also needs its ledger's `meta.json`."""

@@ -18,7 +18,7 @@ from logstore.cursors.cursor_state import LedgerSpan
 from logstore.errors import CorruptData, MissingData, SextonError
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
 from logstore.log.services.prefetcher import Prefetcher
 from logstore.log.services.segment_reader import SegmentGone
 from logstore.log.services.segment_sources import SegmentSource, TieredCopyReader
@@ -77,7 +77,7 @@ class BufferSnapshots:
 
     def _write_snapshot(self, topic_id: TopicId, buffer: TransactionBuffer, expected: LedgerId | None) -> bool:
         switch = SnapshotSwitch(topic_id=topic_id, expected=expected, read_to=buffer.read_to)
-        draft = EntryDraft(
+        draft = OneEntryLedgerDraft(
             topic_id=topic_id,
             component=Component.TXN_SNAPSHOT,
             keys={},

@@ -63,7 +63,7 @@ class FakeOffloads(Absent):
             found_tiered = (tiered.state.value, tiered.context) if tiered else None
             found_primary = primary.state.value if primary else None
             how = decide_upload_start(
-                ledger_id, uuid, tiered=found_tiered, state=row.state, primary=lambda: found_primary
+                ledger_id, uuid, tiered=found_tiered, state=row.state, read_primary_state=lambda: found_primary
             )
             if how is UploadStart.ANEW or not tiered:
                 tiered = self._write(ledger_id, {**driver_metadata, "uuid": uuid}, timeout_s)

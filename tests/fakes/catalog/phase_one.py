@@ -142,7 +142,7 @@ class FakePhaseOne(Batches):
             facts = (simulate_roll(self._facts(one), now_us) if one == rolled else self._facts(one) for one in listed)
             prefix = select_detachable_prefix(
                 facts,
-                marks=marks,
+                mark_delete_by_subscription=marks,
                 policy=topic.policy,
                 total_bytes=sum(self._catalog.ledger_rows[one].size_bytes for one in listed),
                 last=last,
@@ -152,7 +152,9 @@ class FakePhaseOne(Batches):
         wanted = normalize_ids("ledger ids", asked)
         found = [one for one in wanted if one in listed]
         finished = self._ended(topic_id, [one for one in wanted if one not in listed])
-        require_unneeded_ledgers(topic.name, map(self._facts, found), last=last, marks={} if force else marks)
+        require_unneeded_ledgers(
+            topic.name, map(self._facts, found), last=last, mark_delete_by_subscription={} if force else marks
+        )
         return found, finished
 
     def _ended(self, topic_id: TopicId, ids: list[LedgerId]) -> dict[str, int]:

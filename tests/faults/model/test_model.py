@@ -149,8 +149,8 @@ def _without_claims(patch: pytest.MonkeyPatch) -> None:
 def _without_cursors(patch: pytest.MonkeyPatch) -> None:
     """Retention forgets who has not read."""
 
-    def forgetful(*ledgers: object, marks: object, **rest: object) -> object:
-        return partial(select_detachable_prefix, *ledgers, marks={}, **rest)()  # type: ignore[arg-type]
+    def forgetful(*ledgers: object, mark_delete_by_subscription: object, **rest: object) -> object:
+        return partial(select_detachable_prefix, *ledgers, mark_delete_by_subscription={}, **rest)()  # type: ignore[arg-type]
 
     patch.setattr("tests.fakes.catalog.phase_one.select_detachable_prefix", forgetful)
 

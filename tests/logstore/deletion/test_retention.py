@@ -45,7 +45,9 @@ def _let_go(
     total = sum(ledger.size_bytes for ledger in ledgers)
     last = ledgers[-1].ledger_id
     return list(
-        select_detachable_prefix(ledgers, marks=marks, policy=policy, total_bytes=total, last=last, now_us=now_us)
+        select_detachable_prefix(
+            ledgers, mark_delete_by_subscription=marks, policy=policy, total_bytes=total, last=last, now_us=now_us
+        )
     )
 
 
@@ -127,7 +129,7 @@ def test_retention_stops_at_the_first_ledger_that_stays() -> None:
     needed = replace(_closed(1), is_offloading=True)
     gone = select_detachable_prefix(
         [_closed(0), needed, _closed(2), _closed(3)],
-        marks={"s": Position(LedgerId(3), 2)},
+        mark_delete_by_subscription={"s": Position(LedgerId(3), 2)},
         policy=RetentionPolicy(),
         total_bytes=40,
         last=LedgerId(3),
@@ -147,7 +149,7 @@ def test_retention_draws_no_more_of_the_list_than_it_lets_go() -> None:
 
     gone = select_detachable_prefix(
         endless(),
-        marks={"s": Position(LedgerId(1), 2)},
+        mark_delete_by_subscription={"s": Position(LedgerId(1), 2)},
         policy=RetentionPolicy(),
         total_bytes=10**10,
         last=LedgerId(10**9),
@@ -179,7 +181,7 @@ def test_retention_draws_no_more_of_the_list_than_it_lets_go() -> None:
 def test_retention_reason_to_keep_names_what_needs_the_ledger(facts: LedgerFacts, reason: str) -> None:
     """The operator reads why, and who."""
     marks = {name: Position(LedgerId(0), 1) for name in "dcba"}
-    assert reason in (reason_to_keep(facts, last=LedgerId(9), marks=marks) or "")
+    assert reason in (reason_to_keep(facts, last=LedgerId(9), mark_delete_by_subscription=marks) or "")
 
 
 @pytest.mark.parametrize("limits", [{"retention_s": -1}, {"retention_bytes": -1}])

@@ -16,7 +16,7 @@ from logstore.log.ledger_object_keys import meta_key, segment_key
 from logstore.log.ledgers import Component, LedgerStatement
 from logstore.log.segment_format import digest_footer
 from logstore.log.segment_metadata import sha256_hex
-from logstore.log.services.component_ledgers import CreatedLedger, EntryDraft, FileDraft
+from logstore.log.services.component_ledgers import CreatedLedger, OneEntryLedgerDraft, ParquetLedgerDraft
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.logstore.component_world import World
@@ -30,9 +30,9 @@ def world() -> Iterator[World]:
     disarm()
 
 
-def _draft(world: World, content: bytes = b"content") -> EntryDraft:
+def _draft(world: World, content: bytes = b"content") -> OneEntryLedgerDraft:
     keys = {"schema": world.topic.name}
-    return EntryDraft(
+    return OneEntryLedgerDraft(
         topic_id=world.topic.topic_id,
         component=Component.SCHEMA_STORAGE,
         keys=keys,
@@ -247,9 +247,9 @@ def file() -> BinaryIO:
     return made
 
 
-def _file_draft(world: World, file: BinaryIO) -> FileDraft:
+def _file_draft(world: World, file: BinaryIO) -> ParquetLedgerDraft:
     component, facts = Component.DELAYED_INDEX, {"first": "1:0"}
-    return FileDraft(topic_id=world.topic.topic_id, component=component, keys={}, file=file, facts=facts)
+    return ParquetLedgerDraft(topic_id=world.topic.topic_id, component=component, keys={}, file=file, facts=facts)
 
 
 @pytest.mark.parametrize("part_bytes", [100, 1 << 20])

@@ -22,7 +22,7 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import Component, LedgerOwner, LedgerStatement
 from logstore.log.segment_metadata import EXTENT_FIELD, RegisteredExtent
-from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, EntryDraft
+from logstore.log.services.component_ledgers import ComponentLedgers, CreatedLedger, OneEntryLedgerDraft
 from logstore.log.services.segment_registration import upload_confirmation
 from logstore.offload.tiered_copy import CopyLengths, data_key, index_key
 from logstore.ports.catalog import BucketSwitch, NewBucket, SnapshotChange, Topic
@@ -161,7 +161,9 @@ class Damaged:
             components=catalog.components, ledgers=catalog.ledgers, objects=self.log.objects, application="sexton"
         )
         return written.store(
-            EntryDraft(topic_id=topic.topic_id, component=component, keys=keys, content=b"content", properties={})
+            OneEntryLedgerDraft(
+                topic_id=topic.topic_id, component=component, keys=keys, content=b"content", properties={}
+            )
         )
 
     def offload(self, ledger_id: LedgerId, uuid: str) -> None:
