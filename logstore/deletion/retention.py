@@ -51,8 +51,8 @@ def select_detachable_prefix(
     """Yield ledgers from the head of the list up to the first ledger that must stay.
 
     `ledgers` are listed ledgers, ascending by ledger id. Reading stops after the first ledger that must stay. `last` is
-    the last ledger of the list, which always stays. `total_bytes` is the size of all listed ledgers. `now_us` is a time of
-    the catalog's clock.
+    the last ledger of the list, which always stays. `total_bytes` is the size of all listed ledgers. `now_us` is by the
+    catalog's clock.
     """
     remaining_bytes = total_bytes
     for ledger in ledgers:
