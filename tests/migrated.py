@@ -4,14 +4,14 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database, migrate_catalog
 from infra.catalog.engine.catalog_version import DEFAULT_BUNDLES
 
 
 def migrate(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
-    """As `upgrade`; a file that is absent becomes a copy. Every copy bears the same catalog id."""
+    """As `migrate_catalog`; a file that is absent becomes a copy. Every copy bears the same catalog id."""
     if not database.is_sqlite or not database.is_absent:
-        upgrade(database, bundles=bundles)
+        migrate_catalog(database, bundles=bundles)
         return
     database.make_folder()
     migrated(Path(str(database.engine.url.database)), bundles=bundles)
@@ -28,6 +28,6 @@ def _file(bundles: int) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "catalog.db"
         database = Database(f"sqlite:///{path}")
-        upgrade(database, bundles=bundles)
+        migrate_catalog(database, bundles=bundles)
         database.close()
         return path.read_bytes()

@@ -12,9 +12,9 @@ from typing import Final
 from sqlalchemy import text
 
 from infra.catalog import Database
-from infra.objects import make_client
+from infra.objects import create_s3_client
 from infra.stack import embedded_stack
-from infra.stack.tcp_ports import WantedPorts
+from infra.stack.tcp_ports import RequestedPorts
 from logstore.offload.tiered_copy import CopyLocation
 from tests.migrated import migrate
 from tests.shared import worker_number
@@ -31,23 +31,25 @@ CATALOG_ID: Final = "00000000-0000-4000-8000-00000000c0de"
 @contextmanager
 def running_servers(folder: Path) -> Iterator[embedded_stack.StackAddresses]:
     """Temporal in memory, killed at the end, and SeaweedFS in the run's folder, which may run already."""
-    shared = embedded_stack.StackOptions(home=folder / _SHARED, ports=WantedPorts.any_free(), services=("seaweedfs",))
+    shared = embedded_stack.StackOptions(
+        home=folder / _SHARED, ports=RequestedPorts.any_free(), services=("seaweedfs",)
+    )
     home = Path(tempfile.mkdtemp(prefix="sx-"))  # short, for sockets
     own = embedded_stack.StackOptions(
-        home=home, ports=WantedPorts.any_free(), temporal_in_memory=True, services=("temporal",)
+        home=home, ports=RequestedPorts.any_free(), temporal_in_memory=True, services=("temporal",)
     )
     try:
-        storage, temporal = embedded_stack.up(shared), embedded_stack.up(own)
+        storage, temporal = embedded_stack.start_stack(shared), embedded_stack.start_stack(own)
         yield replace(storage, temporal=temporal.temporal, ui=temporal.ui)
     finally:
-        embedded_stack.kill(home)
+        embedded_stack.kill_stack(home)
         shutil.rmtree(home, ignore_errors=True)
 
 
 def kill_shared(folder: Path) -> None:
     """End what the run's processes shared."""
     if (folder / _SHARED).exists():
-        embedded_stack.kill(folder / _SHARED)
+        embedded_stack.kill_stack(folder / _SHARED)
 
 
 def settings_on(where: embedded_stack.StackAddresses, home: Path, **changes: object) -> Settings:
@@ -89,7 +91,7 @@ def mark_buckets(settings: Settings) -> None:
 
 def _create_buckets(settings: Settings) -> None:
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
-    client = make_client(settings.s3_endpoint, settings.s3_region, *keys)
+    client = create_s3_client(settings.s3_endpoint, settings.s3_region, *keys)
     for bucket in (settings.primary_bucket, settings.tiered_bucket, settings.records_bucket, *settings.replicas):
         with suppress(client.exceptions.BucketAlreadyOwnedByYou, client.exceptions.BucketAlreadyExists):
             client.create_bucket(Bucket=bucket)

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 from sqlalchemy import ColumnElement, Connection, func, insert, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import CatalogAdapter, writes
+from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
 from infra.telemetry import current_trace_id
 from logstore.ports.catalog import Cause
 from logstore.positions import TopicId
@@ -52,12 +52,14 @@ _AUDIT = insert(t.audit)
 class SqlAuditLog(CatalogAdapter):
     """The `AuditLog` port."""
 
-    @writes("catalog.record_act")
+    @in_write_transaction("catalog.record_act")
     def record(self, connection: Connection, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
-        audit(connection, act, cause, at_us=self._db.now_us(connection), topic_id=None, topic=None, detail=detail)
+        insert_audit_row(
+            connection, act, cause, at_us=self._db.now_us(connection), topic_id=None, topic=None, detail=detail
+        )
 
 
-def audit(
+def insert_audit_row(
     connection: Connection,
     act: str,
     cause: Cause,
@@ -103,7 +105,7 @@ def audit(
     connection.execute(_AUDIT, row)
 
 
-def find_audit_time_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
+def find_first_act_time_us(connection: Connection, act: str, topic_id: TopicId) -> int | None:
     """Return the time of the first act of this name on the topic, in microseconds, if there was one."""
     a = t.audit.c
     query = select(func.min(a.at_us)).where(a.topic_id == topic_id, a.act == act)

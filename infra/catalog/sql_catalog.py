@@ -10,7 +10,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from infra.catalog.engine.catalog_version import check_version
+from infra.catalog.engine.catalog_version import require_current_version
 from infra.catalog.engine.database import Database
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from infra.catalog.transactions.sql_transactions import SqlTransactions
 
 
-def _port(
+def _declare_port(
     module: str,
     name: str,
     *settings: str,
@@ -64,38 +64,42 @@ class SqlCatalog:
     A newborn ledger older than `registration_timeout_s` counts as abandoned by its creator.
     """
 
-    topics: "SqlTopics" = _port("log.topics", "SqlTopics")
-    ledgers: "SqlLedgers" = _port("log.data_ledgers", "SqlLedgers")
-    components: "SqlComponents" = _port("log.component_ledgers", "SqlComponents")
-    cursors: "SqlCursors" = _port("cursors.cursors", "SqlCursors")
-    schemas: "SqlSchemas" = _port("log.schema_versions", "SqlSchemas")
-    commits: "SqlCommits" = _port("log.group_commit", "SqlCommits")
-    adoption: "SqlAdoption" = _port("records.catalog_adoption", "SqlAdoption", while_adopting=True)
-    identities: "SqlIdentities" = _port("identity.catalog_identity", "SqlIdentities", while_adopting=True)
-    inspection: "SqlInspection" = _port("log.ledger_inspection", "SqlInspection")
-    fences: "SqlFences" = _port("ownership.fences", "SqlFences")
-    audit_log: "SqlAuditLog" = _port("audit_log", "SqlAuditLog")
-    deletions: "SqlDeletions" = _port("deletion.phase_two_queue", "SqlDeletions")
-    phase_one: "SqlPhaseOne" = _port("deletion.phase_one", "SqlPhaseOne", "registration_timeout_s")
-    upkeep: "SqlUpkeep" = _port("deletion.queue_upkeep", "SqlUpkeep", "registration_timeout_s")
-    offloads: "SqlOffloads" = _port("offload.tiered_copies", "SqlOffloads")
-    reconciliation: "SqlReconciliation" = _port("reconciliation.reconciliation_runs", "SqlReconciliation")
-    records: "SqlRecords" = _port("records.outbox", "SqlRecords", while_adopting=True)
-    tombstones: "SqlTombstones" = _port("records.tombstone_rows", "SqlTombstones")
-    transactions: "SqlTransactions" = _port("transactions.sql_transactions", "SqlTransactions")
-    delayed: "SqlDelayedIndex" = _port("delayed.delayed_index", "SqlDelayedIndex")
-    transaction_snapshots: "SqlTransactionSnapshots" = _port("transactions.buffer_snapshots", "SqlTransactionSnapshots")
+    topics: "SqlTopics" = _declare_port("log.topics", "SqlTopics")
+    ledgers: "SqlLedgers" = _declare_port("log.data_ledgers", "SqlLedgers")
+    components: "SqlComponents" = _declare_port("log.component_ledgers", "SqlComponents")
+    cursors: "SqlCursors" = _declare_port("cursors.cursors", "SqlCursors")
+    schemas: "SqlSchemas" = _declare_port("log.schema_versions", "SqlSchemas")
+    commits: "SqlCommits" = _declare_port("log.group_commit", "SqlCommits")
+    adoption: "SqlAdoption" = _declare_port("records.catalog_adoption", "SqlAdoption", while_adopting=True)
+    identities: "SqlIdentities" = _declare_port("identity.catalog_identity", "SqlIdentities", while_adopting=True)
+    inspection: "SqlInspection" = _declare_port("log.ledger_inspection", "SqlInspection")
+    fences: "SqlFences" = _declare_port("ownership.fences", "SqlFences")
+    audit_log: "SqlAuditLog" = _declare_port("audit_log", "SqlAuditLog")
+    deletions: "SqlDeletions" = _declare_port("deletion.phase_two_queue", "SqlDeletions")
+    phase_one: "SqlPhaseOne" = _declare_port("deletion.phase_one", "SqlPhaseOne", "registration_timeout_s")
+    upkeep: "SqlUpkeep" = _declare_port("deletion.queue_upkeep", "SqlUpkeep", "registration_timeout_s")
+    offloads: "SqlOffloads" = _declare_port("offload.tiered_copies", "SqlOffloads")
+    reconciliation: "SqlReconciliation" = _declare_port("reconciliation.reconciliation_runs", "SqlReconciliation")
+    records: "SqlRecords" = _declare_port("records.outbox", "SqlRecords", while_adopting=True)
+    tombstones: "SqlTombstones" = _declare_port("records.tombstone_rows", "SqlTombstones")
+    transactions: "SqlTransactions" = _declare_port("transactions.sql_transactions", "SqlTransactions")
+    delayed: "SqlDelayedIndex" = _declare_port("delayed.delayed_index", "SqlDelayedIndex")
+    transaction_snapshots: "SqlTransactionSnapshots" = _declare_port(
+        "transactions.buffer_snapshots", "SqlTransactionSnapshots"
+    )
 
     def __init__(self, database: Database, *, registration_timeout_s: float = 600) -> None:
         self.database = database
-        self.complete = database.with_guard(_require_ready)  # refuses writes while the catalog is not complete
+        self.complete = database.with_guard(
+            _require_complete_catalog
+        )  # refuses writes while the catalog is not complete
         self.registration_timeout_s = registration_timeout_s
 
 
-def _require_ready(connection: "Connection") -> None:
-    from infra.catalog.records.record_log_row import require_ready  # noqa: PLC0415 - start-up time
+def _require_complete_catalog(connection: "Connection") -> None:
+    from infra.catalog.records.record_log_row import require_complete_catalog  # noqa: PLC0415 - start-up time
 
-    require_ready(connection)
+    require_complete_catalog(connection)
 
 
 @contextmanager
@@ -109,5 +113,5 @@ def open_catalog(url: str, *, registration_timeout_s: float = 600) -> Iterator[S
         StoreUnavailable: The database does not answer.
     """
     with closing(Database(url)) as database:
-        check_version(database)
+        require_current_version(database)
         yield SqlCatalog(database, registration_timeout_s=registration_timeout_s)

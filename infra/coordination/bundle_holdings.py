@@ -32,7 +32,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from infra.coordination.ownership_nodes import WorkerDirectory, worker_id_taken_error
-from infra.coordination.takeover import FenceChecker, Takeover, TakeoverTimes
+from infra.coordination.takeover import FenceChecker, TakeoverRules, TakeoverTimes
 from infra.coordination.zookeeper_session import SessionState
 from logstore.errors import OutcomeUnknown, RetryableError, SextonError
 from logstore.ownership import (
@@ -75,7 +75,7 @@ class UnloadReason(StrEnum):
     FOREIGN = "FOREIGN"  # after an expiry, the bundle had another owner or no attempt was left
 
 
-class OwnershipEvents:
+class OwnershipObserver:
     """Observer of a worker's ownership, for telemetry. The base class ignores all events.
 
     Methods also run on kazoo's thread. An override must return at once and raise nothing.
@@ -111,7 +111,7 @@ _ATTEMPTS_RESET_S: Final = 60.0  # a session may last for months: a limit per se
 _BUNDLES_PER_MOVE: Final = 50  # to even out the load, one bundle in 50 may be without an owner at a time
 
 
-class Holdings:
+class BundleHoldings:
     """Bundles of one worker, across its sessions. Only one thread calls the methods. Any thread may read `leases`."""
 
     def __init__(
@@ -120,19 +120,19 @@ class Holdings:
         fences: Fences,
         listener: BundleListener,
         takeover: TakeoverTimes,
-        events: OwnershipEvents | None = None,
+        events: OwnershipObserver | None = None,
     ) -> None:
         self._worker_id, self._fences, self._listener = worker_id, fences, listener
-        self._events = events or OwnershipEvents()
+        self._events = events or OwnershipObserver()
         self.bundles = fences.count_bundles()
         self.leases: Mapping[BundleId, Lease] = MappingProxyType({})
         # Bundles to acquire, and bundles that an earlier session owned.
-        self._unsettled: dict[BundleId, BundleAcquisition | None] = {}
+        self._pending_bundles: dict[BundleId, BundleAcquisition | None] = {}
         self._postponed: set[BundleId] = set()  # unsettled bundles whose listener failed at the last `reconcile`
-        self._is_catalog_away = False  # the last raise of fences failed
+        self._is_catalog_unreachable = False  # the last raise of fences failed
         self._worker_id_by_bundle: dict[BundleId, str] = {}  # owners, as last read
         self._owner_change = -1  # change counter of the owners, as of that read
-        self._takeover = Takeover(worker_id, takeover)
+        self._takeover = TakeoverRules(worker_id, takeover)
         self._reset_attempts(session=0, waits=0)
         self._fence_checker = FenceChecker(fences, interval_s=takeover.fence_check_interval_s)
         self._published_load: WorkerLoad | None = None
@@ -141,10 +141,10 @@ class Holdings:
     @property
     def should_check_soon(self) -> bool:
         """Whether a bundle waits for an old node to vanish, and not for a service that is away."""
-        return not self._is_catalog_away and bool(self._unsettled.keys() - self._postponed)
+        return not self._is_catalog_unreachable and bool(self._pending_bundles.keys() - self._postponed)
 
     def on_session_expired(self, session: int) -> None:
-        self._unsettled |= {bundle: BundleAcquisition(session=session) for bundle in self.leases}
+        self._pending_bundles |= {bundle: BundleAcquisition(session=session) for bundle in self.leases}
         self._set_leases({})
 
     def begin_session(self, session: int, *, waits: int) -> None:
@@ -154,8 +154,8 @@ class Holdings:
 
     def release_all(self) -> None:
         """Release all bundles of a worker that stops. ZooKeeper deletes the nodes with the session."""
-        self._unload(list(self.leases), UnloadReason.STOPPED)
-        self._unsettled = {}
+        self._unload_bundles(list(self.leases), UnloadReason.STOPPED)
+        self._pending_bundles = {}
 
     def reconcile(self, nodes: WorkerDirectory, load: float) -> None:
         """Compare leases with nodes and fences, then acquire and release bundles, and publish the load.
@@ -173,22 +173,24 @@ class Holdings:
         view = self._read_view(nodes)
         # A node that vanished while its session lives was removed on purpose: other workers get their chance first.
         removed = [bundle for bundle in self.leases if view.owners.get(bundle) != self._worker_id]
-        self._unload(removed, UnloadReason.REMOVED)
+        self._unload_bundles(removed, UnloadReason.REMOVED)
         self._takeover.leave_to_others(removed, now)
-        self._unload(self._fence_checker.find_overtaken(self.leases.values()), UnloadReason.OVERTAKEN)
+        self._unload_bundles(self._fence_checker.find_overtaken(self.leases.values()), UnloadReason.OVERTAKEN)
         if self._can_acquire():
             due = self._takeover.due_bundles(view, now) - self.leases.keys()
             self._takeover.reserve(due, view, now)
-            self._unsettled |= dict.fromkeys((due | self._bundles_without_lease(view)) - self._unsettled.keys())
-            self._settle(nodes, now)
+            self._pending_bundles |= dict.fromkeys(
+                (due | self._bundles_without_lease(view)) - self._pending_bundles.keys()
+            )
+            self._resolve_pending_bundles(nodes, now)
         else:
             nodes.delete_own_nodes(self._bundles_without_lease(view))  # another worker may reach the catalog
-        self._shed(nodes, view, now)
+        self._shed_surplus_bundles(nodes, view, now)
         self._publish_load(nodes, load)
-        self._events.on_reconciled(len(self._unsettled))
+        self._events.on_reconciled(len(self._pending_bundles))
 
     def _publish_load(self, nodes: WorkerDirectory, load: float) -> None:
-        worker_load = WorkerLoad(load=load, bundles=len(self.leases), room=not self._is_catalog_away)
+        worker_load = WorkerLoad(load=load, bundles=len(self.leases), room=not self._is_catalog_unreachable)
         if not self._is_registered and not nodes.register(worker_load):
             raise worker_id_taken_error(self._worker_id)
         if worker_load != self._published_load:
@@ -197,13 +199,13 @@ class Holdings:
 
     def _can_acquire(self) -> bool:
         """Return whether the catalog answers. Otherwise new owner nodes would only block other workers."""
-        if self._is_catalog_away:
+        if self._is_catalog_unreachable:
             try:
                 self._fences.count_bundles()
             except RetryableError as error:
                 _log.info("takes no bundle yet: %s", error)
                 return False
-            self._is_catalog_away = False
+            self._is_catalog_unreachable = False
         return True
 
     def _reset_attempts(self, session: int, waits: int) -> None:
@@ -224,20 +226,20 @@ class Holdings:
         """Return bundles with this worker's node and no lease, left by a lost answer to a create or a delete."""
         return {bundle for bundle, owner in view.owners.items() if owner == self._worker_id} - self.leases.keys()
 
-    def _settle(self, nodes: WorkerDirectory, now: float) -> None:
+    def _resolve_pending_bundles(self, nodes: WorkerDirectory, now: float) -> None:
         self._postponed = set()
-        if not self._unsettled:
+        if not self._pending_bundles:
             return
-        node_by_bundle = nodes.owner_nodes(self._unsettled)
+        node_by_bundle = nodes.owner_nodes(self._pending_bundles)
         session = self._attempts.session
         decision_by_bundle = {}
-        for bundle, acquired in self._unsettled.items():
+        for bundle, acquired in self._pending_bundles.items():
             decision = decide_reown(
                 node_by_bundle.get(bundle), session=session, worker_id=self._worker_id, acquired=acquired
             )
             decision_by_bundle[bundle] = self._attempts.spend_attempt(bundle, decision)
         foreign = [bundle for bundle, decision in decision_by_bundle.items() if decision is ReownDecision.UNLOAD]
-        self._notify_unloaded([bundle for bundle in foreign if self._unsettled.pop(bundle)], UnloadReason.FOREIGN)
+        self._notify_unloaded([bundle for bundle in foreign if self._pending_bundles.pop(bundle)], UnloadReason.FOREIGN)
         own = [bundle for bundle, node in node_by_bundle.items() if node.session == session]
         # No attempt is left for these bundles: other workers get their chance.
         exhausted = [bundle for bundle in own if decision_by_bundle[bundle] is ReownDecision.UNLOAD]
@@ -250,47 +252,47 @@ class Holdings:
         ]
         if to_acquire:
             with self._events.trace_acquisition(to_acquire):
-                self._acquire(nodes, to_acquire)
+                self._acquire_bundles(nodes, to_acquire)
 
-    def _acquire(self, nodes: WorkerDirectory, bundles: Collection[BundleId]) -> None:
+    def _acquire_bundles(self, nodes: WorkerDirectory, bundles: Collection[BundleId]) -> None:
         """Do the three steps. If the catalog does not answer, the next `reconcile` deletes nodes without a lease."""
         created = nodes.create_owner_nodes(bundles)
         try:
             leases = self._fences.raise_fences(created, self._worker_id)
         except (RetryableError, OutcomeUnknown) as error:
             _log.warning("takes no bundles until the catalog answers: %s", error)
-            self._is_catalog_away = True
+            self._is_catalog_unreachable = True
             return
         verified = nodes.filter_own(created)
-        self._events.on_acquired([lease for lease in leases if lease.bundle in verified and self._hand_out(lease)])
+        self._events.on_acquired([lease for lease in leases if lease.bundle in verified and self._publish_lease(lease)])
 
-    def _hand_out(self, lease: Lease) -> bool:
+    def _publish_lease(self, lease: Lease) -> bool:
         """Call the listener, then publish the lease, so that topics are loaded before work uses the lease."""
         try:
             self._listener.on_acquired(lease)
         except RetryableError as error:
             _log.warning("bundle %s is tried again: %s", lease.bundle, error)
             self._listener.on_unloaded(lease.bundle)
-            self._unsettled[lease.bundle] = None
+            self._pending_bundles[lease.bundle] = None
             self._postponed.add(lease.bundle)
             return False
         self._set_leases({**self.leases, lease.bundle: lease})
-        del self._unsettled[lease.bundle]
+        del self._pending_bundles[lease.bundle]
         return True
 
-    def _shed(self, nodes: WorkerDirectory, view: OwnershipView, now: float) -> None:
+    def _shed_surplus_bundles(self, nodes: WorkerDirectory, view: OwnershipView, now: float) -> None:
         """Release bundles that workers with less load should have. Drop each lease before its node."""
         max_ownerless = max(1, self.bundles // _BUNDLES_PER_MOVE)
         releasable = self.leases.keys() - self._takeover.reserved
         shed = [
             bundle for bundle in bundles_to_shed(view, self._worker_id, at_most=max_ownerless) if bundle in releasable
         ]
-        self._unload(shed, UnloadReason.SHED)
+        self._unload_bundles(shed, UnloadReason.SHED)
         self._takeover.leave_briefly(shed, now)
         if shed:
             nodes.delete_own_nodes(shed)
 
-    def _unload(self, bundles: Iterable[BundleId], reason: UnloadReason) -> None:
+    def _unload_bundles(self, bundles: Iterable[BundleId], reason: UnloadReason) -> None:
         unloaded = set(bundles)
         if unloaded:
             self._set_leases({bundle: lease for bundle, lease in self.leases.items() if bundle not in unloaded})

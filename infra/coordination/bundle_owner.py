@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from infra.coordination.bundle_holdings import BundleListener, Holdings, OwnershipEvents
+from infra.coordination.bundle_holdings import BundleHoldings, BundleListener, OwnershipObserver
 from infra.coordination.ownership_nodes import WorkerDirectory, worker_id_taken_error
 from infra.coordination.takeover import TakeoverTimes
 from infra.coordination.zookeeper_session import SessionState, ZooKeeperSession
@@ -55,7 +55,7 @@ class BundleOwnerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Message:
+class _SessionMessage:
     """Message to the thread: a new state of the session with this number. Without a state it only wakes the thread."""
 
     session_number: int = -1
@@ -78,16 +78,21 @@ class BundleOwner:
         *,
         policy: BundleOwnerOptions | None = None,
         load: Callable[[], float] = lambda: 0.0,
-        events: OwnershipEvents | None = None,
+        events: OwnershipObserver | None = None,
     ) -> None:
-        self._worker_id, self._connect, self._load, self._events = worker_id, connect, load, events or OwnershipEvents()
+        self._worker_id, self._connect, self._load, self._events = (
+            worker_id,
+            connect,
+            load,
+            events or OwnershipObserver(),
+        )
         self._policy = policy or BundleOwnerOptions()
-        self._holdings = Holdings(worker_id, fences, listener, self._policy.takeover, self._events)
-        self._messages: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self._holdings = BundleHoldings(worker_id, fences, listener, self._policy.takeover, self._events)
+        self._messages: queue.SimpleQueue[_SessionMessage] = queue.SimpleQueue()
         self._session_count = 0
         self._session: ZooKeeperSession | None = None
         self._nodes: WorkerDirectory | None = None
-        self._thread = threading.Thread(target=self._run, name="bundle-owner", daemon=True)
+        self._thread = threading.Thread(target=self._own_bundles_until_stopped, name="bundle-owner", daemon=True)
         self.stopping = threading.Event()
         self.failure: SextonError | None = None
 
@@ -107,7 +112,7 @@ class BundleOwner:
 
     def stop(self) -> None:
         self.stopping.set()
-        self._messages.put(_Message())
+        self._messages.put(_SessionMessage())
         session = self._session
         if session:
             session.close()  # ends the thread's current call
@@ -144,14 +149,14 @@ class BundleOwner:
         session = self._session  # kazoo's thread sets its state; this owner's thread may not know yet
         return session is not None and session.state is SessionState.CONNECTED
 
-    def _run(self) -> None:
+    def _own_bundles_until_stopped(self) -> None:
         try:
             while not self.stopping.is_set():
-                message = self._next_message()
+                message = self._wait_for_message()
                 is_expired = message.session_number == self._session_count and message.state is SessionState.EXPIRED
                 if is_expired and not self.stopping.is_set():
                     self._replace_session()
-                self._reconcile()
+                self._reconcile_bundles()
         except SextonError as error:
             _log.exception("this worker owns nothing from now on")
             self.failure = error
@@ -164,13 +169,13 @@ class BundleOwner:
             self._close_session()
             self._events.on_ended(self.failure)
 
-    def _next_message(self) -> _Message:
+    def _wait_for_message(self) -> _SessionMessage:
         try:
             return self._messages.get(
                 timeout=_VANISHING_NODE_POLL_S if self._holdings.should_check_soon else self._policy.check_interval_s
             )
         except queue.Empty:
-            return _Message()
+            return _SessionMessage()
 
     def _replace_session(self) -> None:
         if self._session:
@@ -195,18 +200,18 @@ class BundleOwner:
     def _open_session(self) -> None:
         self._session_count += 1
         number = self._session_count
-        session = self._session = self._connect(lambda state: self._forward(_Message(number, state)))
+        session = self._session = self._connect(lambda state: self._enqueue_message(_SessionMessage(number, state)))
         self._nodes = WorkerDirectory(session, self._worker_id, self._holdings.bundles)
-        self._register(self._nodes, session.timeout_s)
+        self._register_worker(self._nodes, session.timeout_s)
         self._holdings.begin_session(session.id, waits=int(2 * session.timeout_s / _VANISHING_NODE_POLL_S))
         self._events.on_session_opened(session.id)
 
-    def _forward(self, message: _Message) -> None:
+    def _enqueue_message(self, message: _SessionMessage) -> None:
         if message.state and message.session_number == self._session_count:
             self._events.on_session_state(message.state)
         self._messages.put(message)
 
-    def _register(self, nodes: WorkerDirectory, timeout_s: float) -> None:
+    def _register_worker(self, nodes: WorkerDirectory, timeout_s: float) -> None:
         """Register once an earlier session's node has vanished. A node that stays belongs to another process."""
         deadline_s = time.monotonic() + max(2 * timeout_s, _MIN_REGISTER_WAIT_S)
         while not nodes.register(WorkerLoad()):
@@ -215,14 +220,14 @@ class BundleOwner:
             if time.monotonic() > deadline_s:
                 raise worker_id_taken_error(self._worker_id)
 
-    def _reconcile(self) -> None:
+    def _reconcile_bundles(self) -> None:
         if self._session and not self._is_connected:
             self._session.reset_last_zxid()
         if not self._is_connected or self._nodes is None or self.stopping.is_set():
             return
         try:
             self._nodes.restore_nodes()
-            self._nodes.watch(lambda _: self._messages.put(_Message()))
+            self._nodes.watch(lambda _: self._messages.put(_SessionMessage()))
             self._holdings.reconcile(self._nodes, self._load())
         except RetryableError as error:
             _log.info("looking at the bundles again soon: %s", error)

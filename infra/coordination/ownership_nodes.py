@@ -135,11 +135,11 @@ def session_path(session: int) -> str:
 def read_children(client: KazooClient, parent: str, names: Sequence[str]) -> dict[str, tuple[bytes, ZnodeStat]]:
     """Return the bodies and stats of the children, read in parallel. Children that do not exist are absent."""
     pending = {name: client.get_async(f"{parent}/{name}") for name in names}
-    node_by_name = {name: result_or_none(result, NoNodeError) for name, result in pending.items()}
+    node_by_name = {name: wait_for_result(result, NoNodeError) for name, result in pending.items()}
     return {name: node for name, node in node_by_name.items() if node is not None}
 
 
-def result_or_none(result: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
+def wait_for_result(result: Any, error: type[Exception]) -> Any:  # noqa: ANN401 - kazoo's asynchronous result
     """Wait for an asynchronous result. Return `None` if it is an error of the given type."""
     try:
         return result.get()
@@ -185,9 +185,9 @@ class WorkerDirectory(OwnershipDirectory):
     def __init__(self, session: ZooKeeperSession, worker_id: str, bundles: int) -> None:
         super().__init__(session, bundles)
         self._worker_id = worker_id
-        session.run_idempotent("preparing", self._prepare)
+        session.run_idempotent("preparing", self._create_parent_and_session_nodes)
 
-    def _prepare(self, client: KazooClient) -> None:
+    def _create_parent_and_session_nodes(self, client: KazooClient) -> None:
         for path in _PARENTS:
             client.ensure_path(path)
             self._session.protect_node(client, path)
@@ -203,7 +203,7 @@ class WorkerDirectory(OwnershipDirectory):
             results = [client.exists_async(path) for path in (*_PARENTS, session_path(self._session.id))]
             if any(result.get() is None for result in results):
                 _log.warning("zookeeper: nodes of this ensemble were removed while sessions live: making them again")
-                self._prepare(client)
+                self._create_parent_and_session_nodes(client)
 
         self._session.run_idempotent("looking for what every worker needs", restore)
 
@@ -241,7 +241,7 @@ class WorkerDirectory(OwnershipDirectory):
                 client.create_async(self._owner_path(bundle), body, ephemeral=True) for bundle in ordered_bundles
             ]
             for result in results:
-                result_or_none(result, NodeExistsError)
+                wait_for_result(result, NodeExistsError)
 
         self._session.run_idempotent("taking bundles", create_nodes)
         return self.filter_own(ordered_bundles)

@@ -18,7 +18,7 @@ from logstore.errors import CatalogMismatch
 CATALOG: Final = "/catalog"
 
 
-def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
+def claim_path_for_catalog(session: ZooKeeperSession, catalog_id: str) -> None:
     """Write the catalog's id to the path if it has none. If several catalogs try at once, one succeeds. Idempotent.
 
     Raises:
@@ -36,7 +36,7 @@ def claim_path(session: ZooKeeperSession, catalog_id: str) -> None:
     _require_same_catalog(session, session.run_idempotent("claiming the path", write_id), catalog_id)
 
 
-def check_path(session: ZooKeeperSession, catalog_id: str) -> bool:
+def check_path_belongs_to_catalog(session: ZooKeeperSession, catalog_id: str) -> bool:
     """Check, without writing, that no other catalog has the path. Return whether the path has this catalog's id.
 
     Raises:

@@ -7,7 +7,7 @@ catalog then refuses writes under the first worker's leases. The first worker co
 import threading
 from typing import Final
 
-from infra.coordination.bundle_holdings import OwnershipEvents
+from infra.coordination.bundle_holdings import OwnershipObserver
 from logstore.errors import CatalogBusy, NotOwner, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.catalog import Fences
@@ -19,8 +19,8 @@ _MAX_RAISES: Final = 40  # each waits for seconds; all wait longer than PostgreS
 class SingleOwner:
     """Ownership of all bundles by one worker, without coordination."""
 
-    def __init__(self, worker_id: str, fences: Fences, events: OwnershipEvents | None = None) -> None:
-        self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipEvents()
+    def __init__(self, worker_id: str, fences: Fences, events: OwnershipObserver | None = None) -> None:
+        self._worker_id, self._fences, self._events = worker_id, fences, events or OwnershipObserver()
         self._bundles = fences.count_bundles()
         self._leases: dict[BundleId, Lease] = {}
         self.stopping = threading.Event()

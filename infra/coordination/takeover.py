@@ -21,7 +21,7 @@ class TakeoverTimes:
     fence_check_interval_s: float = 5.0  # between two checks of the fences
 
 
-class Takeover:
+class TakeoverRules:
     """Bundles that this worker leaves to other workers for now, and bundles that it must not release yet.
 
     All times are seconds of one monotonic clock.

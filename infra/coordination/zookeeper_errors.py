@@ -70,7 +70,9 @@ def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
     With TLS each server is tried once more, because kazoo reports an untrusted server as unreachable.
     """
     addresses = hosts.partition("/")[0].split(",")
-    tls_problem = next(filter(None, (_find_tls_problem(address, tls) for address in addresses)), "") if tls else ""
+    tls_problem = (
+        next(filter(None, (_find_tls_problem_of_server(address, tls) for address in addresses)), "") if tls else ""
+    )
     if tls_problem:
         advice = "check the settings `zookeeper_ca_file`, `zookeeper_cert_file` and `zookeeper_key_file`"
         return ServiceFailed(ZOOKEEPER, f"no trusted connection to {hosts}: {tls_problem}", advice=advice)
@@ -78,7 +80,7 @@ def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
     return ServiceFailed(ZOOKEEPER, f"cannot be reached at {hosts}", advice=advice)
 
 
-def _find_tls_problem(address: str, tls: PemFiles) -> str:
+def _find_tls_problem_of_server(address: str, tls: PemFiles) -> str:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     context = ssl.create_default_context(cafile=tls.ca or None)

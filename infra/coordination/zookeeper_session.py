@@ -29,11 +29,11 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
 from infra.coordination.zookeeper_errors import ZOOKEEPER, PemFiles, translate_kazoo_errors, unreachable_error
-from infra.telemetry.zookeeper_spans import zookeeper_span
+from infra.telemetry.zookeeper_spans import trace_zookeeper_call
 from logstore.errors import ServiceFailed, SessionLost
 
 
-class TimeoutHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+class BoundedWaitHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """Handler of kazoo's threads that waits at most `timeout_s` for each result."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -77,7 +77,7 @@ class SessionState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ensemble:
+class EnsembleOptions:
     """Address of ZooKeeper and the identity of its client.
 
     Args:
@@ -105,7 +105,7 @@ class ZooKeeperSession:
         SessionLost: The session ended while it was opened.
     """
 
-    def __init__(self, ensemble: Ensemble, on_change: Callable[[SessionState], None]) -> None:
+    def __init__(self, ensemble: EnsembleOptions, on_change: Callable[[SessionState], None]) -> None:
         self._ensemble, self._on_change = ensemble, on_change
         self.state = SessionState.CONNECTED
         self._suspended_since_s = 0.0
@@ -153,7 +153,7 @@ class ZooKeeperSession:
         retry = KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0, deadline=wait_s, ignore_expire=False)
         try:
             with (
-                zookeeper_span(action),
+                trace_zookeeper_call(action),
                 translate_kazoo_errors(action, self.address),
                 self._client.handler.limit_wait(wait_s),
             ):
@@ -227,7 +227,7 @@ class ZooKeeperSession:
         )
 
 
-class _Client(KazooClient):  # type: ignore[misc]
+class _IdentityRefusalClient(KazooClient):  # type: ignore[misc]
     """Client that remembers a refused identity. Kazoo's listeners learn only that the session has ended."""
 
     refused = False
@@ -237,14 +237,14 @@ class _Client(KazooClient):  # type: ignore[misc]
         super()._session_callback(state)
 
 
-def _build_client(ensemble: Ensemble) -> _Client:
+def _build_client(ensemble: EnsembleOptions) -> _IdentityRefusalClient:
     max_delay_s = min(2.0, ensemble.timeout_s / 3)  # a server that is up again is tried before the session ends
     unlimited_retry = KazooRetry(max_tries=-1, delay=0.1, backoff=2, max_delay=max_delay_s)
     scheme, credential = ensemble.auth or ("", "")
     user, _, password = credential.partition(":")
     sasl = {"mechanism": "DIGEST-MD5", "username": user, "password": password} if scheme == "sasl" else None
     tls = ensemble.tls
-    return _Client(
+    return _IdentityRefusalClient(
         hosts=ensemble.hosts,
         timeout=ensemble.timeout_s,
         auth_data=[ensemble.auth] if ensemble.auth and not sasl else None,
@@ -254,6 +254,6 @@ def _build_client(ensemble: Ensemble) -> _Client:
         check_hostname=tls is not None,
         **({"ca": tls.ca or None, "certfile": tls.cert or None, "keyfile": tls.key or None} if tls else {}),
         connection_retry=unlimited_retry,
-        handler=TimeoutHandler(ensemble.timeout_s),
+        handler=BoundedWaitHandler(ensemble.timeout_s),
         logger=_kazoo_log,
     )

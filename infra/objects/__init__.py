@@ -1,7 +1,7 @@
 """Object store over S3 and compatible stores."""
 
-from infra.objects.request_retries import DeleteRate, Retries
-from infra.objects.s3_client import S3Buckets, make_client, read_store_clock_s
+from infra.objects.request_retries import DeleteRate, RequestRetries
+from infra.objects.s3_client import S3Buckets, create_s3_client, read_store_clock_s
 from infra.objects.s3_store import S3ObjectStore
 
-__all__ = ["DeleteRate", "Retries", "S3Buckets", "S3ObjectStore", "make_client", "read_store_clock_s"]
+__all__ = ["DeleteRate", "RequestRetries", "S3Buckets", "S3ObjectStore", "create_s3_client", "read_store_clock_s"]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from infra.objects.request_retries import Retries
+from infra.objects.request_retries import RequestRetries
 from infra.objects.s3_responses import translate_s3_errors
 from logstore.errors import StoreUnavailable, Unsupported
 from logstore.ports.object_storage import ObjectInfo
@@ -31,7 +31,9 @@ class BucketListing:
     3. Disorder across pages is an error, because a consumer that merges two sorted streams would lose keys.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, retries: Retries, *, prefix: str, start_after: str) -> None:
+    def __init__(
+        self, client: "S3Client", bucket: str, retries: RequestRetries, *, prefix: str, start_after: str
+    ) -> None:
         self._client, self._retries = client, retries
         self._prefix, self._start_after = prefix, start_after
         self._operation = f"list {bucket}/{prefix}"
@@ -48,7 +50,7 @@ class BucketListing:
         if first_page < OBJECTS_PER_PAGE:
             self._request["MaxKeys"] = first_page
         for page in self._read_pages():
-            objects = self._sorted_objects(page)
+            objects = self._sort_objects(page)
             if not objects:
                 continue
             self._require_ascending(objects[0].key, objects[-1].key, previous_key)
@@ -64,7 +66,7 @@ class BucketListing:
         previous_folders: set[str] = set()
         for page in self._read_pages():
             folders = {entry["Prefix"] for entry in page.get("CommonPrefixes", ())}
-            objects = self._sorted_objects(page)
+            objects = self._sort_objects(page)
             for name in (*folders, *(item.key for item in objects)):
                 self._require_direct_child(name, is_folder=name in folders)
             yield from sorted(folders - previous_folders)  # a store may repeat the last folder of the previous page
@@ -77,7 +79,7 @@ class BucketListing:
             raise StoreUnavailable(f"{self._operation}: the answer holds what is not directly there: {name!r}")
 
     def _read_pages(self) -> Iterator["ListObjectsV2OutputTypeDef"]:
-        start_after = safe_start_after(self._start_after, self._prefix)
+        start_after = lower_start_after(self._start_after, self._prefix)
         if start_after:
             self._request["StartAfter"] = start_after
         while True:
@@ -100,7 +102,7 @@ class BucketListing:
             raise StoreUnavailable(f"{self._operation}: expected a listing, found an answer without IsTruncated")
         return page
 
-    def _sorted_objects(self, page: "ListObjectsV2OutputTypeDef") -> list[ObjectInfo]:
+    def _sort_objects(self, page: "ListObjectsV2OutputTypeDef") -> list[ObjectInfo]:
         objects = [
             ObjectInfo(
                 key=entry["Key"], size_bytes=entry["Size"], modified_us=to_microseconds(entry.get("LastModified"))
@@ -121,7 +123,7 @@ class BucketListing:
             )
 
 
-def safe_start_after(start_after: str, prefix: str) -> str:
+def lower_start_after(start_after: str, prefix: str) -> str:
     """Return a key, not above `start_after`, after which a listing is complete even if the store sorts by path.
 
     A store that sorts by path puts `x/1` before `x-1`. A listing after `x-1` would miss the keys below `x/`. A listing

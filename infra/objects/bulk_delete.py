@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
-from infra.objects.key_rules import find_key_problems, find_keys_outside_xml
-from infra.objects.request_retries import DeleteRate, Retries
+from infra.objects.key_rules import find_keys_outside_xml, find_violated_rules
+from infra.objects.request_retries import DeleteRate, RequestRetries
 from infra.objects.s3_responses import (
     ABSENT_CODES,
     TEMPORARY_CODES,
@@ -81,7 +81,7 @@ class BulkDelete:
     Source: aws-sdk-java-v2 #5805 and barman #1146.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, *, retries: Retries, rate: DeleteRate) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, retries: RequestRetries, rate: DeleteRate) -> None:
         self._client, self._bucket = client, bucket
         self._retries, self._rate = retries, rate
         self._single_delete = SingleDelete(client, bucket, retries=retries, rate=rate)
@@ -89,7 +89,7 @@ class BulkDelete:
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
         distinct_keys = list(dict.fromkeys(keys))
-        problem_by_key = find_key_problems(distinct_keys)
+        problem_by_key = find_violated_rules(distinct_keys)
         outcomes = DeleteOutcomes(
             failed={key: f"InvalidKey: expected {problem}" for key, problem in problem_by_key.items()}
         )
@@ -151,7 +151,7 @@ class BulkDelete:
         start_s = self._rate.wait_for_turn(len(page))
         try:
             with translate_s3_errors(f"delete {len(page)} keys of {self._bucket}"):
-                deleted, errors = self._send(page)
+                deleted, errors = self._send_bulk_delete(page)
         except StoreUnavailable as error:
             if is_throttle(error):
                 self._rate.record_throttle(start_s)
@@ -167,7 +167,7 @@ class BulkDelete:
             error_by_retry_key.update(_record_results(page, deleted, errors, outcomes))
         return len(page)
 
-    def _send(self, page: list[str]) -> tuple[set[str], _ErrorByKey]:
+    def _send_bulk_delete(self, page: list[str]) -> tuple[set[str], _ErrorByKey]:
         try:
             response = self._client.delete_objects(
                 Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in page], "Quiet": False}

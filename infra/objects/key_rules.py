@@ -18,32 +18,32 @@ _METADATA_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _METADATA_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
-def check_key(key: str) -> None:
+def require_possible_key(key: str) -> None:
     """Refuse a key that no store supports.
 
     Raises:
         InvalidInput: The key is empty, has more than 1,024 UTF-8 bytes, or has NUL or a lone surrogate.
     """
-    problem = _find_impossibility(key)
+    problem = _find_violated_limit(key)
     if problem:
         raise InvalidInput("object key", expected=problem, found=key)
 
 
-def check_written_key(key: str) -> None:
-    """Refuse a key that a supported store would confuse with another key, or that `check_key` refuses."""
-    problem = find_key_problem(key)
+def require_writable_key(key: str) -> None:
+    """Refuse a key that a supported store would confuse with another key, or that `require_possible_key` refuses."""
+    problem = find_violated_rule(key)
     if problem:
         raise InvalidInput("object key", expected=problem, found=key)
 
 
-def find_key_problem(key: str) -> str | None:
+def find_violated_rule(key: str) -> str | None:
     """Return the rule that forbids to write or delete the key, or `None` if the key is allowed."""
     if _AMBIGUOUS.search(key):
         return "no backslash, and no part between slashes that is empty, `.` or `..`"
-    return _find_impossibility(key)
+    return _find_violated_limit(key)
 
 
-def find_key_problems(keys: Sequence[str]) -> dict[str, str]:
+def find_violated_rules(keys: Sequence[str]) -> dict[str, str]:
     """Return the violated rule by key. The usual page without problems is checked by a few searches over all keys."""
     joined = "/" + "\0/".join(keys) + "\0"
     if joined.isascii() and joined.count("\0") == len(keys) and not any(map(joined.__contains__, _SUSPECT_PARTS)):
@@ -58,7 +58,7 @@ def find_keys_outside_xml(keys: Sequence[str]) -> list[str]:
     return [key for key in keys if _NOT_XML.search(key)]
 
 
-def check_metadata(metadata: Mapping[str, str]) -> None:
+def require_supported_metadata(metadata: Mapping[str, str]) -> None:
     """Refuse metadata that a supported store would change.
 
     Names consist of lower-case ASCII letters, digits, `-` and `_`. Values are printable ASCII without outer spaces, and
@@ -78,10 +78,10 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def _check_each(keys: Sequence[str]) -> dict[str, str]:
-    return {key: problem for key in keys if (problem := find_key_problem(key))}
+    return {key: problem for key in keys if (problem := find_violated_rule(key))}
 
 
-def _find_impossibility(key: str) -> str | None:
+def _find_violated_limit(key: str) -> str | None:
     try:
         size = len(key.encode())
     except UnicodeEncodeError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from botocore.exceptions import ClientError
 
 from infra.objects.bucket_listing import to_microseconds
-from infra.objects.request_retries import Retries
+from infra.objects.request_retries import RequestRetries
 from infra.objects.s3_responses import error_code, error_status, translate_s3_errors
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable
 from logstore.ports.object_storage import OpenUpload
@@ -31,7 +31,7 @@ class MultipartUploads:
     `proceed` is called before each request and stops the upload by raising an error.
     """
 
-    def __init__(self, client: "S3Client", bucket: str, *, retries: Retries, part_bytes: int) -> None:
+    def __init__(self, client: "S3Client", bucket: str, *, retries: RequestRetries, part_bytes: int) -> None:
         self._client, self._bucket = client, bucket
         self._retries, self._part_bytes = retries, part_bytes
 

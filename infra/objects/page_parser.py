@@ -25,11 +25,15 @@ def use_fast_page_parser(client: "S3Client") -> None:
 
     Listed objects then have only key, size in bytes and time of change. Deleted objects have only their key.
     """
-    client.meta.events.register("before-parse.s3.ListObjectsV2", _build_extractor("Contents", _read_object))
-    client.meta.events.register("before-parse.s3.DeleteObjects", _build_extractor("Deleted", _read_deleted))
+    client.meta.events.register(
+        "before-parse.s3.ListObjectsV2", _build_element_extractor("Contents", _parse_listed_object)
+    )
+    client.meta.events.register(
+        "before-parse.s3.DeleteObjects", _build_element_extractor("Deleted", _parse_deleted_key)
+    )
 
 
-def _read_object(element: ET.Element, namespace: str) -> dict[str, Any]:
+def _parse_listed_object(element: ET.Element, namespace: str) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "Key": _required_text(element, namespace + "Key"),
         "Size": int(_required_text(element, namespace + "Size")),
@@ -40,12 +44,12 @@ def _read_object(element: ET.Element, namespace: str) -> dict[str, Any]:
     return fields
 
 
-def _read_deleted(element: ET.Element, namespace: str) -> dict[str, Any]:
+def _parse_deleted_key(element: ET.Element, namespace: str) -> dict[str, Any]:
     return {"Key": _required_text(element, namespace + "Key")}
 
 
-def _build_extractor(name: str, read: _ReadElement) -> Callable[..., None]:
-    def extract(
+def _build_element_extractor(name: str, read: _ReadElement) -> Callable[..., None]:
+    def extract_elements(
         response_dict: MutableMapping[str, Any], customized_response_dict: MutableMapping[str, Any], **_: object
     ) -> None:
         if response_dict["status_code"] != 200:
@@ -64,7 +68,7 @@ def _build_extractor(name: str, read: _ReadElement) -> Callable[..., None]:
             response_dict["body"] = ET.tostring(root).replace(b"\r", b"&#13;")  # a bare \r would become a line feed
             customized_response_dict[name] = extracted
 
-    return extract
+    return extract_elements
 
 
 def _required_text(element: ET.Element, tag: str) -> str:

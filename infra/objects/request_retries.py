@@ -1,4 +1,4 @@
-"""Retries of requests to the object store, and the adaptive rate of deletes."""
+"""RequestRetries of requests to the object store, and the adaptive rate of deletes."""
 
 import math
 import threading
@@ -21,7 +21,7 @@ _FIRST_CUT_WINDOW_S = 0.1  # the first throttle sets the rate to one request in 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retries:
+class RequestRetries:
     """Bounds of the attempts at one request."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(attempts=6))

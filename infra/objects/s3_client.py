@@ -13,7 +13,7 @@ from botocore.config import Config
 from infra.objects.page_parser import use_fast_page_parser
 from infra.objects.s3_responses import reject_foreign_responses, translate_s3_errors
 from infra.objects.s3_store import S3ObjectStore
-from infra.telemetry.s3_spans import observe_client
+from infra.telemetry.s3_spans import trace_s3_calls
 from logstore.errors import StoreUnavailable
 from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.object_storage import ObjectInfo
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
-def make_client(
+def create_s3_client(
     endpoint: str | None,
     region: str,
     access_key: str | None,
@@ -66,7 +66,7 @@ def make_client(
         verify=ca_file or None,
         config=config,
     )
-    observe_client(client)
+    trace_s3_calls(client)
     reject_foreign_responses(client)
     use_fast_page_parser(client)
     _disable_redirects(client, everywhere=endpoint is not None)
@@ -125,7 +125,7 @@ class S3Buckets:
         connect_once = cache(connect)
         self._home_bucket = cache(home.for_bucket)
         self._other_bucket = cache(lambda bucket, endpoint, region: connect_once(endpoint, region).for_bucket(bucket))
-        self._moved_stack_store = cache(lambda location: _MovedStackStore(home, location))
+        self._moved_stack_store = cache(lambda location: _StoreAtFormerPort(home, location))
 
     def __call__(self, location: CopyLocation) -> S3ObjectStore:
         """Return the bucket. This makes no connection. Different spellings of a location give the same object."""
@@ -141,10 +141,10 @@ class S3Buckets:
         if not self._own_stack or not endpoint or _parse_endpoint(endpoint) == _parse_endpoint(self._home.endpoint):
             return False
         host, port = _parse_endpoint(endpoint)[1:3]
-        return host in _LOOPBACK_HOSTS and not _may_listen(host, port)
+        return host in _LOOPBACK_HOSTS and not _may_have_listener(host, port)
 
 
-class _MovedStackStore(S3ObjectStore):
+class _StoreAtFormerPort(S3ObjectStore):
     """Embedded store of this home, for an offload context that names the port of an earlier start.
 
     An object with the key is the copy, because keys are unique. A missing object may be at the store in the context.
@@ -170,7 +170,7 @@ def _parse_endpoint(endpoint: str) -> tuple[str, str, int, str]:
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80), parts.path
 
 
-def _may_listen(host: str, port: int) -> bool:
+def _may_have_listener(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
     except ConnectionRefusedError:

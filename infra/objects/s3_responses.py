@@ -70,10 +70,10 @@ _MARKS_BY_OPERATION: Final[Mapping[str, _SuccessMarks]] = {
 
 def reject_foreign_responses(client: "S3Client") -> None:
     """Raise `ForeignResponse` for each success of `client` that lacks the store's marks."""
-    client.meta.events.register("before-parse.s3", _check_response)
+    client.meta.events.register("before-parse.s3", _require_success_marks)
 
 
-def _check_response(operation_model: "OperationModel", response_dict: Mapping[str, Any], **_: object) -> None:
+def _require_success_marks(operation_model: "OperationModel", response_dict: Mapping[str, Any], **_: object) -> None:
     status, marks = response_dict["status_code"], _MARKS_BY_OPERATION.get(operation_model.name)
     if marks is None or status >= 300:
         return

@@ -8,9 +8,9 @@ from botocore.exceptions import ClientError
 
 from infra.objects.bucket_listing import BucketListing, to_microseconds
 from infra.objects.bulk_delete import BulkDelete
-from infra.objects.key_rules import check_key, check_metadata, check_written_key
+from infra.objects.key_rules import require_possible_key, require_supported_metadata, require_writable_key
 from infra.objects.multipart_uploads import PART_BYTES, MultipartUploads
-from infra.objects.request_retries import DeleteRate, Retries
+from infra.objects.request_retries import DeleteRate, RequestRetries
 from infra.objects.s3_responses import error_code, error_status, is_throttle, translate_s3_errors
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, StoreUnavailable
 from logstore.ports.object_storage import DeleteReport, ObjectInfo, OpenUpload, StoredObject
@@ -32,12 +32,12 @@ class S3ObjectStore:
         client: "S3Client",
         bucket: str,
         *,
-        retries: Retries | None = None,
+        retries: RequestRetries | None = None,
         rate: DeleteRate | None = None,
         part_bytes: int = PART_BYTES,
     ) -> None:
         self._client, self.bucket = client, bucket
-        self._retries = retries or Retries()
+        self._retries = retries or RequestRetries()
         self._part_bytes = part_bytes
         self._multipart = MultipartUploads(client, bucket, retries=self._retries, part_bytes=part_bytes)
         self._bulk_delete = BulkDelete(client, bucket, retries=self._retries, rate=rate or DeleteRate())
@@ -47,7 +47,7 @@ class S3ObjectStore:
         return self._client
 
     @property
-    def retries(self) -> Retries:
+    def retries(self) -> RequestRetries:
         return self._retries
 
     @property
@@ -63,16 +63,16 @@ class S3ObjectStore:
         return S3ObjectStore(self._client, bucket, retries=self._retries)
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        check_written_key(key)
-        check_metadata(metadata)
+        require_writable_key(key)
+        require_supported_metadata(metadata)
         if not self._retries.call(lambda: self._put_once(key, body, metadata)):
             raise self._taken_error(key)
 
     def put_file_if_absent(
         self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
     ) -> None:
-        check_written_key(key)
-        check_metadata(metadata)
+        require_writable_key(key)
+        require_supported_metadata(metadata)
         if file.seek(0, io.SEEK_END) <= self._part_bytes:
             file.seek(0)
             body = file.read()
@@ -96,19 +96,19 @@ class S3ObjectStore:
                 self._multipart.abort(key, upload_id)
 
     def get(self, key: str) -> StoredObject | None:
-        check_key(key)
+        require_possible_key(key)
         return self._retries.call(lambda: self._get_once(key))
 
     def get_range(
         self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
     ) -> bytes | None:
-        check_key(key)
+        require_possible_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
         return self._retries.call(lambda: self._get_range_once(key, start, length, expected_metadata or {}))
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
-        check_key(key)
+        require_possible_key(key)
         return self._retries.call(lambda: self._head_once(key))
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:

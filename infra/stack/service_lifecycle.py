@@ -34,8 +34,8 @@ class ServiceHealth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """Command line, working directory and environment of a server."""
+class ServerCommand:
+    """ServerCommand line, working directory and environment of a server."""
 
     argv: tuple[str, ...]
     cwd: Path
@@ -43,11 +43,11 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class EmbeddedService:
     """Definition of one server: its command, health check and timeouts."""
 
     process: ServiceProcess
-    command: Callable[[], Command]  # finds the program and writes its configuration; may raise `ServiceFailed`
+    command: Callable[[], ServerCommand]  # finds the program and writes its configuration; may raise `ServiceFailed`
     probe: Callable[[], ServiceHealth]  # makes a real request and never raises
     on_healthy: Callable[[], None] = field(default=lambda: None)  # runs at each `start_services`; idempotent
     start_timeout_s: float
@@ -69,7 +69,7 @@ def find_program(program: str, service: str, package: str) -> Path:
     return Path(path)
 
 
-def child_environment(*excluded_prefixes: str) -> dict[str, str]:
+def build_child_environment(*excluded_prefixes: str) -> dict[str, str]:
     """Return this process's environment without the variables that start with one of the prefixes.
 
     A server reads such variables as settings. They may belong to another installation of the server.
@@ -90,14 +90,14 @@ def query_local_port(port: int, request: bytes = b"") -> bytes:
         return b"".join(iter(lambda: connection.recv(4096), b""))
 
 
-def start_services(services: Collection[Service], on_progress: Callable[[str], None]) -> tuple[str, ...]:
+def start_services(services: Collection[EmbeddedService], on_progress: Callable[[str], None]) -> tuple[str, ...]:
     """Start the unhealthy services in parallel, and wait until all are healthy. Return the names of started services.
 
     After an error, the services that this call started are stopped again. `services` has at least one service.
     `on_progress` receives the names of services to start, then a sentence per ready service, on the caller's thread.
     """
     cancelled = Event()
-    started: list[Service] = []
+    started: list[EmbeddedService] = []
     absent_names = [service.name for service in services if service.process.find_process() is None]
     if absent_names:
         on_progress(f"starting {', '.join(absent_names)}")
@@ -112,17 +112,17 @@ def start_services(services: Collection[Service], on_progress: Callable[[str], N
                 raise
     except BaseException:
         with suppress(ServiceFailed):  # report the first failure
-            end_services(started, roll_back)
+            end_services(started, stop_started_service)
         raise
     return tuple(service.name for service in started)
 
 
-def roll_back(service: Service) -> bool:
+def stop_started_service(service: EmbeddedService) -> bool:
     """Stop a service that has just been started. Return whether its process ran."""
     return service.process.stop(min(_ROLLBACK_TIMEOUT_S, service.stop_timeout_s))
 
 
-def end_services(services: Collection[Service], end: Callable[[Service], bool]) -> list[str]:
+def end_services(services: Collection[EmbeddedService], end: Callable[[EmbeddedService], bool]) -> list[str]:
     """End the services in parallel and remove leftover sockets. Return the names of services that ran, in order."""
     if not services:
         return []
@@ -131,7 +131,7 @@ def end_services(services: Collection[Service], end: Callable[[Service], bool]) 
         return [service.name for service, ran in zip(services, results, strict=True) if ran]
 
 
-def _end_service(service: Service, end: Callable[[Service], bool]) -> bool:
+def _end_service(service: EmbeddedService, end: Callable[[EmbeddedService], bool]) -> bool:
     ran = end(service)
     for path in service.leftover_sockets:
         with suppress(OSError):
@@ -152,7 +152,7 @@ def _may_be_listened_on(path: Path) -> bool:
     return True
 
 
-def _start_unless_healthy(service: Service, started: list[Service], cancelled: Event) -> str:
+def _start_unless_healthy(service: EmbeddedService, started: list[EmbeddedService], cancelled: Event) -> str:
     begin_s = time.monotonic()
     if _is_healthy(service, cancelled):
         service.on_healthy()
@@ -165,12 +165,12 @@ def _start_unless_healthy(service: Service, started: list[Service], cancelled: E
     log_start = service.process.start(command.argv, cwd=command.cwd, env=command.env)
     health = _await_health(service, cancelled, service.start_timeout_s)
     if not health.ok:
-        raise _start_failure(service, health, log_start)
+        raise _build_start_error(service, health, log_start)
     service.on_healthy()
     return f"{service.name} is ready after {time.monotonic() - begin_s:.1f} s"
 
 
-def _is_healthy(service: Service, cancelled: Event) -> bool:
+def _is_healthy(service: EmbeddedService, cancelled: Event) -> bool:
     process = service.process.find_process()
     if process is None:
         return False
@@ -180,7 +180,7 @@ def _is_healthy(service: Service, cancelled: Event) -> bool:
     return False
 
 
-def _await_health(service: Service, cancelled: Event, patience_s: float) -> ServiceHealth:
+def _await_health(service: EmbeddedService, cancelled: Event, patience_s: float) -> ServiceHealth:
     deadline_s = time.monotonic() + patience_s
     while True:
         health = service.probe()
@@ -190,7 +190,7 @@ def _await_health(service: Service, cancelled: Event, patience_s: float) -> Serv
             return health
 
 
-def _start_failure(service: Service, health: ServiceHealth, log_start: int) -> ServiceFailed:
+def _build_start_error(service: EmbeddedService, health: ServiceHealth, log_start: int) -> ServiceFailed:
     if service.process.find_process() is None:
         problem = f"it ended while starting ({service.process.summarize_last_lines(log_start)})"
     else:

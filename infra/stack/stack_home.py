@@ -21,7 +21,7 @@ _DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
+class StoreCredentials:
     """Key pair of the embedded object store, generated once per home."""
 
     access_key: str
@@ -101,18 +101,20 @@ class StackHome:
             return content
         raise _damaged_file_error(path)
 
-    def read_credentials(self) -> Credentials | None:
+    def read_credentials(self) -> StoreCredentials | None:
         stored = self.read_json(self.credentials_file)
         if stored is None:
             return None
         if not (stored.get("access_key") and stored.get("secret_key")):
             raise _damaged_file_error(self.credentials_file)
-        return Credentials(access_key=str(stored["access_key"]), secret_key=str(stored["secret_key"]))
+        return StoreCredentials(access_key=str(stored["access_key"]), secret_key=str(stored["secret_key"]))
 
-    def ensure_credentials(self) -> Credentials:
+    def ensure_credentials(self) -> StoreCredentials:
         credentials = self.read_credentials()
         if credentials is None:
-            credentials = Credentials(access_key=secrets.token_hex(10).upper(), secret_key=secrets.token_urlsafe(30))
+            credentials = StoreCredentials(
+                access_key=secrets.token_hex(10).upper(), secret_key=secrets.token_urlsafe(30)
+            )
             self.write(self.credentials_file, json.dumps(asdict(credentials), indent=1))
         return credentials
 

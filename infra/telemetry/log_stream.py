@@ -25,7 +25,7 @@ _TRACEBACK = structlog.processors.ExceptionRenderer(
 )
 
 
-def start_logs(*, level: str = "INFO", stream: TextIO | None = None, as_json: bool | None = None) -> None:
+def configure_log_stream(*, level: str = "INFO", stream: TextIO | None = None, as_json: bool | None = None) -> None:
     """Send structlog and the standard library's logging to one stream. A repeated call replaces the stream.
 
     A JSON line has `timestamp` (UTC, ISO 8601), `level`, `logger`, `event` and the fields of `bind_log_fields`

@@ -26,7 +26,7 @@ def add_lost_spans(spans: dict[str, SpanRow]) -> None:
     An activity's placeholder goes below the run that its children name. All other placeholders go below the trace's
     root, if there is exactly one root. So does an activity's placeholder without a known run.
     """
-    lost_parents = _build_parents(spans)
+    lost_parents = _build_lost_parents(spans)
     spans.update(lost_parents)
     run_span_ids = {
         _run_key(span): span_id for span_id, span in spans.items() if span.name.startswith(RUN_WORKFLOW_PREFIX)
@@ -39,18 +39,18 @@ def add_lost_spans(spans: dict[str, SpanRow]) -> None:
     for lost in lost_parents.values():
         run_id = run_span_ids.get(_run_key(lost)) if lost.name.startswith(START_ACTIVITY_PREFIX) else None
         lost.parent_id = run_id or root_id
-    spans.update((attempt.span_id, attempt) for attempt in list(_build_attempts(spans)))
+    spans.update((attempt.span_id, attempt) for attempt in list(_build_lost_attempts(spans)))
 
 
-def _build_parents(spans: Mapping[str, SpanRow]) -> dict[str, SpanRow]:
+def _build_lost_parents(spans: Mapping[str, SpanRow]) -> dict[str, SpanRow]:
     orphans: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
         if span.parent_id is not None and span.parent_id not in spans:
             orphans[span.parent_id].append(span)
-    return {span_id: _build_parent(span_id, children) for span_id, children in orphans.items()}
+    return {span_id: _build_lost_parent(span_id, children) for span_id, children in orphans.items()}
 
 
-def _build_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:
+def _build_lost_parent(span_id: str, children: Sequence[SpanRow]) -> SpanRow:
     names = {child.name for child in children}
     # A child that is the next run of the workflow has another run id.
     steps = [child for child in children if not child.name.startswith(RUN_WORKFLOW_PREFIX)] or children
@@ -73,7 +73,7 @@ def _run_key(span: SpanRow) -> tuple[Any, Any]:
     return span.attributes.get(WORKFLOW_ID_ATTRIBUTE), span.attributes.get(_RUN_ID_ATTRIBUTE)
 
 
-def _build_attempts(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
+def _build_lost_attempts(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
     """Yield one span per gap in the attempt numbers of an activity.
 
     The span covers the time between the attempts before and after the gap.

@@ -82,7 +82,7 @@ class MetricsEndpoint:
     url: str
 
 
-def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> MetricsEndpoint:
+def start_metrics_endpoint(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> MetricsEndpoint:
     """Serve `/metrics` from a new Temporal runtime. A process calls this once, before it creates a client.
 
     Args:
@@ -97,7 +97,7 @@ def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None
     host, wanted_port = resolve_address(_SETTING_NAME, address)
     port = wanted_port or find_free_port(_SETTING_NAME, host)
     for _ in range(_MAX_PORT_ATTEMPTS):
-        runtime = _try_runtime(address, host, port, buckets)
+        runtime = _try_to_start_runtime(address, host, port, buckets)
         if runtime is not None:
             if wanted_port not in {0, port}:
                 _log.warning("metrics: port %s is taken, so they are at port %s", wanted_port, port)
@@ -106,7 +106,9 @@ def start_metrics(address: str, *, buckets: Mapping[str, Sequence[float]] | None
     raise InvalidInput(_SETTING_NAME, expected="an address with a free port", found=address)
 
 
-def _try_runtime(address: str, host: str, port: int, buckets: Mapping[str, Sequence[float]] | None) -> "Runtime | None":
+def _try_to_start_runtime(
+    address: str, host: str, port: int, buckets: Mapping[str, Sequence[float]] | None
+) -> "Runtime | None":
     from temporalio.runtime import PrometheusConfig, Runtime, TelemetryConfig  # noqa: PLC0415 - start-up time
 
     config = PrometheusConfig(

@@ -16,7 +16,7 @@ _CONTEXT_KEY = "sexton_span"  # key of the span in the request's context
 _EXPECTED_STATUSES = frozenset({304, 404, 409, 412, 416})  # no failures: an absent key, a key already taken
 
 
-def observe_client(client: "S3Client") -> None:
+def trace_s3_calls(client: "S3Client") -> None:
     """Record a span for each call of `client`.
 
     A span has the method, the bucket, and the key, the prefix or the number of keys. It never has the content of an
@@ -33,7 +33,7 @@ def observe_client(client: "S3Client") -> None:
 
 def _begin_span(params: Mapping[str, Any], model: "OperationModel", context: dict[str, Any], **_: object) -> None:
     span = _tracer.start_span(
-        f"S3.{model.name}", kind=SpanKind.CLIENT, attributes=_request_attributes(model.name, params)
+        f"S3.{model.name}", kind=SpanKind.CLIENT, attributes=_build_request_attributes(model.name, params)
     )
     if span.is_recording():
         context[_CONTEXT_KEY] = span
@@ -44,7 +44,7 @@ def _end_span(http_response: "AWSResponse", parsed: Mapping[str, Any], context: 
     if span is None:
         return
     status: int = http_response.status_code
-    span.set_attributes({"http.response.status_code": status, **_result_counts(parsed)})
+    span.set_attributes({"http.response.status_code": status, **_build_result_counts(parsed)})
     if status >= 300:
         code = str(parsed.get("Error", {}).get("Code", status))
         span.set_attribute("aws.error_code", code)
@@ -60,7 +60,7 @@ def _fail_span(exception: Exception, context: dict[str, Any], **_: object) -> No
         span.end()
 
 
-def _request_attributes(method: str, params: Mapping[str, Any]) -> dict[str, str | int]:
+def _build_request_attributes(method: str, params: Mapping[str, Any]) -> dict[str, str | int]:
     attributes: dict[str, str | int] = {"rpc.system": "aws-api", "rpc.service": "S3", "rpc.method": method}
     for name, attribute in (("Bucket", "aws.s3.bucket"), ("Key", "aws.s3.key"), ("Prefix", "aws.s3.prefix")):
         if name in params:
@@ -72,7 +72,7 @@ def _request_attributes(method: str, params: Mapping[str, Any]) -> dict[str, str
     return attributes
 
 
-def _result_counts(parsed: Mapping[str, Any]) -> dict[str, int]:
+def _build_result_counts(parsed: Mapping[str, Any]) -> dict[str, int]:
     counts = {}
     for name, attribute in (("Contents", "found"), ("Deleted", "deleted"), ("Errors", "failed")):
         if name in parsed:

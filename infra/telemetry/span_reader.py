@@ -72,7 +72,7 @@ class SpanReader:
     def read_trace(self, trace_id: str) -> TraceRows:
         """Return all spans of a trace; none if it is unknown. `trace_id` has 32 lower-case hexadecimal digits."""
         trace, sums = TraceRows(trace_id=trace_id), dict[tuple[str | None, str, str | None], SpanRow]()
-        for row in self._rows(f'"{trace_id}"'):
+        for row in self._read_rows_containing(f'"{trace_id}"'):
             if row is None:
                 trace.unreadable_lines += 1
             elif row["trace_id"] == trace_id:
@@ -83,13 +83,13 @@ class SpanReader:
     def find_workflow_traces(self, workflow_id: str) -> list[WorkflowTrace]:
         """Return the traces that name the workflow, ascending by rank, then the newest first."""
         trace_by_id: dict[str, WorkflowTrace] = {}
-        for row in self._rows(json.dumps(workflow_id)):
+        for row in self._read_rows_containing(json.dumps(workflow_id)):
             attributes = (row or {}).get("attributes") or {}
             if row is not None and attributes.get("temporalWorkflowID") == workflow_id:
                 _add_trace(trace_by_id, row, attributes.get("temporalRunID"))
         return sorted(trace_by_id.values(), key=_precedence)
 
-    def _rows(self, needle: str) -> Iterator[dict[str, Any] | None]:
+    def _read_rows_containing(self, needle: str) -> Iterator[dict[str, Any] | None]:
         needle_bytes = needle.encode()
         for path in sorted(self._traces_dir.glob("*.jsonl")):
             try:
@@ -153,12 +153,12 @@ def _add_span(trace: TraceRows, sums: dict[tuple[str | None, str, str | None], S
             trace.spans[span.span_id] = span
     elif span.is_call:
         key = (span.parent_id, span.name, span.error)
-        sums[key] = sum_spans(sums[key], span) if key in sums else span
+        sums[key] = add_up_spans(sums[key], span) if key in sums else span
     else:
         trace.dropped_spans += 1
 
 
-def sum_spans(first: SpanRow, second: SpanRow) -> SpanRow:
+def add_up_spans(first: SpanRow, second: SpanRow) -> SpanRow:
     """Return the sum of two rows. Its id, parent, name and service are those of the first row."""
     return replace(
         first,

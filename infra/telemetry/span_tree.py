@@ -12,7 +12,7 @@ from infra.telemetry.lost_spans import (
     add_lost_spans,
     attempt_number,
 )
-from infra.telemetry.span_reader import SpanRow, TraceRows, sum_spans
+from infra.telemetry.span_reader import SpanRow, TraceRows, add_up_spans
 
 _MAX_DEPTH: Final = 200  # deeper spans move up, so that any tree can be walked and printed
 _MIN_GROUPED_CALLS: Final = 4  # equal siblings without children share a line from this number on
@@ -43,7 +43,7 @@ class SpanNode:
             pending += reversed(node.children)
 
 
-def span_trees(rows: TraceRows) -> list[SpanNode]:
+def build_span_trees(rows: TraceRows) -> list[SpanNode]:
     """Return the trees of a trace, ascending by start. Most traces have one tree.
 
     A parent is in no file if it still runs or its process was killed. Such a parent gets a placeholder. The next run of
@@ -53,7 +53,7 @@ def span_trees(rows: TraceRows) -> list[SpanNode]:
     add_lost_spans(spans)
     node_by_id = {span_id: SpanNode(span) for span_id, span in spans.items()}
     roots: list[SpanNode] = []
-    parent_by_id = _find_parents(spans)
+    parent_by_id = _find_parent_ids(spans)
     for span_id, node in sorted(node_by_id.items(), key=lambda item: item[1].span.start_ns):
         parent_id = parent_by_id[span_id]
         (node_by_id[parent_id].children if parent_id is not None else roots).append(node)
@@ -62,7 +62,7 @@ def span_trees(rows: TraceRows) -> list[SpanNode]:
     return roots
 
 
-def _find_parents(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
+def _find_parent_ids(spans: Mapping[str, SpanRow]) -> dict[str, str | None]:
     """Return the parent of each span. A cycle occurs only in damaged files. One of its spans becomes a root."""
     parent_by_id: dict[str, str | None] = {}
     finished: set[str] = set()  # spans whose path to a root is known
@@ -134,14 +134,14 @@ def _merge_group(group: list[SpanNode]) -> SpanNode:
     """Merge the nodes. The children come from the longest node with an error, or else from the longest node."""
     span = group[0].span
     for other in group[1:]:
-        span = sum_spans(span, other.span)
+        span = add_up_spans(span, other.span)
     failed_nodes = [node for node in group if any(below.span.error for below in node.walk())]
     nodes = [group_equal_siblings(node) for node in group]
     example = nodes[group.index(max(failed_nodes or group, key=lambda node: node.duration_ns))]
     return SpanNode(replace(span, attributes={}), example.children, bool(example.children), nodes, depth=example.depth)
 
 
-def remark(node: SpanNode) -> str:
+def describe_node_remark(node: SpanNode) -> str:
     """Return a remark for people about missing or merged children, or "" if there is none."""
     if node.has_example_children:
         return "below: the longest of them"

@@ -85,7 +85,7 @@ def _clear_expected_error(span: ReadableSpan) -> ReadableSpan:
     )
 
 
-def make_provider(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Provider:
+def create_tracer_provider(service: str, *, traces_dir: Path | None, workflows: bool = False) -> Provider:
     """Build a provider that exports to a file under `traces_dir`, and to the OTLP collector of the environment, if any.
 
     The resource, the sampler and the limits follow their `OTEL_` variables. The arguments are those of `start_tracing`.
@@ -157,7 +157,7 @@ def start_tracing(service: str, *, traces_dir: Path | None, workflows: bool = Fa
         if _started is not None:
             _log.debug("tracing runs already: %s joins it", service)
             return _started
-        tracing = _started = Tracing(make_provider(service, traces_dir=traces_dir, workflows=workflows))
+        tracing = _started = Tracing(create_tracer_provider(service, traces_dir=traces_dir, workflows=workflows))
         trace.set_tracer_provider(tracing.provider)
     observe_engines()
     return tracing

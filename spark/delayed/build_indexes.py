@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.catalog import SqlCatalog, open_catalog
-from infra.catalog.delayed.index_work_queries import delayed_sizes
+from infra.catalog.delayed.index_work_queries import build_delayed_topic_queries
 from logstore.atomic_files import replace_atomically
 from logstore.delayed.bucket_contents import merge_ranges
 from logstore.delayed.index_build_job import MAX_PARTS_PER_JOB, BuildIndexes, BuiltIndex, IndexFiles, LogRange, cut_log
@@ -65,7 +65,9 @@ def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) ->
     """Run the job on the driver."""
     cores = run.spark.sparkContext.defaultParallelism
     (topics,) = run.spread(
-        "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, delayed_sizes)
+        "look at topics",
+        [job.topics],
+        partial(order_topics_by_size, addresses.database_url, build_delayed_topic_queries),
     )
     planned = run.spread(
         "cut logs into buckets", deal_in_turn(topics, TASKS_PER_CORE * cores), partial(_plan, addresses, job)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.arrow_bulk import arrow_schema, open_arrow_reader
+from infra.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
 from logstore.atomic_files import replace_atomically
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareStorageWithCatalogJob
@@ -124,7 +124,7 @@ def _compare(group: int, *, inputs: _Inputs) -> dict[str, int]:
 def _add_topics(candidates: pa.Table, ledgers: pa.Table, inputs: _Inputs) -> pa.Table:
     """Add the topic of each ledger that has a row. For other ledgers, storage is asked later."""
     rows = ledgers.filter(pc.is_in(ledgers["ledger_id"], pc.unique(candidates["ledger_id"]).drop_null()))
-    lists = read_facts(inputs.references, "lists", None, arrow_schema(bulk_queries.lists()))
+    lists = read_facts(inputs.references, "lists", None, build_arrow_schema(bulk_queries.select_ledger_lists()))
     topic_by_list = dict(zip(lists["list_id"].to_pylist(), lists["topic"].to_pylist(), strict=True))
     pairs = zip(rows["ledger_id"].to_pylist(), rows["list_id"].to_pylist(), strict=True)
     topic_by_ledger = {ledger_id: topic_by_list.get(list_id, "") for ledger_id, list_id in pairs}
@@ -150,7 +150,7 @@ def read_segments(url: str, ledger_ids: Ids) -> pa.Table:
     size = bulk_queries.MAX_LEDGERS_PER_QUERY
     with open_arrow_reader(url) as connection:
         tables = [
-            connection.table(bulk_queries.segments(ledger_ids[start : start + size].tolist()))
+            connection.table(bulk_queries.select_segments(ledger_ids[start : start + size].tolist()))
             for start in range(0, len(ledger_ids), size)
         ]
     return pa.concat_tables(tables)

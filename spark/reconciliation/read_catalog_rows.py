@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from sqlalchemy import Select
 
-from infra.catalog.engine.arrow_bulk import arrow_schema, open_arrow_reader
-from infra.catalog.engine.dialect_sql import parse_context_or_empty
+from infra.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
+from infra.catalog.engine.dialect_sql import parse_offload_context_or_empty
 from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.reconciliation import bulk_queries
 from logstore.log.ledgers import Component, LedgerOwner
@@ -88,14 +88,14 @@ def read_references(addresses: NativeAddresses, run: JobRun, job: ReadLedgersAnd
 
 
 def read_bounds(run: JobRun, database_url: str) -> dict[str, int]:
-    """Run `bulk_queries.bounds` in an executor. In the driver, another library may have opened the database file."""
+    """Run `bulk_queries.select_id_bounds` in an executor. In the driver, another library may use the database."""
     (bounds,) = run.spread("look at the catalog", [database_url], _query_bounds)
     return bounds
 
 
 def _query_bounds(database_url: str) -> dict[str, int]:
     with open_arrow_reader(database_url) as connection:
-        (row,) = connection.table(bulk_queries.bounds()).to_pylist()
+        (row,) = connection.table(bulk_queries.select_id_bounds()).to_pylist()
     return {name: int(value) for name, value in row.items()}
 
 
@@ -111,7 +111,7 @@ def _write_lists(reader: _Reader) -> dict[str, int]:
     Digests of owners are computed from lists, because there are fewer lists than ledgers.
     """
     with open_arrow_reader(reader.url) as connection:
-        rows = connection.table(bulk_queries.lists())
+        rows = connection.table(bulk_queries.select_ledger_lists())
     write_facts(reader.folder, "lists", 0, rows.to_batches(), rows.schema)
     return _query_bounds(reader.url)
 
@@ -119,7 +119,7 @@ def _write_lists(reader: _Reader) -> dict[str, int]:
 @lru_cache(maxsize=2)
 def _list_by_id(folder: Path) -> dict[int, dict[str, Any]]:
     """Return the lists by id. Each executor process reads the lists once per run."""
-    table = read_facts(folder, "lists", None, arrow_schema(bulk_queries.lists()))
+    table = read_facts(folder, "lists", None, build_arrow_schema(bulk_queries.select_ledger_lists()))
     return {row["list_id"]: row for row in table.to_pylist()}
 
 
@@ -150,13 +150,13 @@ def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
     """
     first, end = ids.first, ids.end
     with open_arrow_reader(reader.url) as connection:
-        copies = connection.table(bulk_queries.copies(first, end))
-        named = connection.table(bulk_queries.named_ledgers(first, end)).to_pylist()
-        (max_segments,) = connection.table(bulk_queries.max_segments(first, end))["segments"].to_pylist()
+        copies = connection.table(bulk_queries.select_copies(first, end))
+        named = connection.table(bulk_queries.select_referenced_ledgers(first, end)).to_pylist()
+        (max_segments,) = connection.table(bulk_queries.select_max_segments(first, end))["segments"].to_pylist()
         # A ledger with a single segment needs no moment, because the sums of its row describe the segment.
         moments_end = end if max_segments > 1 else first
-        moments = connection.table(bulk_queries.segment_moments(first, moments_end))
-        wrong_sums = connection.table(bulk_queries.ledgers_with_wrong_segment_sums(first, end))
+        moments = connection.table(bulk_queries.select_weighted_segment_sums(first, moments_end))
+        wrong_sums = connection.table(bulk_queries.select_ledgers_with_wrong_sums(first, end))
     flags, copy_ids = copies["flags"].to_numpy(), copies["ledger_id"].to_numpy()
     is_primary = flags & bulk_queries.TIERED == 0
     joined = _JoinedFacts(
@@ -167,11 +167,11 @@ def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
         moments=moments["moment"].to_numpy(),
         differs_from_segments=wrong_sums["ledger_id"].to_numpy(),
     )
-    query = bulk_queries.ledgers(first, end, reader.application)
+    query = bulk_queries.select_ledgers(first, end, reader.application)
     ledgers = reader.write_range("ledgers", LEDGERS, ids, query, partial(_to_ledger_facts, reader, joined, ids))
     if is_primary.all():
         return ledgers, 0
-    query = bulk_queries.tiered_copies(first, end)
+    query = bulk_queries.select_tiered_copies(first, end)
     return ledgers, reader.write_range("copies", COPIES, ids, query, partial(_add_locations, COPIES))
 
 
@@ -226,12 +226,14 @@ def _to_ledger_facts(reader: _Reader, joined: _JoinedFacts, ids: _IdRange, rows:
 def _application_by_ledger(reader: _Reader, ids: _IdRange) -> dict[int, str]:
     """Return ledgers of another application, with its name. Usually there are none."""
     with open_arrow_reader(reader.url) as connection:
-        rows = connection.table(bulk_queries.applications(ids.first, ids.end, reader.application)).to_pylist()
+        rows = connection.table(
+            bulk_queries.select_ledgers_of_other_applications(ids.first, ids.end, reader.application)
+        ).to_pylist()
     return {row["ledger_id"]: row["application"] for row in rows}
 
 
 def _write_intents(reader: _Reader, ids: _IdRange) -> int:
-    query = bulk_queries.intents(ids.first, ids.end)
+    query = bulk_queries.select_intents(ids.first, ids.end)
     return reader.write_range("intents", INTENTS, ids, query, partial(_add_locations, INTENTS))
 
 
@@ -241,7 +243,7 @@ def _add_locations(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
 
 
 def _add_location(row: dict[str, Any]) -> dict[str, Any]:
-    context = parse_context_or_empty(row["context"])
+    context = parse_offload_context_or_empty(row["context"])
     location = {name: context.get(name, "") for name in ("uuid", "bucket", "endpoint")}
     lengths = parse_lengths(context)
     sizes = {"data_bytes": lengths and lengths.data_bytes, "index_bytes": lengths and lengths.index_bytes}

@@ -16,7 +16,7 @@ from zlib import crc32
 import pyarrow.parquet as pq
 
 from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
-from infra.catalog.engine.dialect_sql import parse_context_or_empty
+from infra.catalog.engine.dialect_sql import parse_offload_context_or_empty
 from infra.catalog.reconciliation import bulk_queries
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
@@ -114,7 +114,7 @@ def _cut(database_url: str, folder: Path, job: CutScrubIntoPagesJob, *, max_obje
 
 
 def _read_copies(catalog: ArrowReader, job: CutScrubIntoPagesJob) -> Iterator[tuple[int, int, int]]:
-    for batch in catalog.batches(bulk_queries.scrubbed_ledgers(0, job.next_ledger_id, job.topics)):
+    for batch in catalog.batches(bulk_queries.select_copy_sizes_to_scrub(0, job.next_ledger_id, job.topics)):
         columns = (batch.column(name).to_pylist() for name in ("ledger_id", "size_bytes", "objects"))
         yield from zip(*columns, strict=True)
 
@@ -149,8 +149,10 @@ def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counte
     """Read the objects of one lane and write their findings into one file. Runs in an executor, maybe twice."""
     page, counts = lane.page, Counter[str]()
     with open_arrow_reader(addresses.database_url) as catalog:
-        segments = catalog.table(bulk_queries.scrubbed_segments(page.first, page.end, page.topics)).to_pylist()
-        copies = catalog.table(bulk_queries.scrubbed_copies(page.first, page.end, page.topics)).to_pylist()
+        segments = catalog.table(bulk_queries.select_segments_to_scrub(page.first, page.end, page.topics)).to_pylist()
+        copies = catalog.table(
+            bulk_queries.select_tiered_copies_to_scrub(page.first, page.end, page.topics)
+        ).to_pylist()
     reader = _Reader(addresses, Pace(lane.bytes_per_s))
     answers: list[Finding | None] = []
     for row in filter(lane.takes, segments):
@@ -191,7 +193,7 @@ class _Reader:
     def find_target(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
         """Return store, bucket and uuid of a tiered copy, or `None` if tasks do not read its bucket."""
         try:
-            uuid, location = parse_uuid_and_location(row["ledger_id"], parse_context_or_empty(row["context"]))
+            uuid, location = parse_uuid_and_location(row["ledger_id"], parse_offload_context_or_empty(row["context"]))
         except CorruptData:  # the context is damaged; a plan reports that
             return None
         for address in self._addresses.tiered:
@@ -209,14 +211,14 @@ class _Reader:
     def _is_segment_named(self, segment: Segment) -> bool:
         with open_arrow_reader(self._addresses.database_url) as catalog:
             rows = catalog.table(
-                bulk_queries.scrubbed_segments(segment.ledger_id, segment.ledger_id + 1, ())
+                bulk_queries.select_segments_to_scrub(segment.ledger_id, segment.ledger_id + 1, ())
             ).to_pylist()
         return segment in map(_to_segment, rows)
 
     def _is_copy_named(self, ledger_id: LedgerId, uuid: str) -> bool:
         with open_arrow_reader(self._addresses.database_url) as catalog:
-            rows = catalog.table(bulk_queries.scrubbed_copies(ledger_id, ledger_id + 1, ())).to_pylist()
-        return any(parse_context_or_empty(row["context"]).get("uuid") == uuid for row in rows)
+            rows = catalog.table(bulk_queries.select_tiered_copies_to_scrub(ledger_id, ledger_id + 1, ())).to_pylist()
+        return any(parse_offload_context_or_empty(row["context"]).get("uuid") == uuid for row in rows)
 
 
 def _to_segment(row: Mapping[str, Any]) -> Segment:

@@ -141,7 +141,7 @@ class Intents:
 
 
 def moment_terms(number: Ids, size: Ids) -> Ids:
-    """Return the terms that `bulk_queries.segment_moments` sums, for segments with these numbers and sizes."""
+    """Return the terms that `bulk_queries.select_weighted_segment_sums` sums, by segment number and size."""
     place = number % NUMBER_MODULUS + 1
     terms: Ids = place * place * (size % SIZE_MODULUS)
     return terms

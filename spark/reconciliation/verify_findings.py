@@ -15,9 +15,9 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from infra.catalog.engine.arrow_bulk import ArrowReader, open_arrow_reader
-from infra.catalog.engine.dialect_sql import parse_context_or_empty
+from infra.catalog.engine.dialect_sql import parse_offload_context_or_empty
 from infra.catalog.reconciliation import bulk_queries
-from infra.catalog.reconciliation.rows_naming_ledgers import read_ledger_rows
+from infra.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
 from logstore.atomic_files import replace_atomically
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key, segment_key, segment_number_from_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
@@ -165,11 +165,11 @@ def _read_names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -
     names: dict[int | None, list[str]] = {ledger_id: [] for ledger_id in ids}
     if not ids:
         return names
-    rows_by_ledger = read_ledger_rows(lambda query: catalog.table(query).to_pylist(), ids)
+    rows_by_ledger = read_rows_naming_ledgers(lambda query: catalog.table(query).to_pylist(), ids)
     for ledger_id in ids:
         digests = {owner.digest for owner in rows_by_ledger[ledger_id].owners}
         names[ledger_id] += [f"{ledger_prefix(ledger_id)}{digest}.meta.json" for digest in sorted(digests)]
-    for row in catalog.table(bulk_queries.segments(ids)).to_pylist():
+    for row in catalog.table(bulk_queries.select_segments(ids)).to_pylist():
         names[row["ledger_id"]].append(segment_key(LedgerId(row["ledger_id"]), row["number"]))
     return names
 
@@ -201,9 +201,11 @@ def _check_rows(findings: Sequence[Finding], catalog: ArrowReader) -> dict[Findi
     ]
     unreferenced, stalled = set[int](), set[int]()
     if ledger_ids:
-        unreferenced |= set(catalog.table(bulk_queries.unreferenced_ledgers(ledger_ids))["ledger_id"].to_pylist())
+        unreferenced |= set(
+            catalog.table(bulk_queries.select_unreferenced_ledgers(ledger_ids))["ledger_id"].to_pylist()
+        )
     if row_ids:
-        stalled |= set(catalog.table(bulk_queries.stalled_intents(row_ids))["row_id"].to_pylist())
+        stalled |= set(catalog.table(bulk_queries.select_stalled_intents(row_ids))["row_id"].to_pylist())
     return {
         FindingKind.UNREFERENCED_LEDGER: lambda finding: finding.ledger_id in unreferenced,
         FindingKind.STALLED_DELETION: lambda finding: finding.row_id in stalled,
@@ -222,9 +224,9 @@ def _check_missing(findings: Sequence[Finding], catalog: ArrowReader) -> dict[Fi
     copies, segments = set[tuple[int, str]](), set[tuple[int, int]]()
     for start in range(0, len(ledger_ids), bulk_queries.MAX_LEDGERS_PER_QUERY):
         ids = ledger_ids[start : start + bulk_queries.MAX_LEDGERS_PER_QUERY]
-        for row in catalog.table(bulk_queries.copies_with_context(ids)).to_pylist():
-            copies.add((row["ledger_id"], row["kind"] + parse_context_or_empty(row["context"]).get("uuid", "")))
-        rows = catalog.table(bulk_queries.segments(ids)).to_pylist()
+        for row in catalog.table(bulk_queries.select_copies_with_context(ids)).to_pylist():
+            copies.add((row["ledger_id"], row["kind"] + parse_offload_context_or_empty(row["context"]).get("uuid", "")))
+        rows = catalog.table(bulk_queries.select_segments(ids)).to_pylist()
         segments |= {(row["ledger_id"], row["number"]) for row in rows}
 
     def is_named(finding: Finding) -> bool:
@@ -252,7 +254,7 @@ def _judge_by_catalog(findings: Sequence[Finding], catalog: ArrowReader) -> Iter
         for finding, judge in zip(findings, judge_by_finding, strict=True)
         if judge is not None and finding.ledger_id is not None
     }
-    rows = read_ledger_rows(lambda query: catalog.table(query).to_pylist(), ids) if ids else {}
+    rows = read_rows_naming_ledgers(lambda query: catalog.table(query).to_pylist(), ids) if ids else {}
     for finding, judge in zip(findings, judge_by_finding, strict=True):
         if judge is None or finding.ledger_id is None:
             yield finding

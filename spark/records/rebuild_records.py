@@ -25,15 +25,15 @@ from infra.catalog.records.rows_from_versions import (
     UNIQUE_COLUMNS,
     Ids,
     TableRows,
-    id_column,
-    index_rows,
-    ledger_rows,
-    listed_ledger_ids,
-    select_newest,
+    build_delayed_index_rows,
+    build_ledger_rows,
+    build_table_rows,
+    build_tombstone_rows,
+    build_transaction_rows,
+    read_id_column,
+    select_newest_by_unique_columns,
     select_with_parent,
-    to_table_rows,
-    tombstone_rows,
-    transaction_rows,
+    unpack_listed_ledger_ids,
 )
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData, MissingData
@@ -167,28 +167,28 @@ class _Rebuilder:
     def rebuild_topics_and_lists(self, task: _Task) -> None:
         """Write all topics and lists. Save the ids of topics and of listed ledgers for the second step."""
         topics = self._read_unique(task, _K.TOPIC)
-        topic_ids = id_column(topics)
-        self._write(0, [to_table_rows(_K.TOPIC, topics)])
+        topic_ids = read_id_column(topics)
+        self._write(0, [build_table_rows(_K.TOPIC, topics)])
         lists = self._read_unique(task, _K.LIST, topic_ids)
-        self._write(0, [to_table_rows(_K.LIST, lists)])
-        _save_ids(self._files, topic_ids, listed_ledger_ids(lists))
+        self._write(0, [build_table_rows(_K.LIST, lists)])
+        _save_ids(self._files, topic_ids, unpack_listed_ledger_ids(lists))
 
     def rebuild_cursors(self, task: _Task) -> None:
         cursors = self._read_unique(task, _K.CURSOR, np.load(self._files.topics_path()))
-        self._write(0, [to_table_rows(_K.CURSOR, cursors)])
+        self._write(0, [build_table_rows(_K.CURSOR, cursors)])
 
     def rebuild_ledgers(self, task: _Task) -> None:
         """Write the ledgers of one range with their segments and hidden entries."""
         (id_range,) = task.ranges
         ledgers = self._read_live(_K.LEDGER, id_range)
-        ledger_ids, all_listed = id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
+        ledger_ids, all_listed = read_id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
         first, last = id_range.ids
         listed = np.asarray(all_listed[np.searchsorted(all_listed, first) : np.searchsorted(all_listed, last, "right")])
         segments = select_with_parent(self._read_live(_K.SEGMENT, id_range), ledger_ids)
-        self._write(id_range.number, ledger_rows(ledgers, segments, listed))
-        self._write(id_range.number, [to_table_rows(_K.SEGMENT, segments)])
+        self._write(id_range.number, build_ledger_rows(ledgers, segments, listed))
+        self._write(id_range.number, [build_table_rows(_K.SEGMENT, segments)])
         hidden = select_with_parent(self._read_live(_K.HIDDEN, id_range), ledger_ids)
-        self._write(id_range.number, [to_table_rows(_K.HIDDEN, hidden)])
+        self._write(id_range.number, [build_table_rows(_K.HIDDEN, hidden)])
         self._count_records(ledgers, segments, hidden)
 
     def rebuild_range(self, task: _Task) -> None:
@@ -199,11 +199,11 @@ class _Rebuilder:
             live = select_with_parent(live, np.load(self._files.topics_path()))
         self._count_records(live)
         if kind is _K.TRANSACTION:
-            self._write(id_range.number, transaction_rows(live))
+            self._write(id_range.number, build_transaction_rows(live))
         elif kind is _K.INDEX:
-            self._write(id_range.number, index_rows(live))
+            self._write(id_range.number, build_delayed_index_rows(live))
         else:
-            self._write(id_range.number, [to_table_rows(kind, live)])
+            self._write(id_range.number, [build_table_rows(kind, live)])
 
     def _read_unique(self, task: _Task, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
         """Read all records of a kind with unique names, ascending by id. With `topic_ids`, only of these topics."""
@@ -212,7 +212,7 @@ class _Rebuilder:
             if any(block.kind is kind for block in id_range.blocks):
                 live = self._read_live(kind, id_range)
                 tables.append(live if topic_ids is None else select_with_parent(live, topic_ids, "topic_id"))
-        unique = select_newest(pa.concat_tables(tables), UNIQUE_COLUMNS[kind])
+        unique = select_newest_by_unique_columns(pa.concat_tables(tables), UNIQUE_COLUMNS[kind])
         self._count_records(unique)
         return unique
 
@@ -225,7 +225,7 @@ class _Rebuilder:
         winners = split_winners(versions)
         if kind in TOMBSTONED_KINDS:
             number = 2 * id_range.number + (kind is _K.LEDGER)  # two kinds share the table of tombstones
-            self._write(number, [tombstone_rows(winners.tombstones, winners.covered, kind)])
+            self._write(number, [build_tombstone_rows(winners.tombstones, winners.covered, kind)])
         return winners.live
 
     def _read_versions(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:

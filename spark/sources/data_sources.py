@@ -31,7 +31,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from infra.catalog.engine.arrow_bulk import arrow_schema, open_arrow_reader
+from infra.catalog.engine.arrow_bulk import build_arrow_schema, open_arrow_reader
 from infra.catalog.reconciliation import bulk_queries
 from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS
@@ -122,7 +122,7 @@ class LedgerTable(DataSource):
         return "sexton_ledgers"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(arrow_schema(bulk_queries.ledgers(0, 1, self.addresses.application)))
+        return from_arrow_schema(build_arrow_schema(bulk_queries.select_ledgers(0, 1, self.addresses.application)))
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it
         return _LedgerReader(self.addresses)
@@ -156,7 +156,7 @@ class _LedgerReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_arrow_reader(self._addresses.database_url) as connection:
-            (row,) = connection.table(bulk_queries.bounds()).to_pylist()
+            (row,) = connection.table(bulk_queries.select_id_bounds()).to_pylist()
         first, end = max(self._first, row["first_ledger"]), min(self._end, row["last_ledger"] + 1)
         starts = range(first, end, _LEDGER_IDS_PER_PARTITION)
         return [_Partition((start, min(start + starts.step, end))) for start in starts] or [_Partition((0, 0))]
@@ -165,7 +165,7 @@ class _LedgerReader(DataSourceReader):
         freeze_loaded_objects()
         with open_arrow_reader(self._addresses.database_url) as connection:
             first, end = partition.value
-            yield from connection.batches(bulk_queries.ledgers(first, end, self._addresses.application))
+            yield from connection.batches(bulk_queries.select_ledgers(first, end, self._addresses.application))
 
 
 class EntryTable(DataSource):
@@ -202,7 +202,7 @@ class _EntryReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with open_arrow_reader(self._addresses.database_url) as connection:
-            rows = connection.table(bulk_queries.topic_segments(self._topic_id)).to_pylist()
+            rows = connection.table(bulk_queries.select_topic_segments(self._topic_id)).to_pylist()
         starts = range(0, len(rows), _SEGMENTS_PER_PARTITION)
         return [_Partition(rows[start : start + starts.step]) for start in starts] or [_Partition([])]
 

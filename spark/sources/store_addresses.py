@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cache
 
-from infra.objects import S3ObjectStore, make_client
+from infra.objects import S3ObjectStore, create_s3_client
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class StoreAddress:
 @cache
 def _connect(address: StoreAddress) -> S3ObjectStore:
     keys = address.access_key or None, address.secret_key or None
-    client = make_client(address.endpoint or None, address.region, *keys, ca_file=address.ca_file, pool_size=64)
+    client = create_s3_client(address.endpoint or None, address.region, *keys, ca_file=address.ca_file, pool_size=64)
     return S3ObjectStore(client, address.bucket)
 
 

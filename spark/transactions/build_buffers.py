@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from infra.catalog import SqlCatalog, open_catalog
-from infra.catalog.reconciliation.bulk_queries import topic_sizes
+from infra.catalog.reconciliation.bulk_queries import select_topic_sizes
 from logstore.errors import CorruptData, MissingData, UnknownObject
 from logstore.log.services.component_ledgers import ComponentLedgers
 from logstore.positions import TopicId
@@ -47,7 +47,9 @@ class _TaskResult:
 def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildTransactionBuffersJob) -> BulkSummary:
     """Run the job on the driver."""
     (topics,) = run.spread(
-        "look at topics", [job.topics], partial(order_topics_by_size, addresses.database_url, lambda: [topic_sizes()])
+        "look at topics",
+        [job.topics],
+        partial(order_topics_by_size, addresses.database_url, lambda: [select_topic_sizes()]),
     )
     parts = deal_in_turn(topics, min(TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
     tasks = [_Task(part, tuple(part_topics)) for part, part_topics in enumerate(parts)]

@@ -45,7 +45,7 @@ _DOORS: Final = {
 """Table → its module of writes in `infra.catalog`."""
 
 _MAKES_A_CATALOG: Final = {"infra/catalog/engine/catalog_version.py": {"catalog"}}
-_WRITES: Final = {"insert", "update", "delete", "dialect_insert", "insert_if_absent"}
+_WRITES: Final = {"insert", "update", "delete", "build_dialect_insert", "build_insert_if_absent"}
 _OWN: Final = "infra/catalog/engine/dialect_sql.py"  # where the last two are made, for whatever table
 _OF_REPLICAS: Final = "infra/catalog/records/replica_rows.py"  # of every table: their databases refuse all others
 _TEXT: Final = re.compile(r"\b(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", re.IGNORECASE)
@@ -118,7 +118,7 @@ def test_every_table_has_a_module_of_writes_that_writes_it() -> None:
         "t.topic.delete()",
         "_T = t.topic\nupdate(_T)",
         "_A, _T = 1, t.topic\n_T.update()",
-        "insert_if_absent(connection, t.topic)",
+        "build_insert_if_absent(connection, t.topic)",
         "text('update topic set name = 1')",
     ],
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
-from infra.catalog import Database, SqlCatalog, upgrade
+from infra.catalog import Database, SqlCatalog, migrate_catalog
 from infra.catalog import tables as t
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledgers import LedgerState
@@ -48,7 +48,7 @@ def _measure_both(wanted: list[str]) -> None:
 
 def _measure(url: str, wanted: list[str]) -> None:
     database = Database(url)
-    upgrade(database)
+    migrate_catalog(database)
     print(database.engine.dialect.name)  # noqa: T201
     if "commits" in wanted:
         for size in _GROUPS:

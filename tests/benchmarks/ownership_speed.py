@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database, migrate_catalog
 from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.bundle_owner import BundleOwner
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.ownership import BundleId, Lease
 from tests.infra.coordination.zookeeper import ZooKeeper
 
@@ -40,7 +40,7 @@ class _Crew:
     def __init__(self, server: ZooKeeper, fences: SqlFences, workers: int) -> None:
         self.sessions: dict[str, ZooKeeperSession] = {}
         self._server, self._fences = server, fences
-        ensemble = Ensemble(hosts=server.address, timeout_s=_TIMEOUT_S)
+        ensemble = EnsembleOptions(hosts=server.address, timeout_s=_TIMEOUT_S)
 
         def connect(name: str) -> Callable[[Callable[[SessionState], None]], ZooKeeperSession]:
             def opened(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
@@ -79,7 +79,7 @@ class _Crew:
 def measure(server: ZooKeeper, home: Path, bundles: int, workers: int) -> dict[str, Any]:
     """Start all, end all sessions, stop one: seconds until each bundle has an owner, and the share that kept it."""
     database = Database(f"sqlite:///{home / 'catalog.db'}")
-    upgrade(database, bundles=bundles)
+    migrate_catalog(database, bundles=bundles)
     crew = _Crew(server, SqlFences(database), workers)
     started = crew.seconds_until_settled(crew.at_once(lambda name: crew.owners[name].start()))
     time.sleep(5)  # until the shares are even

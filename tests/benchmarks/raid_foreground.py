@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from sqlalchemy import text
 
-from infra.catalog import Database, SqlCatalog, open_catalog, upgrade
+from infra.catalog import Database, SqlCatalog, migrate_catalog, open_catalog
 from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import ProducerAdvance, RegisterSegment, RegisterSegmentResult
 from logstore.records.manifest import Ceilings
@@ -53,7 +53,7 @@ def beside_writers() -> dict[str, Any]:
 
 def _measure(url: str) -> dict[str, Any]:
     prepared = Database(url)
-    upgrade(prepared)
+    migrate_catalog(prepared)
     prepared.close()
     quiet: list[float] = []
     raided: list[float] = []

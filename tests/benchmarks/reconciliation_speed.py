@@ -27,7 +27,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from infra.catalog.engine.catalog_version import upgrade
+from infra.catalog.engine.catalog_version import migrate_catalog
 from infra.catalog.engine.database import Database
 from logstore.log.ledgers import Component, LedgerOwner
 from logstore.positions import TopicId
@@ -194,7 +194,7 @@ def peak_memory() -> Iterator[Callable[[], int]]:
 def _write_catalog(path: Path, ledgers: int, orphans: int) -> None:
     """The rows that the log itself would leave; the last ledgers have none."""
     database = Database(f"sqlite:///{path}")
-    upgrade(database)
+    migrate_catalog(database)
     database.close()
     ids = f"WITH RECURSIVE ids(id) AS (SELECT 0 UNION ALL SELECT id + 1 FROM ids WHERE id < {ledgers - orphans - 1})"
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -65,7 +65,7 @@ def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
     home = Path(tempfile.mkdtemp(prefix="sexton-bench-"))
     own = settings.with_changes(home=home, database_url="", bulk_dir="")
     try:
-        where = embedded_stack.up(stack_options(own, free_ports=True, in_memory=True))
+        where = embedded_stack.start_stack(stack_options(own, free_ports=True, in_memory=True))
         own = with_stack_addresses(own, where)
         prepare_catalog_and_namespace(own)
         for number in range(workers):

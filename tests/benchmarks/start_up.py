@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database, migrate_catalog
 
 _RUNS = 5
 _AT_MOST_S = 60.0  # a run that takes longer hangs, and ends the benchmark
@@ -41,7 +41,7 @@ def _home(home: Path) -> Mapping[str, str]:
     """A home with an empty catalog and addresses at which nothing listens."""
     (home / "ports.json").write_text(json.dumps({"temporal": 1, "s3": 1, "zookeeper": 1}))
     database = Database(f"sqlite:///{home}/catalog.db")
-    upgrade(database)
+    migrate_catalog(database)
     database.close()
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")} | {
         "SEXTON_HOME": str(home)

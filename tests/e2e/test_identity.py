@@ -89,7 +89,7 @@ def homes() -> Iterator[list[Home]]:
         finally:
             for home in Path(folder).glob("*/.sexton"):
                 ServiceProcess(WORKER, StackHome.at(home)).kill()
-                embedded_stack.kill(home)
+                embedded_stack.kill_stack(home)
 
 
 def _identity(shell: Shell) -> tuple[bool, str]:

@@ -23,7 +23,7 @@ from temporalio.service import RPCError
 
 from infra.stack.embedded_stack import StackAddresses
 from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import live_workers
+from infra.stack.worker_records import read_live_workers
 from tests.e2e.shell import Inside
 from tests.faults.real import eventually
 from tests.postgres import Postgres, postgres
@@ -161,7 +161,7 @@ def worker(secured: Secured) -> Iterator[subprocess.Popen[bytes]]:
 
 def _page(settings: Settings, path: str) -> tuple[int, str]:
     """Status and text; 0 where nobody answers yet."""
-    for one in live_workers(StackHome.at(settings.home)):
+    for one in read_live_workers(StackHome.at(settings.home)):
         with suppress(urllib.error.URLError):
             try:
                 with urllib.request.urlopen(one.http_url + path, timeout=20) as answer:  # noqa: S310 - our own worker

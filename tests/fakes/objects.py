@@ -8,7 +8,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import BinaryIO, TypeVar
 
-from infra.objects.key_rules import check_key, check_metadata, check_written_key, find_key_problem
+from infra.objects.key_rules import (
+    find_violated_rule,
+    require_possible_key,
+    require_supported_metadata,
+    require_writable_key,
+)
 from logstore.errors import AlreadyExists, CorruptData, InvalidInput, SextonError, StoreUnavailable
 from logstore.ports.object_storage import DeleteReport, ObjectInfo, OpenUpload, StoredObject
 from logstore.stop_checks import raise_if_stopped
@@ -116,8 +121,8 @@ class FakeObjectStore:
             return sorted(self._held)
 
     def put_if_absent(self, key: str, body: bytes, *, metadata: Mapping[str, str]) -> None:
-        check_written_key(key)
-        check_metadata(metadata)
+        require_writable_key(key)
+        require_supported_metadata(metadata)
         fault = self._meet(Operation.PUT, key)
         if _is(fault, FaultKind.LOST):
             return
@@ -133,8 +138,8 @@ class FakeObjectStore:
         self, key: str, file: BinaryIO, *, metadata: Mapping[str, str], proceed: Callable[[], None]
     ) -> None:
         """See the port; an upload in parts whose process dies is left."""
-        check_written_key(key)
-        check_metadata(metadata)
+        require_writable_key(key)
+        require_supported_metadata(metadata)
         file.seek(0)
         parts = list(iter(lambda: file.read(self.part_bytes), b""))
         if len(parts) < 2:
@@ -165,7 +170,7 @@ class FakeObjectStore:
         _raise_after(fault)
 
     def get(self, key: str) -> StoredObject | None:
-        check_key(key)
+        require_possible_key(key)
         fault = self._meet(Operation.GET, key)
         held = self._held.get(key)
         if held is None or _is(fault, FaultKind.ABSENT):
@@ -175,7 +180,7 @@ class FakeObjectStore:
     def get_range(
         self, key: str, start: int, length: int, *, expected_metadata: Mapping[str, str] | None = None
     ) -> bytes | None:
-        check_key(key)
+        require_possible_key(key)
         if start < 0 or length < 1:
             raise InvalidInput("range", expected="start of at least 0, length of at least 1", found=(start, length))
         fault = self._meet(Operation.GET_RANGE, key)
@@ -185,7 +190,7 @@ class FakeObjectStore:
         return None if held is None else _cut(fault, held.body[start : start + length])
 
     def head(self, key: str) -> tuple[ObjectInfo, Mapping[str, str]] | None:
-        check_key(key)
+        require_possible_key(key)
         fault = self._meet(Operation.HEAD, key)
         held = self._held.get(key)
         if held is None or _is(fault, FaultKind.ABSENT):
@@ -225,7 +230,7 @@ class FakeObjectStore:
         yield from _until(fault, found)
 
     def delete(self, keys: Sequence[str]) -> DeleteReport:
-        asked = {key: find_key_problem(key) for key in keys}
+        asked = {key: find_violated_rule(key) for key in keys}
         failed = {key: f"InvalidKey: expected {why}" for key, why in asked.items() if why}
         todo = [key for key, why in asked.items() if not why]
         deleted: set[str] = set()

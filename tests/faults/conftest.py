@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database, migrate_catalog
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.delaying import DELAYED, Delaying
 from tests.faults.effects import hits
@@ -49,7 +49,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty catalog to copy."""
     path = tmp_path_factory.mktemp("faults") / "template.db"
     database = Database(f"sqlite:///{path}")
-    upgrade(database)
+    migrate_catalog(database)
     database.close()
     return path
 

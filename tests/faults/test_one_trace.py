@@ -12,8 +12,8 @@ from temporalio.client import WorkflowHandle
 
 from infra.stack import embedded_stack
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.span_tree import SpanNode, remark, span_trees
-from infra.telemetry.tracing import make_provider
+from infra.telemetry.span_tree import SpanNode, build_span_trees, describe_node_remark
+from infra.telemetry.tracing import create_tracer_provider
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
 from tests.servers import settings_on
@@ -46,7 +46,7 @@ def world(servers: embedded_stack.StackAddresses, tmp_path: Path) -> Iterator[Re
 @pytest.fixture
 def caller(world: RealWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[trace.Span]:
     """The span of a program that starts jobs."""
-    provider = make_provider("caller", traces_dir=world.settings.traces_dir)
+    provider = create_tracer_provider("caller", traces_dir=world.settings.traces_dir)
     monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
     with trace.get_tracer("test").start_as_current_span("program") as span:
         yield span
@@ -56,7 +56,7 @@ def caller(world: RealWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[trace.
 def _nodes(world: RealWorld, trace_id: str) -> list[SpanNode]:
     """All of the trace's spans, parents first; those of roots are at depth 0."""
     rows = SpanReader(world.settings.traces_dir).read_trace(trace_id)
-    return [node for root in span_trees(rows) for node in root.walk()]
+    return [node for root in build_span_trees(rows) for node in root.walk()]
 
 
 async def _slow_batch(world: RealWorld) -> WorkflowHandle[Any, Any]:
@@ -106,7 +106,7 @@ def test_a_batch_whose_worker_was_killed_is_one_trace_of_both_workers(world: Rea
     assert [node.span.name for node in nodes if node.depth == 0] == ["program"]
     assert [names.count(one) for one in ("RunWorkflow:delete-ledgers", _DETACHED)] == [1, 1]
     chunks = [node for node in nodes if node.span.name.removeprefix("Start").removeprefix("Run") == _CHUNK]
-    left = [node for node in chunks if remark(node) or node.span.is_lost]
+    left = [node for node in chunks if describe_node_remark(node) or node.span.is_lost]
     assert len(left) == 1, "the chunk that the dead worker had in hand"
     assert len(chunks) >= 5, "it was done again, and others after it"
     writers = [path for path in world.settings.traces_dir.glob("sexton-worker-*.jsonl") if trace_id in path.read_text()]

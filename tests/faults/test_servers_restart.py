@@ -12,7 +12,7 @@ import pytest
 from infra.stack import embedded_stack
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import WantedPorts
+from infra.stack.tcp_ports import RequestedPorts
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.programs import Programs
 from tests.faults.real import REAL, RealWorld, Worker, eventually, trim
@@ -37,9 +37,9 @@ class OwnStack:
 
     def __init__(self, home: Path) -> None:
         self.options = embedded_stack.StackOptions(
-            home=home, ports=WantedPorts.any_free(), services=("temporal", "seaweedfs"), temporal_in_memory=False
+            home=home, ports=RequestedPorts.any_free(), services=("temporal", "seaweedfs"), temporal_in_memory=False
         )
-        self.addresses = embedded_stack.up(self.options)
+        self.addresses = embedded_stack.start_stack(self.options)
 
     def kill(self, service: str) -> None:
         """End one server at once."""
@@ -47,7 +47,7 @@ class OwnStack:
 
     def revive(self) -> None:
         """Start what does not run, on its data and its ports."""
-        assert embedded_stack.up(self.options) == self.addresses
+        assert embedded_stack.start_stack(self.options) == self.addresses
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def own_stack() -> Iterator[OwnStack]:
     try:
         yield OwnStack(home)
     finally:
-        embedded_stack.kill(home)
+        embedded_stack.kill_stack(home)
         shutil.rmtree(home, ignore_errors=True)
 
 

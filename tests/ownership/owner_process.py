@@ -15,10 +15,10 @@ from pathlib import Path
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.bundle_holdings import OwnershipEvents, UnloadReason
+from infra.coordination.bundle_holdings import OwnershipObserver, UnloadReason
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.takeover import TakeoverTimes
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, OutcomeUnknown, RetryableError, SextonError, WorkerIdTaken
 from logstore.ownership import BundleId, Lease
 from tests.ownership import story
@@ -60,8 +60,8 @@ class _Memory:
         return [lease for leases in list(self._leases.values()) for lease in list(leases)]
 
 
-class _Said(OwnershipEvents):
-    """An `OwnershipEvents` that puts into the journal what happens."""
+class _Said(OwnershipObserver):
+    """An `OwnershipObserver` that puts into the journal what happens."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -137,7 +137,7 @@ def _work(plan: Plan, owner: BundleOwner, memory: _Memory, writer: _Writer) -> N
 
 
 def _connecting(plan: Plan, journal: Journal) -> Callable[[Callable[[SessionState], None]], ZooKeeperSession]:
-    ensemble = Ensemble(hosts=plan.hosts, timeout_s=plan.timeout_s)
+    ensemble = EnsembleOptions(hosts=plan.hosts, timeout_s=plan.timeout_s)
 
     def connect(tell: Callable[[SessionState], None]) -> ZooKeeperSession:
         session = ZooKeeperSession(ensemble, tell)

@@ -11,7 +11,7 @@ from typing import Final
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, String, Table, select, text
 
 from infra.catalog import Database
-from infra.catalog.ownership.fences import hold_lease
+from infra.catalog.ownership.fences import lock_fence_of_lease
 from logstore.ownership import Lease
 
 _TABLE = Table(
@@ -65,7 +65,7 @@ def write(database: Database, lease: Lease, attempt: str) -> None:
     row = {"bundle": lease.bundle, "fence": lease.fence, "worker_id": lease.worker_id, "attempt": attempt}
 
     def work(connection: Connection) -> None:
-        hold_lease(connection, lease)
+        lock_fence_of_lease(connection, lease)
         connection.execute(_TABLE.insert().values(row))
 
     database.write(work)

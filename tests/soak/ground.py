@@ -21,7 +21,7 @@ import psutil
 from infra.stack import embedded_stack
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import WantedPorts
+from infra.stack.tcp_ports import RequestedPorts
 from logstore import failpoints
 from logstore.errors import ServiceFailed
 from tests.ownership.proxy import Proxy
@@ -78,8 +78,8 @@ class Ground:
         before: Callable[["Ground"], None] = lambda _: None,
     ) -> "Ground":
         """Start servers, catalog, topics, workers and clients; `before` is called when the topics are there."""
-        options = embedded_stack.StackOptions(home=home, ports=WantedPorts.any_free())
-        where = embedded_stack.up(options)
+        options = embedded_stack.StackOptions(home=home, ports=RequestedPorts.any_free())
+        where = embedded_stack.start_stack(options)
         postgres = Postgres() if database == "postgresql" else None
         if postgres:
             for name in ("soak", REPLICA, REBUILT):
@@ -88,10 +88,10 @@ class Ground:
         first = with_stack_addresses(Settings.model_validate({"home": home, **QUICK, **url}), where)
         options = embedded_stack.StackOptions(
             home=home,
-            ports=WantedPorts.any_free(),
+            ports=RequestedPorts.any_free(),
             buckets=(first.primary_bucket, first.tiered_bucket, first.records_bucket, REPLICA_BUCKET),
         )
-        embedded_stack.up(options)
+        embedded_stack.start_stack(options)
         wire = Wire(first.s3_endpoint.removeprefix("http://"), seed=plan.seed)
         ground = cls(
             home=home,
@@ -205,9 +205,9 @@ class Ground:
         with self._lock:
             for _ in range(_STARTS):
                 with suppress(ServiceFailed):  # on a busy machine a server may take longer than its start may
-                    embedded_stack.up(self.options)
+                    embedded_stack.start_stack(self.options)
                     return
-            embedded_stack.up(self.options)
+            embedded_stack.start_stack(self.options)
 
     def _pause(self, fault: Fault) -> Callable[[], None]:
         member = self._member(fault)
@@ -278,7 +278,7 @@ class Ground:
                 every.callback(proxy.close)
             if self.postgres:
                 every.callback(self.postgres.stop)
-            every.callback(embedded_stack.kill, self.home)
+            every.callback(embedded_stack.kill_stack, self.home)
             every.callback(end_marked, _MARK, self.mark)
 
 

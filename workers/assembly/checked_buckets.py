@@ -101,10 +101,10 @@ def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore
 
 
 def _open_bucket(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
-    from infra.objects import Retries, S3ObjectStore, make_client  # noqa: PLC0415 - start-up time
+    from infra.objects import RequestRetries, S3ObjectStore, create_s3_client  # noqa: PLC0415 - start-up time
 
     timeouts: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if hasty else {}
-    client = make_client(
+    client = create_s3_client(
         endpoint or None,
         region,
         settings.s3_access_key.get_secret_value() or None,
@@ -116,5 +116,5 @@ def _open_bucket(settings: Settings, hasty: bool, endpoint: str, region: str) ->
         **timeouts,
     )
     return S3ObjectStore(
-        client, settings.primary_bucket, retries=Retries(backoff=Backoff(attempts=1)) if hasty else None
+        client, settings.primary_bucket, retries=RequestRetries(backoff=Backoff(attempts=1)) if hasty else None
     )

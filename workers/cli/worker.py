@@ -51,13 +51,13 @@ def deploy(
     refused. Repeating it is harmless.
     """
     from infra.stack.stack_home import StackHome  # noqa: PLC0415 - start-up time
-    from infra.stack.worker_records import crashed_worker_ids  # noqa: PLC0415
+    from infra.stack.worker_records import find_crashed_worker_ids  # noqa: PLC0415
     from workers.client.temporal_connection import run_with_client  # noqa: PLC0415
     from workers.operations import worker_builds  # noqa: PLC0415
 
     settings = context.settings
     name = worker_builds.require_deployment_name(settings)
-    crashed = crashed_worker_ids(StackHome.at(settings.home))
+    crashed = find_crashed_worker_ids(StackHome.at(settings.home))
     deployment = run_with_client(
         settings,
         lambda client: worker_builds.deploy(

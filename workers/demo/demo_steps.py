@@ -116,7 +116,7 @@ def _demo_settings(settings: Settings, home: Path, topics: int, ledgers: int) ->
 
 def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     started_s = time.monotonic()
-    addresses = embedded_stack.up(stack_options(settings, free_ports=True, in_memory=True), on_progress=say)
+    addresses = embedded_stack.start_stack(stack_options(settings, free_ports=True, in_memory=True), on_progress=say)
     settings = with_stack_addresses(settings, addresses)
     prepare_catalog_and_namespace(settings)
     auditor = Auditor(settings)

@@ -95,6 +95,6 @@ def remove_home(home: Path) -> None:
 
 def _kill_processes(home: StackHome) -> None:
     with ExitStack() as kills:
-        kills.callback(embedded_stack.kill, home.root)
+        kills.callback(embedded_stack.kill_stack, home.root)
         for path in home.pids.glob(f"{WORKER}*.json"):
             kills.callback(ServiceProcess(path.stem, home).kill)

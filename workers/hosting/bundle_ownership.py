@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from infra.coordination.bundle_holdings import OwnershipEvents
+from infra.coordination.bundle_holdings import OwnershipObserver
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
-from infra.coordination.path_identity import claim_path
+from infra.coordination.path_identity import claim_path_for_catalog
 from infra.coordination.single_owner import SingleOwner
 from infra.coordination.zookeeper_errors import PemFiles
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, SextonError
 from logstore.ownership import BundleId, Lease, bundle_of_topic
 from logstore.ports.bundle_owners import Owners
@@ -64,7 +64,7 @@ def create_ownership(
     worker_id: str,
     load: Callable[[], float],
     *,
-    events: OwnershipEvents | None = None,
+    events: OwnershipObserver | None = None,
 ) -> Ownership:
     """Create the ownership that the settings define. `load` returns the worker's load, where 1 means full.
 
@@ -79,7 +79,7 @@ def create_ownership(
     def connect(on_state: Callable[[SessionState], None]) -> ZooKeeperSession:
         session = ZooKeeperSession(ensemble, on_state)
         try:
-            claim_path(session, log.catalog.identities.catalog_id())
+            claim_path_for_catalog(session, log.catalog.identities.catalog_id())
         except BaseException:
             session.close()
             raise
@@ -92,7 +92,7 @@ def create_ownership(
     return BundleOwner(worker_id, connect, fences, TopicCaches(log), policy=policy, load=load, events=events)
 
 
-def parse_ensemble(settings: Settings) -> Ensemble:
+def parse_ensemble(settings: Settings) -> EnsembleOptions:
     """Return ZooKeeper's addresses, credentials and TLS files from the settings."""
     scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
     if settings.zookeeper_acl == "creator" and not credential:
@@ -100,7 +100,7 @@ def parse_ensemble(settings: Settings) -> Ensemble:
     files = TlsFiles.of(settings, "zookeeper")
     if files and settings.zookeeper_tls == "off":
         raise InvalidInput("zookeeper_tls", expected="on, because there are files of TLS", found="off")
-    return Ensemble(
+    return EnsembleOptions(
         hosts=settings.require("zookeeper"),
         timeout_s=float(settings.session_timeout),
         auth=(scheme, credential) if credential else None,

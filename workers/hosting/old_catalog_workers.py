@@ -11,7 +11,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import crashed_worker_ids, live_workers
+from infra.stack.worker_records import find_crashed_worker_ids, read_live_workers
 from logstore.errors import PreconditionFailed
 from workers.client.task_queue_pollers import live_pollers
 from workers.settings import Settings
@@ -42,7 +42,7 @@ async def require_no_workers(client: Client, settings: Settings) -> None:
 
 async def _find_live_workers(client: Client, settings: Settings) -> set[str]:
     home = StackHome.at(settings.home)
-    dead, names = crashed_worker_ids(home), {worker.worker_id for worker in live_workers(home)}
+    dead, names = find_crashed_worker_ids(home), {worker.worker_id for worker in read_live_workers(home)}
     queue = settings.task_queue
     for name in (
         queue,

@@ -21,7 +21,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, StatusCode
 from temporalio.common import MetricMeter
 
-from infra.coordination.bundle_holdings import OwnershipEvents, UnloadReason
+from infra.coordination.bundle_holdings import OwnershipObserver, UnloadReason
 from infra.coordination.zookeeper_session import SessionState
 from logstore.errors import SextonError
 from logstore.ownership import BundleId, Lease
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _tracer = trace.get_tracer("sexton.ownership")
 
 
-class OwnershipTelemetry(OwnershipEvents):
+class OwnershipTelemetry(OwnershipObserver):
     """Telemetry of one worker's ownership. Thread-safe, because the worker's thread and kazoo's thread call it."""
 
     def __init__(self, meter: MetricMeter, *, clock: Callable[[], float] = time.monotonic) -> None:

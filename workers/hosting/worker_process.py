@@ -20,9 +20,9 @@ from temporalio.worker import Worker
 from activities.records.metrics import BUCKETS as RECORDS_BUCKETS
 from activities.transactions.coordinate_transactions import BUCKETS
 from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import record_worker
-from infra.telemetry.log_stream import start_logs
-from infra.telemetry.metrics_endpoint import MetricsEndpoint, start_metrics
+from infra.stack.worker_records import keep_worker_record
+from infra.telemetry.log_stream import configure_log_stream
+from infra.telemetry.metrics_endpoint import MetricsEndpoint, start_metrics_endpoint
 from infra.telemetry.tracing import start_tracing
 from logstore import failpoints
 from logstore.errors import InvalidInput, SextonError
@@ -82,14 +82,14 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         CatalogOutdated: The database is older than its record log, or another database has been rebuilt from the log.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
-    start_logs(level=settings.log_level)
+    configure_log_stream(level=settings.log_level)
     name = check_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
     NamedFunctions(settings.functions).load()
     has_metrics = settings.metrics_address != OFF
     buckets = {**BUCKETS, **RECORDS_BUCKETS}
-    metrics = start_metrics(settings.metrics_address, buckets=buckets) if has_metrics else None
+    metrics = start_metrics_endpoint(settings.metrics_address, buckets=buckets) if has_metrics else None
     tracing = start_tracing("sexton-worker", traces_dir=settings.traces_dir, workflows=True)
     try:
         client = await connect_client(
@@ -107,7 +107,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         )
         add_codec_page(endpoints.pages, get_codec(client), settings)
         async with serve_pages(settings.http_address, endpoints.pages) as url:
-            with record_worker(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
+            with keep_worker_record(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
                 _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")
                 await _serve(client, settings, queues, name, endpoints)
     finally:

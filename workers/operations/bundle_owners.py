@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from infra.coordination.ownership_nodes import LiveWorker, OwnershipDirectory
-from infra.coordination.path_identity import check_path
+from infra.coordination.path_identity import check_path_belongs_to_catalog
 from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId, OwnerNode, bundle_name
@@ -80,7 +80,7 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
         ServiceFailed: No ensemble is set, it cannot be reached, or it refuses the connection.
     """
     with open_session(settings) as session:
-        check_path(session, catalog_id)
+        check_path_belongs_to_catalog(session, catalog_id)
         yield OwnershipDirectory(session, bundles)
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from temporalio.client import Client
 from temporalio.common import WorkerDeploymentVersion
 
-from infra.catalog import Database, SqlCatalog, mask_passwords, open_catalog, upgrade, version
+from infra.catalog import Database, SqlCatalog, mask_passwords, migrate_catalog, open_catalog, read_catalog_version
 from infra.stack import embedded_stack
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import WantedPorts
-from infra.stack.worker_records import crashed_worker_ids
+from infra.stack.tcp_ports import RequestedPorts
+from infra.stack.worker_records import find_crashed_worker_ids
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.build_identity import own_build
 from workers.catalog_match import adopt_buckets, compare_with_newest_manifest, list_buckets
@@ -47,7 +47,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         ServiceFailed: A service or the worker could not be started.
         CatalogVersionMismatch, CatalogMismatch, CatalogOutdated: As `prepare_catalog_and_namespace` raises them.
     """
-    where = embedded_stack.up(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
+    where = embedded_stack.start_stack(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
     settings = with_stack_addresses(settings, where)
     worker = ServiceProcess(WORKER, StackHome.at(settings.home))
     earlier_worker = worker.find_process()
@@ -66,7 +66,7 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         with suppress(ServiceFailed):  # keep the first error
             if earlier_worker is None:
                 worker.kill()  # it has no work to drain
-            embedded_stack.stop_started(settings.home, where.started)
+            embedded_stack.stop_started_services(settings.home, where.started)
         raise
     return {
         "temporal": where.temporal,
@@ -84,7 +84,7 @@ async def _prepare_for_runs(
 ) -> None:
     if build:
         on_progress(f"making build {build.build_id} current, unless workers of the current one poll")
-        dead = crashed_worker_ids(StackHome.at(settings.home))
+        dead = find_crashed_worker_ids(StackHome.at(settings.home))
         deployment = await deploy_if_unserved(client, build.deployment_name, build.build_id, dead_identities=dead)
         if deployment.current != build.build_id:
             deploy = f"`sexton worker deploy --build-id {build.build_id}`"
@@ -97,7 +97,7 @@ def stack_options(
     settings: Settings, *, free_ports: bool = False, in_memory: bool = False
 ) -> embedded_stack.StackOptions:
     """Return the options of the embedded stack that the settings describe."""
-    configured_ports = WantedPorts(
+    configured_ports = RequestedPorts(
         temporal=settings.temporal_port,
         ui=settings.ui_port,
         s3=settings.s3_port,
@@ -105,7 +105,7 @@ def stack_options(
     )
     return embedded_stack.StackOptions(
         home=settings.home,
-        ports=WantedPorts.any_free() if free_ports else configured_ports,
+        ports=RequestedPorts.any_free() if free_ports else configured_ports,
         temporal_in_memory=in_memory,
         buckets=tuple(bucket for _, bucket in list_buckets(settings)),
     )
@@ -128,10 +128,10 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
     """Create the catalog's tables or upgrade them to this build, and mark the catalog's buckets."""
     database = Database(settings.database_url)
     try:
-        upgrade(database, bundles=settings.bundles)
+        migrate_catalog(database, bundles=settings.bundles)
         return {
             "database": mask_passwords(settings.database_url),
-            "version": version(database),
+            "version": read_catalog_version(database),
             "catalog_id": SqlCatalog(database).identities.catalog_id(),
             "buckets": adopt_buckets(settings, database) if settings.has_object_store else {},
         }
@@ -221,4 +221,4 @@ def down(settings: Settings) -> list[str]:
     home = StackHome.at(settings.home)
     workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))
     stopped = [name for name in workers if ServiceProcess(name, home).stop(settings.drain_timeout + _STOP_MARGIN_S)]
-    return stopped + embedded_stack.down(settings.home)
+    return stopped + embedded_stack.stop_stack(settings.home)

@@ -12,14 +12,14 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, GetSyste
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from infra.catalog import Database, check_version, open_catalog
-from infra.catalog.engine.catalog_version import check_writable, find_lost_write_ahead
+from infra.catalog import Database, open_catalog, require_current_version
+from infra.catalog.engine.catalog_version import find_lost_write_ahead_file, require_writable_catalog
 from infra.coordination.ownership_nodes import OwnershipDirectory
-from infra.coordination.path_identity import check_path
+from infra.coordination.path_identity import check_path_belongs_to_catalog
 from infra.objects import read_store_clock_s
 from infra.stack.java_search import find_java
 from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import crashed_worker_ids, live_workers
+from infra.stack.worker_records import find_crashed_worker_ids, read_live_workers
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
@@ -126,12 +126,12 @@ def _check_zookeeper(settings: Settings) -> str:
 
 
 def _check_lost_write_ahead_log(settings: Settings) -> Row | None:
-    pids = [worker.pid for worker in live_workers(StackHome.at(settings.home))]
+    pids = [worker.pid for worker in read_live_workers(StackHome.at(settings.home))]
     try:
         database = Database(settings.database_url)
     except SextonError:
         return None  # the check of the database reports it
-    problem = find_lost_write_ahead(database, pids)
+    problem = find_lost_write_ahead_file(database, pids)
     database.close()
     return {"name": "database", "ok": False, "detail": str(problem)} if problem else None
 
@@ -139,8 +139,8 @@ def _check_lost_write_ahead_log(settings: Settings) -> Row | None:
 def _check_database(settings: Settings) -> str:
     database = Database(settings.database_url)
     try:
-        check_version(database)
-        check_writable(database)
+        require_current_version(database)
+        require_writable_catalog(database)
     finally:
         database.close()
     return "this build's version, and takes writes"
@@ -149,7 +149,7 @@ def _check_database(settings: Settings) -> str:
 def _check_deployment(settings: Settings) -> str:
     async def ask(client: Client) -> tuple[Deployment, Mapping[str, Sequence[str]]]:
         deployment = await read_deployment(client, settings.deployment_name)
-        dead = crashed_worker_ids(StackHome.at(settings.home))
+        dead = find_crashed_worker_ids(StackHome.at(settings.home))
         ramping = deployment.ramping if deployment.ramp_percent else None
         routed_builds = [build for build in (deployment.current, ramping) if build]
         queues_by_build = {
@@ -185,7 +185,7 @@ def _check_workers(settings: Settings) -> Row:
     home = StackHome.at(settings.home)
 
     async def ask(client: Client) -> set[str]:
-        return await list_polling_workers(client, settings, dead_identities=crashed_worker_ids(home))
+        return await list_polling_workers(client, settings, dead_identities=find_crashed_worker_ids(home))
 
     try:
         names = sorted(run_with_client(settings, ask))
@@ -195,7 +195,7 @@ def _check_workers(settings: Settings) -> Row:
         return {"name": WORKER, "ok": False, "detail": f"cannot be told: {_describe_rpc_error(error)}"}
     urls = {
         worker.worker_id: ", ".join(filter(None, (worker.http_url, worker.metrics_url)))
-        for worker in live_workers(home)
+        for worker in read_live_workers(home)
     }
     workers = [f"{name} ({urls[name]})" if urls.get(name) else name for name in names]
     advice = f"none polls the task queue {settings.task_queue}: `sexton up` starts one"
@@ -234,7 +234,7 @@ def _list_identity_checks(settings: Settings, identities: Identities) -> Iterato
 
         def has_own_path() -> bool:
             with open_session(settings) as session:
-                return check_path(session, identities.catalog_id())
+                return check_path_belongs_to_catalog(session, identities.catalog_id())
 
         yield "zookeeper", has_own_path
     if settings.temporal_address:

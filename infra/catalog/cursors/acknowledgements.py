@@ -13,9 +13,9 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, read_spans_by_topic, store_cursors
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.transactions.participant_rows import insert_participants, read_held, replace_held
+from infra.catalog.cursors.cursor_rows import LockedCursor, lock_cursors, read_visible_spans_by_topic, store_cursors
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.transactions.participant_rows import insert_participants, read_held_entries, replace_held_entries
 from logstore.cursors.cursor_state import (
     CursorState,
     DelayedSegmentRange,
@@ -37,7 +37,7 @@ from logstore.transactions.transaction_ids_and_states import Participant, Transa
 _Key = tuple[TopicId, str]
 
 
-class HeldEntries:
+class TransactionHeldEntries:
     """Entries of the batch's subscriptions that open transactions hold. Cursors and transactions are locked."""
 
     def __init__(
@@ -52,7 +52,7 @@ class HeldEntries:
             for write in writes
             if write.txn is not None or write.positions or write.up_to is not None
         }
-        self._held = read_held(connection, keys)
+        self._held = read_held_entries(connection, keys)
         self._changed: dict[tuple[TransactionId, Participant], dict[LedgerId, BitMap]] = {}
 
     def hold(self, write: Acknowledge, txn: TransactionId, state: CursorState, spans: Sequence[LedgerSpan]) -> None:
@@ -67,7 +67,7 @@ class HeldEntries:
         )
         self._changed[txn, Participant(write.topic_id, write.subscription)] = entries_by_txn[txn]
 
-    def require_free(self, write: Acknowledge, state: CursorState) -> None:
+    def require_not_held_by_others(self, write: Acknowledge, state: CursorState) -> None:
         entries_by_txn = self._held.get((write.topic_id, write.subscription), {})
         require_entries_not_held(
             write.subscription, state, entries_by_txn, positions=write.positions, up_to=write.up_to
@@ -77,17 +77,17 @@ class HeldEntries:
         if not self._changed:
             return
         ids = {participant.topic_id for _, participant in self._changed}
-        query = select(t.topic.c.topic_id, t.topic.c.name).where(among(self._connection, t.topic.c.topic_id, ids))
+        query = select(t.topic.c.topic_id, t.topic.c.name).where(is_one_of(self._connection, t.topic.c.topic_id, ids))
         names = {TopicId(row.topic_id): row.name for row in self._connection.execute(query)}
         insert_participants(
             self._connection,
             [(txn, participant, names.get(participant.topic_id, "")) for txn, participant in self._changed],
         )
         for (txn, participant), positions in self._changed.items():
-            replace_held(self._connection, txn, participant, positions)
+            replace_held_entries(self._connection, txn, participant, positions)
 
 
-def acknowledge_all(
+def apply_acknowledgements(
     connection: Connection, writes: Sequence[Acknowledge], transactions: Mapping[TransactionId, TransactionState]
 ) -> list[WriteResult]:
     """Apply acknowledgements in order. A refused acknowledgement leaves its cursor unchanged.
@@ -100,11 +100,11 @@ def acknowledge_all(
     first_ledgers: dict[TopicId, int] = {}  # all cursors have acknowledged the ledgers before it
     for (topic_id, _), row in rows.items():
         first_ledgers[topic_id] = min(first_ledgers.get(topic_id, row.mark_ledger), row.mark_ledger)
-    listed = read_spans_by_topic(connection, first_ledgers)
-    held_entries = HeldEntries(connection, writes, transactions)
+    listed = read_visible_spans_by_topic(connection, first_ledgers)
+    held_entries = TransactionHeldEntries(connection, writes, transactions)
     cursors = {key: LockedCursor.from_row(row) for key, row in rows.items()}
     states_before = {key: cursor.state for key, cursor in cursors.items()}
-    results = [_apply(connection, write, cursors, listed, held_entries) for write in writes]
+    results = [_apply_acknowledgement(connection, write, cursors, listed, held_entries) for write in writes]
     held_entries.store()
     store_cursors(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != states_before[key]])
     for number, (result, write) in enumerate(zip(results, writes, strict=True)):
@@ -114,12 +114,12 @@ def acknowledge_all(
     return results
 
 
-def _apply(
+def _apply_acknowledgement(
     connection: Connection,
     write: Acknowledge,
     cursors: dict[_Key, LockedCursor],
     listed: dict[TopicId, list[LedgerSpan]],
-    held_entries: HeldEntries,
+    held_entries: TransactionHeldEntries,
 ) -> WriteResult:
     cursor = cursors.get((write.topic_id, write.subscription))
     if cursor is None:
@@ -131,12 +131,12 @@ def _apply(
             write.subscription, before, up_to=write.up_to, expected=cursor.releases, found=write.releases
         )
         if write.up_to is not None and write.releases is None and write.up_to > before.mark_delete:
-            spans, delayed = listed[write.topic_id], _delayed_ranges(connection, write, before.mark_delete)
+            spans, delayed = listed[write.topic_id], _read_delayed_ranges(connection, write, before.mark_delete)
             require_no_delayed_entries(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
         if write.txn is not None:
             held_entries.hold(write, write.txn, before, listed[write.topic_id])
             return AcknowledgeResult(mark_delete=cursor.state.mark_delete)
-        held_entries.require_free(write, before)
+        held_entries.require_not_held_by_others(write, before)
         state = apply_acknowledgement(before, write.positions, write.up_to, listed[write.topic_id])
     except TerminalError as error:
         return error
@@ -144,7 +144,9 @@ def _apply(
     return AcknowledgeResult(mark_delete=state.mark_delete)
 
 
-def _delayed_ranges(connection: Connection, write: Acknowledge, mark_delete: Position) -> Iterator[DelayedSegmentRange]:
+def _read_delayed_ranges(
+    connection: Connection, write: Acknowledge, mark_delete: Position
+) -> Iterator[DelayedSegmentRange]:
     assert write.up_to is not None
     ledger, lists, segment = t.ledger.c, t.ledger_list.c, t.segment.c
     after = tuple_(segment.ledger_id, segment.first_entry + segment.entries) > (

@@ -7,7 +7,7 @@ from typing import Any, Self
 from sqlalchemy import Connection, Row, bindparam, delete, insert, select, tuple_, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import among, dataclass_from_row
+from infra.catalog.engine.dialect_sql import dataclass_from_row, is_one_of
 from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.cursor_state import (
     CursorState,
@@ -27,21 +27,21 @@ def select_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlc
     return select(t.cursor).where(t.cursor.c.topic_id == topic_id, t.cursor.c.name == name)
 
 
-def spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[LedgerSpan]:
+def read_visible_spans(connection: Connection, topic_id: TopicId, *, from_ledger: int = -1) -> list[LedgerSpan]:
     """Return the listed data ledgers from an id on, ascending, without entries that readers may not see yet."""
-    return read_spans_by_topic(connection, {topic_id: from_ledger})[topic_id]
+    return read_visible_spans_by_topic(connection, {topic_id: from_ledger})[topic_id]
 
 
-def read_spans_by_topic(
+def read_visible_spans_by_topic(
     connection: Connection, first_ledgers: Mapping[TopicId, int]
 ) -> dict[TopicId, list[LedgerSpan]]:
-    """Return the `spans` of several topics, each from its own ledger id on."""
+    """Return the `read_visible_spans` of several topics, each from its own ledger id on."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     query = (
         select(lists.topic_id, ledger.ledger_id, ledger.entries)
         .select_from(t.ledger_list.join(t.ledger, ledger.list_id == lists.list_id))
         .where(
-            among(connection, lists.topic_id, first_ledgers),
+            is_one_of(connection, lists.topic_id, first_ledgers),
             lists.component == Component.MANAGED_LEDGER.value,
             ledger.place.is_not(None),
             ledger.ledger_id >= min(first_ledgers.values(), default=0),
@@ -68,7 +68,7 @@ def _cut_to_frontier(listed: list[LedgerSpan], buffer: BufferView) -> list[Ledge
     return visible
 
 
-def read_mark_deletes(connection: Connection, topic_id: TopicId) -> dict[str, Position]:
+def read_mark_delete_positions(connection: Connection, topic_id: TopicId) -> dict[str, Position]:
     """Return the mark-delete position of each subscription, moved over hidden entries that follow it."""
     c = t.cursor.c
     rows = connection.execute(select(c.name, c.mark_ledger, c.mark_entry).where(c.topic_id == topic_id)).all()
@@ -76,12 +76,14 @@ def read_mark_deletes(connection: Connection, topic_id: TopicId) -> dict[str, Po
     first = min(marks.values(), default=Position(LedgerId(0), 0)).ledger_id
     if not marks or not read_buffers(connection, [topic_id], from_ledger=first)[topic_id].hidden:
         return marks
-    listed = spans(connection, topic_id, from_ledger=first)
+    listed = read_visible_spans(connection, topic_id, from_ledger=first)
     complete_rows = connection.execute(select(t.cursor).where(c.topic_id == topic_id))
-    return {row.name: advance_mark_delete(to_stored_cursor(row).state, listed).mark_delete for row in complete_rows}
+    return {
+        row.name: advance_mark_delete(stored_cursor_from_row(row).state, listed).mark_delete for row in complete_rows
+    }
 
 
-def to_stored_cursor(row: Row[Any]) -> StoredCursor:
+def stored_cursor_from_row(row: Row[Any]) -> StoredCursor:
     """Return a row of `cursor` as a value."""
     state = CursorState(Position(LedgerId(row.mark_ledger), row.mark_entry), unpack_acknowledged(row.acknowledged))
     return dataclass_from_row(StoredCursor, row, state=state)
@@ -102,7 +104,7 @@ class LockedCursor:
 
     @classmethod
     def from_row(cls, row: Row[Any]) -> Self:
-        return dataclass_from_row(cls, row, state=to_stored_cursor(row).state, row_bytes=len(row.acknowledged))
+        return dataclass_from_row(cls, row, state=stored_cursor_from_row(row).state, row_bytes=len(row.acknowledged))
 
 
 def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) -> dict[tuple[TopicId, str], Row[Any]]:
@@ -117,7 +119,7 @@ def insert_cursor(
 ) -> None:
     """Insert a subscription, under the lock of the topic's list of data ledgers."""
     values = {"topic_id": topic_id, "name": name, "releases": releases, "created_us": now_us}
-    connection.execute(insert(t.cursor).values(**values, **_columns(state)))
+    connection.execute(insert(t.cursor).values(**values, **_columns_from_state(state)))
 
 
 def store_cursors(connection: Connection, cursors: Collection[LockedCursor]) -> None:
@@ -126,14 +128,14 @@ def store_cursors(connection: Connection, cursors: Collection[LockedCursor]) -> 
         return
     rows = []
     for cursor in cursors:
-        values = _columns(cursor.state) | {name: getattr(cursor, name) for name in _COUNTED}
+        values = _columns_from_state(cursor.state) | {name: getattr(cursor, name) for name in _COLUMNS_BESIDE_STATE}
         cursor.row_bytes = len(values["acknowledged"])
         rows.append({"row": cursor.cursor_id} | {f"new_{name}": value for name, value in values.items()})
     changed = update(t.cursor).where(t.cursor.c.cursor_id == bindparam("row"))
-    connection.execute(changed.values({name: bindparam(f"new_{name}") for name in _WRITTEN}), rows)
+    connection.execute(changed.values({name: bindparam(f"new_{name}") for name in _STORED_COLUMNS}), rows)
 
 
-def count_releases(connection: Connection, releases_by_cursor: Mapping[int, int]) -> None:
+def add_releases(connection: Connection, releases_by_cursor: Mapping[int, int]) -> None:
     """Add releases to locked cursors in one statement, without writing their acknowledgements."""
     if not releases_by_cursor:
         return
@@ -142,11 +144,11 @@ def count_releases(connection: Connection, releases_by_cursor: Mapping[int, int]
     connection.execute(counted.values(releases=t.cursor.c.releases + bindparam("added")), rows)
 
 
-_COUNTED = ("snapshot_ledger", "seeks", "releases")
-_WRITTEN = ("mark_ledger", "mark_entry", "acknowledged", *_COUNTED)
+_COLUMNS_BESIDE_STATE = ("snapshot_ledger", "seeks", "releases")
+_STORED_COLUMNS = ("mark_ledger", "mark_entry", "acknowledged", *_COLUMNS_BESIDE_STATE)
 
 
-def _columns(state: CursorState) -> dict[str, Any]:
+def _columns_from_state(state: CursorState) -> dict[str, Any]:
     return {
         "mark_ledger": state.mark_delete.ledger_id,
         "mark_entry": state.mark_delete.entry_id,
@@ -154,13 +156,13 @@ def _columns(state: CursorState) -> dict[str, Any]:
     }
 
 
-def releases_statement(epoch: int) -> str:
+def compile_releases_restart(epoch: int) -> str:
     """Return the SQL that restarts the releases of all cursors of a rebuilt catalog."""
     begun = update(t.cursor).values(releases=first_releases(epoch))
     return str(begun.compile(compile_kwargs={"literal_binds": True}))
 
 
-def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
+def move_cursors_past_removed_ledgers(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
     """Move cursors over removed ledgers, and drop acknowledgements in them. The ledger list is locked.
 
     Snapshots are not read, so a cursor with a snapshot may stop too early until its next acknowledgement.
@@ -170,7 +172,7 @@ def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[L
     c = t.cursor.c
     behind = select(t.cursor).where(c.topic_id == topic_id, c.mark_ledger <= max(removed)).order_by(c.cursor_id)
     locked = [LockedCursor.from_row(row) for row in connection.execute(behind.with_for_update())]
-    listed = spans(connection, topic_id) if locked else []
+    listed = read_visible_spans(connection, topic_id) if locked else []
     moved = []
     for cursor in locked:
         state, cursor.state = cursor.state, advance_mark_delete(cursor.state, listed)
@@ -178,7 +180,7 @@ def close_holes(connection: Connection, topic_id: TopicId, removed: Collection[L
     store_cursors(connection, moved)
 
 
-def drop_snapshots(connection: Connection, gone: Any) -> int:  # noqa: ANN401 - a condition on `snapshot_ledger`
+def forget_cursor_snapshots(connection: Connection, gone: Any) -> int:  # noqa: ANN401 - a condition on `snapshot_ledger`
     """Detach cursors from snapshots that storage has lost. Return the number of cursors. Their rows stay."""
     return connection.execute(update(t.cursor).where(gone).values(snapshot_ledger=None)).rowcount
 

@@ -13,17 +13,26 @@ from infra.catalog import tables as t
 from infra.catalog.cursors.cursor_rows import (
     LockedCursor,
     insert_cursor,
+    read_visible_spans,
     select_cursor,
-    spans,
     store_cursors,
-    to_stored_cursor,
+    stored_cursor_from_row,
 )
-from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import CatalogAdapter, reads, writes
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.component_ledgers import read_newborn, retire_ledger, share_lock_newborn_topic
+from infra.catalog.deletion.intent_rows import replace_ledgers_by_intents
+from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.component_ledgers import (
+    lock_topic_or_reopen_intent,
+    read_newborn_or_reopen_intent,
+    retire_component_ledger,
+)
 from infra.catalog.log.data_ledgers import read_epoch
-from infra.catalog.log.ledger_rows import data_list_id, lock_component_list, publish_newborn, raise_version
+from infra.catalog.log.ledger_rows import (
+    lock_component_list,
+    publish_component_ledger,
+    raise_list_version,
+    read_data_list_id,
+)
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.cursors.cursor_state import (
     CursorSnapshot,
@@ -44,45 +53,47 @@ from logstore.positions import LedgerId, Position, TopicId
 class SqlCursors(CatalogAdapter):
     """Implementation of the port `Cursors`."""
 
-    @writes("catalog.subscribe")
+    @in_write_transaction("catalog.subscribe")
     def subscribe(self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         lock_active_topic(connection, topic_id)
-        list_id = data_list_id(connection, topic_id, lock=True)
+        list_id = read_data_list_id(connection, topic_id, lock=True)
         existing = connection.execute(select_cursor(topic_id, name)).first()
         if existing:
-            return to_stored_cursor(existing)
-        state = initial_state(spans(connection, topic_id), latest=latest)
+            return stored_cursor_from_row(existing)
+        state = initial_state(read_visible_spans(connection, topic_id), latest=latest)
         now = self._db.now_us(connection)
         releases = first_releases(read_epoch(connection))  # the lost catalog may have had a subscription of this name
         insert_cursor(connection, topic_id, name, state, releases=releases, now_us=now)
-        raise_version(connection, list_id)
+        raise_list_version(connection, list_id)
         return StoredCursor(name=name, state=state, created_us=now, releases=releases)
 
     def get(self, topic_id: TopicId, name: str) -> StoredCursor:
         return self._db.read(
-            lambda connection: to_stored_cursor(_existing(connection, select_cursor(topic_id, name), name))
+            lambda connection: stored_cursor_from_row(
+                _require_cursor_row(connection, select_cursor(topic_id, name), name)
+            )
         )
 
     def all(self, topic_id: TopicId) -> list[StoredCursor]:
         query = select(t.cursor).where(t.cursor.c.topic_id == topic_id)
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return sorted(
-            map(to_stored_cursor, rows), key=attrgetter("name")
+            map(stored_cursor_from_row, rows), key=attrgetter("name")
         )  # here, because a database sorts by its own locale
 
-    @reads
+    @in_read_transaction
     def outgrown(self, connection: Connection, topic_ids: Collection[TopicId]) -> dict[TopicId, list[str]]:
         c, names_by_topic = t.cursor.c, dict[TopicId, list[str]]()
-        has_snapshot = (among(connection, c.topic_id, topic_ids), c.snapshot_ledger.is_not(None))
+        has_snapshot = (is_one_of(connection, c.topic_id, topic_ids), c.snapshot_ledger.is_not(None))
         for row in sorted(connection.execute(select(c.topic_id, c.name).where(*has_snapshot)).all()):
             names_by_topic.setdefault(TopicId(row.topic_id), []).append(row.name)
         return names_by_topic
 
-    @writes("catalog.seek")
+    @in_write_transaction("catalog.seek")
     def seek(self, connection: Connection, topic_id: TopicId, name: str, position: Position) -> StoredCursor:
-        return _seek(connection, topic_id, name, position, self._db.now_us(connection))
+        return _seek_cursor(connection, topic_id, name, position, self._db.now_us(connection))
 
-    @writes("catalog.publish_snapshot")
+    @in_write_transaction("catalog.publish_snapshot")
     def publish_snapshot(
         self,
         connection: Connection,
@@ -92,53 +103,61 @@ class SqlCursors(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
-        topic = share_lock_newborn_topic(connection, change.topic_id, snapshot.ledger_id)
+        topic = lock_topic_or_reopen_intent(connection, change.topic_id, snapshot.ledger_id)
         if topic is None:
             return False
-        row = read_newborn(
-            connection, snapshot.ledger_id, _cursor_list(connection, change.topic_id, change.subscription)
+        row = read_newborn_or_reopen_intent(
+            connection, snapshot.ledger_id, _lock_cursor_list(connection, change.topic_id, change.subscription)
         )
         if row is None or row.place is not None:
             return row is not None
         now = self._db.now_us(connection)
-        cursor = _lock_unchanged(connection, change, topic)
+        cursor = _lock_cursor_if_unchanged(connection, change, topic)
         if cursor is None:
             newborn = t.ledger.c.ledger_id == snapshot.ledger_id
-            file_intents(connection, newborn, batch_id="", now_us=now)
+            replace_ledgers_by_intents(connection, newborn, batch_id="", now_us=now)
             return False
-        publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
+        publish_component_ledger(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
         cursor.state = state_without_snapshot(cursor.state, snapshot)
         reason = f"superseded by ledger {snapshot.ledger_id}"
-        _move_state(connection, cursor, topic, snapshot.ledger_id, reason=reason, now_us=now)
+        _store_state_and_retire_snapshot(connection, cursor, topic, snapshot.ledger_id, reason=reason, now_us=now)
         return True
 
-    @writes("catalog.fold_snapshot")
+    @in_write_transaction("catalog.fold_snapshot")
     def fold_snapshot(
         self, connection: Connection, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
         topic = read_topic(connection, change.topic_id, share=True)
-        _cursor_list(connection, change.topic_id, change.subscription)
-        cursor = _lock_unchanged(connection, change, topic)
+        _lock_cursor_list(connection, change.topic_id, change.subscription)
+        cursor = _lock_cursor_if_unchanged(connection, change, topic)
         if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:
             return False
-        cursor.state = advance_mark_delete(complete_state(cursor.state, snapshot), spans(connection, change.topic_id))
+        cursor.state = advance_mark_delete(
+            complete_state(cursor.state, snapshot), read_visible_spans(connection, change.topic_id)
+        )
         if len(pack_acknowledged(cursor.state.acknowledged)) > limit_bytes:
             return False
         now = self._db.now_us(connection)
-        _move_state(connection, cursor, topic, None, reason="folded into its cursor's row", now_us=now)
+        _store_state_and_retire_snapshot(
+            connection, cursor, topic, None, reason="folded into its cursor's row", now_us=now
+        )
         return True
 
 
-def _seek(connection: Connection, topic_id: TopicId, name: str, position: Position, now_us: int) -> StoredCursor:
+def _seek_cursor(connection: Connection, topic_id: TopicId, name: str, position: Position, now_us: int) -> StoredCursor:
     topic = lock_active_topic(connection, topic_id)
-    list_id = data_list_id(connection, topic_id, lock=True)
-    _cursor_list(connection, topic_id, name)
-    cursor = LockedCursor.from_row(_existing(connection, select_cursor(topic_id, name).with_for_update(), name))
-    cursor.state = seek(position, spans(connection, topic_id))
+    list_id = read_data_list_id(connection, topic_id, lock=True)
+    _lock_cursor_list(connection, topic_id, name)
+    cursor = LockedCursor.from_row(
+        _require_cursor_row(connection, select_cursor(topic_id, name).with_for_update(), name)
+    )
+    cursor.state = seek(position, read_visible_spans(connection, topic_id))
     cursor.seeks += 1
     cursor.releases += 1
-    _move_state(connection, cursor, topic, None, reason="the cursor was moved by a seek", now_us=now_us)
-    raise_version(connection, list_id)
+    _store_state_and_retire_snapshot(
+        connection, cursor, topic, None, reason="the cursor was moved by a seek", now_us=now_us
+    )
+    raise_list_version(connection, list_id)
     return StoredCursor(
         name=name,
         state=cursor.state,
@@ -148,27 +167,27 @@ def _seek(connection: Connection, topic_id: TopicId, name: str, position: Positi
     )
 
 
-def _cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:
+def _lock_cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:
     """Lock the list of a cursor's ledgers and return its id, or -1 if the list does not exist."""
     return lock_component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
 
 
-def _lock_unchanged(connection: Connection, change: SnapshotChange, topic: Topic) -> LockedCursor | None:
+def _lock_cursor_if_unchanged(connection: Connection, change: SnapshotChange, topic: Topic) -> LockedCursor | None:
     row = connection.execute(select_cursor(change.topic_id, change.subscription).with_for_update()).first()
     is_unchanged = row is not None and (row.snapshot_ledger, row.seeks) == (change.expected, change.seeks)
     return LockedCursor.from_row(row) if row and is_unchanged and topic.state is TopicState.ACTIVE else None
 
 
-def _move_state(
+def _store_state_and_retire_snapshot(
     connection: Connection, cursor: LockedCursor, topic: Topic, snapshot: LedgerId | None, *, reason: str, now_us: int
 ) -> None:
     if cursor.snapshot_ledger is not None:
-        retire_ledger(connection, cursor.snapshot_ledger, topic, reason=reason, now_us=now_us)
+        retire_component_ledger(connection, cursor.snapshot_ledger, topic, reason=reason, now_us=now_us)
     cursor.snapshot_ledger = snapshot
     store_cursors(connection, [cursor])
 
 
-def _existing(connection: Connection, query: Any, name: str) -> Row[Any]:  # noqa: ANN401
+def _require_cursor_row(connection: Connection, query: Any, name: str) -> Row[Any]:  # noqa: ANN401
     row: Row[Any] | None = connection.execute(query).first()
     if row is None:
         raise UnknownObject("subscription", expected="an existing subscription", found=name)

@@ -11,17 +11,17 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, literal, select, true, update
 
 from infra.catalog import tables as t
-from infra.catalog.delayed.index_work_queries import count_entries_behind, delayed_sizes
-from infra.catalog.deletion.run_rows import UNCLAIMED, claim_columns
+from infra.catalog.delayed.index_work_queries import build_delayed_topic_queries, count_delayed_entries_after
+from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, claim_columns
 from infra.catalog.engine.dialect_sql import (
     BIG,
+    BulkStatement,
     DatabaseClock,
-    Statement,
-    among,
-    bulk_parameter,
+    build_bulk_parameter,
+    build_dialect_insert,
+    build_insert_if_absent,
     dataclass_from_row,
-    dialect_insert,
-    insert_if_absent,
+    is_one_of,
 )
 from logstore.delayed.index_buckets import Bucket, BucketList
 from logstore.ports.catalog import Claim
@@ -32,48 +32,48 @@ _CLAIMS_PER_PAGE: Final = 1_000  # appends to these topics wait meanwhile
 _NEW_ROW: Final = {"version": 0, "sealed_ledger": EARLIEST.ledger_id, "sealed_entry": EARLIEST.entry_id, "unsealed": 0}
 
 
-def count_delayed(connection: Connection, delayed: Mapping[int, int]) -> None:
+def add_to_unsealed_counts(connection: Connection, delayed: Mapping[int, int]) -> None:
     """Count newly registered entries with a delivery time, by topic, in one statement. The topics are share-locked.
 
     Rows are locked in ascending order, after the locks on the ledgers that grew.
     """
-    _counting_statement(connection.dialect.name).execute(connection, delayed.items())
+    _compile_unsealed_increment(connection.dialect.name).execute(connection, delayed.items())
 
 
 @cache
-def _counting_statement(dialect: str) -> Statement:
-    rows = bulk_parameter(dialect, "delayed", {"topic_id": BIG, "entries": BIG})
+def _compile_unsealed_increment(dialect: str) -> BulkStatement:
+    rows = build_bulk_parameter(dialect, "delayed", {"topic_id": BIG, "entries": BIG})
     new = {name: literal(value) for name, value in _NEW_ROW.items()} | {"unsealed": rows.source.c.entries}
     columns = {"topic_id": rows.source.c.topic_id, **new, "changed_us": DatabaseClock()}
     values = select(*columns.values()).where(true())  # without WHERE, SQLite takes ON for a join's
-    put = dialect_insert(dialect, t.delayed_index).from_select(list(columns), values)
+    put = build_dialect_insert(dialect, t.delayed_index).from_select(list(columns), values)
     counted = {"unsealed": _I.unsealed + put.excluded.unsealed, "changed_us": put.excluded.changed_us}
-    return Statement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
+    return BulkStatement(sql=put.on_conflict_do_update(index_elements=["topic_id"], set_=counted), rows=rows)
 
 
-def read_list(connection: Connection, topic_id: TopicId) -> BucketList:
+def read_bucket_list(connection: Connection, topic_id: TopicId) -> BucketList:
     """Return the topic's list, or an empty list."""
     row = connection.execute(select(t.delayed_index).where(_I.topic_id == topic_id)).first()
-    return BucketList() if row is None else _to_list(connection, row)
+    return BucketList() if row is None else _bucket_list_from_row(connection, row)
 
 
-def lock_list(connection: Connection, topic_id: TopicId) -> BucketList:
+def lock_bucket_list(connection: Connection, topic_id: TopicId) -> BucketList:
     """Lock the list, and insert its row if it is missing. The topic is share-locked."""
-    connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
+    connection.execute(build_insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     locked = select(t.delayed_index).where(_I.topic_id == topic_id).with_for_update()
-    return _to_list(connection, connection.execute(locked).one())
+    return _bucket_list_from_row(connection, connection.execute(locked).one())
 
 
-def _to_list(connection: Connection, row: Row[Any]) -> BucketList:
+def _bucket_list_from_row(connection: Connection, row: Row[Any]) -> BucketList:
     ordered = select(t.delayed_bucket).where(_B.topic_id == row.topic_id).order_by(_B.first_ledger, _B.first_entry)
     return BucketList(
         version=row.version,
         sealed_to=Position(LedgerId(row.sealed_ledger), row.sealed_entry),
-        buckets=tuple(map(to_bucket, connection.execute(ordered))),
+        buckets=tuple(map(bucket_from_row, connection.execute(ordered))),
     )
 
 
-def to_bucket(row: Row[Any]) -> Bucket:
+def bucket_from_row(row: Row[Any]) -> Bucket:
     """Return a row of `delayed_bucket` as a value."""
     return dataclass_from_row(
         Bucket,
@@ -84,7 +84,7 @@ def to_bucket(row: Row[Any]) -> Bucket:
     )
 
 
-def change_list(
+def change_bucket_list(
     connection: Connection,
     topic_id: TopicId,
     *,
@@ -96,18 +96,18 @@ def change_list(
 
     An append whose entries are not visible here waits for the row, and counts its entries afterwards.
     """
-    connection.execute(delete(t.delayed_bucket).where(among(connection, _B.ledger_id, removed)))
-    rows = [_to_row(topic_id, bucket) for bucket in added]
+    connection.execute(delete(t.delayed_bucket).where(is_one_of(connection, _B.ledger_id, removed)))
+    rows = [_row_from_bucket(topic_id, bucket) for bucket in added]
     if rows:
         connection.execute(insert(t.delayed_bucket), rows)
     values: dict[str, Any] = {"version": _I.version + 1}
     if sealed_to is not None:
         end = {"sealed_ledger": sealed_to.ledger_id, "sealed_entry": sealed_to.entry_id}
-        values |= end | {"unsealed": _count_unsealed(topic_id, *end.values())}
+        values |= end | {"unsealed": _select_unsealed_count(topic_id, *end.values())}
     connection.execute(update(t.delayed_index).where(_I.topic_id == topic_id).values(values))
 
 
-def recount_unsealed(connection: Connection, topic_id: TopicId) -> None:
+def recount_unsealed_entries(connection: Connection, topic_id: TopicId) -> None:
     """Count a topic's unsealed entries again after ledgers were removed.
 
     The row is locked after the ledgers and before cursors, as in a group commit.
@@ -116,33 +116,33 @@ def recount_unsealed(connection: Connection, topic_id: TopicId) -> None:
     row = connection.execute(select(_I.sealed_ledger, _I.sealed_entry).where(*has_unsealed).with_for_update()).first()
     if row is not None:
         recounted = update(t.delayed_index).where(_I.topic_id == topic_id)
-        connection.execute(recounted.values(unsealed=_count_unsealed(topic_id, *row)))
+        connection.execute(recounted.values(unsealed=_select_unsealed_count(topic_id, *row)))
 
 
-def recount_all_unsealed(connection: Connection) -> None:
+def recount_unsealed_entries_of_all_topics(connection: Connection) -> None:
     """Count the unsealed entries of all topics again, in a catalog without other writers."""
     new = {name: literal(value) for name, value in _NEW_ROW.items()}
-    in_log, _ = delayed_sizes()
+    in_log, _ = build_delayed_topic_queries()
     topics = select(in_log.subquery().c.topic_id, *new.values()).where(true())
-    connection.execute(insert_if_absent(connection, t.delayed_index).from_select(["topic_id", *new], topics))
-    unsealed = count_entries_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
+    connection.execute(build_insert_if_absent(connection, t.delayed_index).from_select(["topic_id", *new], topics))
+    unsealed = count_delayed_entries_after(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
     connection.execute(update(t.delayed_index).values(unsealed=unsealed))
     without_time = update(t.delayed_index).where(_I.unsealed > 0, _I.changed_us.is_(None))
     connection.execute(without_time.values(changed_us=DatabaseClock()))
 
 
-def clear_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
+def clear_bucket_lists(connection: Connection, topic_ids: Collection[TopicId]) -> None:
     """Empty lists and reset their sealed ranges, because storage has lost a snapshot. The log has all messages."""
-    connection.execute(delete(t.delayed_bucket).where(among(connection, _B.topic_id, topic_ids)))
+    connection.execute(delete(t.delayed_bucket).where(is_one_of(connection, _B.topic_id, topic_ids)))
     reset = {name: value for name, value in _NEW_ROW.items() if name != "version"} | {"version": _I.version + 1}
-    connection.execute(update(t.delayed_index).where(among(connection, _I.topic_id, topic_ids)).values(reset))
+    connection.execute(update(t.delayed_index).where(is_one_of(connection, _I.topic_id, topic_ids)).values(reset))
 
 
-def _count_unsealed(topic_id: TopicId, ledger: int, entry: int) -> ScalarSelect[int]:
-    return count_entries_behind(*(literal(value, t.Big) for value in (topic_id, ledger, entry)))
+def _select_unsealed_count(topic_id: TopicId, ledger: int, entry: int) -> ScalarSelect[int]:
+    return count_delayed_entries_after(*(literal(value, t.Big) for value in (topic_id, ledger, entry)))
 
 
-def _to_row(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
+def _row_from_bucket(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
     summary = {name: getattr(bucket, name) for name in ("messages", "segments", "first_ms", "last_ms")}
     ends = {
         "first_ledger": bucket.first.ledger_id,
@@ -153,9 +153,9 @@ def _to_row(topic_id: TopicId, bucket: Bucket) -> dict[str, int]:
     return {"ledger_id": bucket.bucket_id, "topic_id": topic_id, **ends, **summary}
 
 
-def claim_list(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
+def claim_bucket_list(connection: Connection, topic_id: TopicId, claim: Claim, *, now_us: int) -> bool:
     """Claim a topic's list or renew the claim. Return `False` if another workflow has a live claim."""
-    connection.execute(insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
+    connection.execute(build_insert_if_absent(connection, t.delayed_index).values(topic_id=topic_id, **_NEW_ROW))
     is_claimed = and_(
         _I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us
     )
@@ -163,28 +163,28 @@ def claim_list(connection: Connection, topic_id: TopicId, claim: Claim, *, now_u
     return connection.execute(claimable.values(claim_columns(claim, now_us))).rowcount > 0
 
 
-def renew_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
+def renew_bucket_list_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
     """Renew a page of a workflow's claims, of topics above `after`. Rows are locked ascending, as appends lock them."""
     own = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
     page = connection.execute(own.order_by(_I.topic_id).limit(_CLAIMS_PER_PAGE).with_for_update()).scalars().all()
-    renewed = update(t.delayed_index).where(among(connection, _I.topic_id, page))
+    renewed = update(t.delayed_index).where(is_one_of(connection, _I.topic_id, page))
     connection.execute(renewed.values(claim_columns(claim, now_us)))
     return [TopicId(topic_id) for topic_id in page]
 
 
-def find_holder(connection: Connection, topic_id: TopicId, *, now_us: int) -> str | None:
+def find_bucket_list_holder(connection: Connection, topic_id: TopicId, *, now_us: int) -> str | None:
     """Return the workflow with a live claim of a topic's list."""
     live = select(_I.claim_workflow).where(_I.topic_id == topic_id, _I.claim_until_us > now_us)
     return connection.execute(live).scalar_one_or_none()
 
 
-def release_claim(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
+def release_bucket_list_claim(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
     """Release the claim of a topic's list if the claim belongs to that workflow."""
     own = update(t.delayed_index).where(_I.topic_id == topic_id, _I.claim_workflow == workflow_id)
-    connection.execute(own.values(UNCLAIMED))
+    connection.execute(own.values(NO_CLAIM_COLUMNS))
 
 
-def remove_index(connection: Connection, topic_id: TopicId) -> int:
+def remove_delayed_index(connection: Connection, topic_id: TopicId) -> int:
     """Remove the list of a deleted topic. Return the number of its buckets."""
     removed = connection.execute(delete(t.delayed_bucket).where(_B.topic_id == topic_id)).rowcount
     connection.execute(delete(t.delayed_index).where(_I.topic_id == topic_id))

@@ -6,20 +6,25 @@ from sqlalchemy import Connection
 
 from infra.catalog import tables as t
 from infra.catalog.delayed.bucket_rows import (
-    change_list,
-    claim_list,
-    find_holder,
-    lock_list,
-    read_list,
-    release_claim,
-    renew_claims,
+    change_bucket_list,
+    claim_bucket_list,
+    find_bucket_list_holder,
+    lock_bucket_list,
+    read_bucket_list,
+    release_bucket_list_claim,
+    renew_bucket_list_claims,
 )
-from infra.catalog.delayed.index_work_queries import count_all, count_unsealed, due_topics, select_droppable
-from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
-from infra.catalog.engine.database import CatalogAdapter, writes
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.component_ledgers import read_newborn, retire_ledger
-from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
+from infra.catalog.delayed.index_work_queries import (
+    count_delayed_totals,
+    count_unsealed_entries,
+    find_droppable_buckets,
+    find_topics_with_index_work,
+)
+from infra.catalog.deletion.intent_rows import reopen_newborn_intent, replace_ledgers_by_intents
+from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.component_ledgers import read_newborn_or_reopen_intent, retire_component_ledger
+from infra.catalog.log.ledger_rows import lock_component_list, publish_component_ledger
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.delayed.index_buckets import BucketLimits, BucketList
 from logstore.errors import PreconditionFailed, UnknownObject
@@ -32,61 +37,63 @@ class SqlDelayedIndex(CatalogAdapter):
     """Implementation of the port `DelayedIndex`."""
 
     def listed(self, topic_id: TopicId) -> BucketList:
-        return self._db.read(lambda connection: read_list(connection, topic_id))
+        return self._db.read(lambda connection: read_bucket_list(connection, topic_id))
 
     def unsealed(self, topic_id: TopicId) -> UnsealedCounts:
-        return self._db.read(lambda connection: count_unsealed(connection, topic_id))
+        return self._db.read(lambda connection: count_unsealed_entries(connection, topic_id))
 
     def counts(self) -> DelayedCounts:
-        return self._db.read(count_all)
+        return self._db.read(count_delayed_totals)
 
     def holder(self, topic_id: TopicId) -> str | None:
-        return self._db.read(lambda connection: find_holder(connection, topic_id, now_us=self._db.now_us(connection)))
+        return self._db.read(
+            lambda connection: find_bucket_list_holder(connection, topic_id, now_us=self._db.now_us(connection))
+        )
 
     def due_topics(self, limits: BucketLimits, *, after: TopicId, limit: int) -> list[TopicId]:
         return self._db.read(
-            lambda c: due_topics(c, limits, after=after, limit=limit, now_us=self._db.now_us(c)),
+            lambda c: find_topics_with_index_work(c, limits, after=after, limit=limit, now_us=self._db.now_us(c)),
         )
 
     def droppable(self, topic_id: TopicId) -> list[LedgerId]:
-        return self._db.read(lambda c: select_droppable(c, topic_id, now_us=self._db.now_us(c)))
+        return self._db.read(lambda c: find_droppable_buckets(c, topic_id, now_us=self._db.now_us(c)))
 
-    @writes("catalog.claim_buckets")
+    @in_write_transaction("catalog.claim_buckets")
     def claim(self, connection: Connection, topic_id: TopicId, claim: Claim) -> bool:
         try:
             lock_active_topic(connection, topic_id)
         except (UnknownObject, PreconditionFailed):
             return False
-        return claim_list(connection, topic_id, claim, now_us=self._db.now_us(connection))
+        return claim_bucket_list(connection, topic_id, claim, now_us=self._db.now_us(connection))
 
     def renew(self, claim: Claim) -> int:
         renewed, page = 0, [TopicId(-1)]
         while page:
             after = page[-1]
-            page = self._db.write(lambda c: renew_claims(c, claim, after=after, now_us=self._db.now_us(c)))  # noqa: B023 - called here
+            page = self._db.write(lambda c: renew_bucket_list_claims(c, claim, after=after, now_us=self._db.now_us(c)))  # noqa: B023 - called here
             renewed += len(page)
         return renewed
 
-    @writes("catalog.release_buckets")
+    @in_write_transaction("catalog.release_buckets")
     def release(self, connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
-        release_claim(connection, topic_id, workflow_id)
+        release_bucket_list_claim(connection, topic_id, workflow_id)
 
-    @writes("catalog.switch_buckets")
+    @in_write_transaction("catalog.switch_buckets")
     def switch(self, connection: Connection, switch: BucketSwitch) -> bool:
         added_ids = [new.bucket.bucket_id for new in switch.added]
         try:
             topic = read_topic(connection, switch.topic_id, share=True)
         except UnknownObject:
             for ledger_id in added_ids:
-                reopen_intent(connection, ledger_id)
+                reopen_newborn_intent(connection, ledger_id)
             return False
         list_id = lock_component_list(connection, switch.topic_id, Component.DELAYED_INDEX, {})
         row_by_id = {
             bucket_id: row
             for bucket_id in added_ids
-            if (row := read_newborn(connection, bucket_id, list_id)) is not None
+            if (row := read_newborn_or_reopen_intent(connection, bucket_id, list_id)) is not None
         }
-        current = lock_list(connection, switch.topic_id)
+        current = lock_bucket_list(connection, switch.topic_id)
         if current.includes_change(
             expected=switch.expected, removed=switch.removed, added=added_ids, sealed_to=switch.sealed_to
         ):
@@ -96,31 +103,37 @@ class SqlDelayedIndex(CatalogAdapter):
         listed = {bucket.bucket_id for bucket in current.buckets}
         is_successor = current.version == switch.expected and listed.issuperset(switch.removed)
         if not is_successor or len(unlisted) < len(added_ids) or topic.state is not TopicState.ACTIVE:
-            file_intents(connection, among(connection, t.ledger.c.ledger_id, unlisted), batch_id="", now_us=now)
+            replace_ledgers_by_intents(
+                connection, is_one_of(connection, t.ledger.c.ledger_id, unlisted), batch_id="", now_us=now
+            )
             return False
         buckets = [new.bucket for new in switch.added]
         # The result is not needed. The call raises `InvalidInput` if buckets overlap.
         current.next_version(removed=switch.removed, added=buckets, sealed_to=switch.sealed_to)
-        change_list(connection, switch.topic_id, removed=switch.removed, added=buckets, sealed_to=switch.sealed_to)
+        change_bucket_list(
+            connection, switch.topic_id, removed=switch.removed, added=buckets, sealed_to=switch.sealed_to
+        )
         for new in switch.added:
             row = row_by_id[new.bucket.bucket_id]
-            publish_newborn(connection, row, size_bytes=new.size_bytes, sha256=new.sha256, now_us=now)
-        _retire_all(connection, switch.removed, topic, switch.reason, now)
+            publish_component_ledger(connection, row, size_bytes=new.size_bytes, sha256=new.sha256, now_us=now)
+        _retire_buckets(connection, switch.removed, topic, switch.reason, now)
         return True
 
-    @writes("catalog.clear_buckets")
+    @in_write_transaction("catalog.clear_buckets")
     def clear(self, connection: Connection, topic_id: TopicId, *, reason: str) -> int:
         topic = lock_active_topic(connection, topic_id)
         lock_component_list(connection, topic_id, Component.DELAYED_INDEX, {})
-        removed = [bucket.bucket_id for bucket in lock_list(connection, topic_id).buckets]
-        change_list(connection, topic_id, removed=removed, added=(), sealed_to=EARLIEST)
-        _retire_all(connection, removed, topic, reason, self._db.now_us(connection))
+        removed = [bucket.bucket_id for bucket in lock_bucket_list(connection, topic_id).buckets]
+        change_bucket_list(connection, topic_id, removed=removed, added=(), sealed_to=EARLIEST)
+        _retire_buckets(connection, removed, topic, reason, self._db.now_us(connection))
         return len(removed)
 
     def now_ms(self) -> int:
         return self._db.read(self._db.now_us) // 1000
 
 
-def _retire_all(connection: Connection, removed: Sequence[LedgerId], topic: Topic, reason: str, now_us: int) -> None:
+def _retire_buckets(
+    connection: Connection, removed: Sequence[LedgerId], topic: Topic, reason: str, now_us: int
+) -> None:
     for ledger_id in removed:
-        retire_ledger(connection, ledger_id, topic, reason=reason, now_us=now_us)
+        retire_component_ledger(connection, ledger_id, topic, reason=reason, now_us=now_us)

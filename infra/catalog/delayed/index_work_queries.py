@@ -27,7 +27,7 @@ _I, _B, _L, _S, _C = t.delayed_index.c, t.delayed_bucket.c, t.ledger.c, t.segmen
 _DROP_DELAY_MS: Final = 60_000  # margin after a bucket's last delivery time, because clocks differ
 
 
-def _is_listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
+def _match_listed_data_ledgers(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
     """Select the topic's listed data ledgers. Their places are their ids, and the places have an index."""
     lists = t.ledger_list.c
     return (
@@ -38,37 +38,39 @@ def _is_listed(topic_id: ColumnElement[int]) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def count_entries_behind(
+def count_delayed_entries_after(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
     """Count delayed entries in segments that begin after a position. Seals end at segment ends."""
     is_behind = or_(_L.ledger_id > ledger, and_(_L.ledger_id == ledger, _S.first_entry > entry))
-    is_in_segment = (*_is_listed(topic_id), _L.place >= ledger, _S.ledger_id == _L.ledger_id, is_behind)
+    is_in_segment = (*_match_listed_data_ledgers(topic_id), _L.place >= ledger, _S.ledger_id == _L.ledger_id, is_behind)
     return select(func.coalesce(func.sum(_S.delayed), 0)).where(*is_in_segment).scalar_subquery()
 
 
-def count_ledgers_behind(
+def count_ledgers_after(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
     """Count the topic's ledgers with entries after a position."""
     is_behind = or_(and_(_L.ledger_id > ledger, _L.entries > 0), and_(_L.ledger_id == ledger, _L.entries - 1 > entry))
     return (
-        select(func.count(_L.ledger_id)).where(*_is_listed(topic_id), _L.place >= ledger, is_behind).scalar_subquery()
+        select(func.count(_L.ledger_id))
+        .where(*_match_listed_data_ledgers(topic_id), _L.place >= ledger, is_behind)
+        .scalar_subquery()
     )
 
 
-def count_unsealed(connection: Connection, topic_id: TopicId) -> UnsealedCounts:
+def count_unsealed_entries(connection: Connection, topic_id: TopicId) -> UnsealedCounts:
     """Count unsealed entries from segments. The topic's row may still count trimmed entries."""
     query = select(_I.sealed_ledger, _I.sealed_entry, _I.changed_us).where(_I.topic_id == topic_id)
     row = connection.execute(query).first()
     ledger, entry = (EARLIEST.ledger_id, EARLIEST.entry_id) if row is None else (row.sealed_ledger, row.sealed_entry)
     position = (literal(topic_id, t.Big), literal(ledger, t.Big), literal(entry, t.Big))
-    counts = select(count_entries_behind(*position), count_ledgers_behind(*position))
+    counts = select(count_delayed_entries_after(*position), count_ledgers_after(*position))
     entries, ledgers = connection.execute(counts).one()
     return UnsealedCounts(entries=int(entries), ledgers=ledgers, changed_us=None if row is None else row.changed_us)
 
 
-def count_all(connection: Connection) -> DelayedCounts:
+def count_delayed_totals(connection: Connection) -> DelayedCounts:
     """Return the totals of all topics, from the counts in their rows."""
     sealed = select(func.count(), func.coalesce(func.sum(_B.messages), 0))
     buckets, messages = connection.execute(sealed.select_from(t.delayed_bucket)).one()
@@ -76,14 +78,14 @@ def count_all(connection: Connection) -> DelayedCounts:
     return DelayedCounts(buckets=buckets, messages=int(messages), unsealed=int(unsealed))
 
 
-def select_droppable(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
+def find_droppable_buckets(connection: Connection, topic_id: TopicId, *, now_us: int) -> list[LedgerId]:
     """Return the topic's buckets to drop, ascending by range."""
-    query = select(_B.ledger_id).where(_B.topic_id == topic_id, _is_droppable(now_us))
+    query = select(_B.ledger_id).where(_B.topic_id == topic_id, _match_droppable_buckets(now_us))
     bucket_ids = connection.execute(query.order_by(_B.first_ledger, _B.first_entry)).scalars()
     return [LedgerId(bucket_id) for bucket_id in bucket_ids]
 
 
-def _is_droppable(now_us: int) -> ColumnElement[bool]:
+def _match_droppable_buckets(now_us: int) -> ColumnElement[bool]:
     """Select buckets whose messages are all due, acknowledged by every subscription, or trimmed."""
     is_of_topic = _C.topic_id == _B.topic_id
     is_before_end = or_(
@@ -94,11 +96,11 @@ def _is_droppable(now_us: int) -> ColumnElement[bool]:
     return or_(
         _B.last_ms <= now_us // 1000 - _DROP_DELAY_MS,
         is_acknowledged,
-        ~exists().where(*_is_listed(_B.topic_id), is_in_range),
+        ~exists().where(*_match_listed_data_ledgers(_B.topic_id), is_in_range),
     )
 
 
-def due_topics(
+def find_topics_with_index_work(
     connection: Connection, limits: BucketLimits, *, after: TopicId, limit: int, now_us: int
 ) -> list[TopicId]:
     """Return unclaimed topics above `after` with work to seal, merge or drop, ascending."""
@@ -107,19 +109,23 @@ def due_topics(
     is_of_topic = _B.topic_id == _I.topic_id
     buckets = select(func.count()).select_from(t.delayed_bucket).where(is_of_topic).scalar_subquery()
     should_merge = literal(limits.buckets) < buckets
-    has_work = or_(_should_seal(limits, now_us), should_merge, exists().where(is_of_topic, _is_droppable(now_us)))
+    has_work = or_(
+        _match_topics_to_seal(limits, now_us),
+        should_merge,
+        exists().where(is_of_topic, _match_droppable_buckets(now_us)),
+    )
     query = select(_I.topic_id).where(_I.topic_id > after, is_unclaimed, is_active, has_work)
     return [TopicId(topic_id) for topic_id in connection.execute(query.order_by(_I.topic_id).limit(limit)).scalars()]
 
 
-def _should_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
+def _match_topics_to_seal(limits: BucketLimits, now_us: int) -> ColumnElement[bool]:
     idle_since_us = now_us - round(limits.idle_s * 1_000_000)
-    ledgers = count_ledgers_behind(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
+    ledgers = count_ledgers_after(_I.topic_id, _I.sealed_ledger, _I.sealed_entry)
     is_idle_or_long = or_(_I.changed_us <= idle_since_us, literal(limits.ledgers) <= ledgers)
     return or_(_I.unsealed >= limits.messages, and_(_I.unsealed > 0, is_idle_or_long))
 
 
-def delayed_sizes() -> tuple[Select[Any], Select[Any]]:
+def build_delayed_topic_queries() -> tuple[Select[Any], Select[Any]]:
     """Return two queries: topics with delayed messages in their log, and topics with buckets. A topic may be in both.
 
     The columns are `topic_id` and `size`, the number of delayed messages in the log.

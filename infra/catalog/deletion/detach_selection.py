@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.run_rows import is_stalled
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.data_ledgers import filter_listed
-from infra.catalog.offload.upload_ends import is_abandoned_upload
-from infra.catalog.transactions.buffer_rows import has_unsettled_range
+from infra.catalog.deletion.run_rows import match_stalled_intents
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.data_ledgers import filter_listed_ledgers
+from infra.catalog.offload.upload_ends import match_abandoned_uploads
+from infra.catalog.transactions.buffer_rows import match_unsettled_ledgers
 from logstore.deletion.intent_queue_rules import MAX_IDS_PER_CALL, normalize_ids
 from logstore.deletion.intents import Outcome
 from logstore.deletion.retention import (
@@ -28,7 +28,7 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListView:
+class TopicListView:
     """Facts about a topic's locked list that selection needs."""
 
     topic_id: TopicId
@@ -43,7 +43,7 @@ class ListView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detachable:
+class LedgersToDetach:
     """Ledgers of a list to detach."""
 
     ids: Sequence[LedgerId]
@@ -51,14 +51,14 @@ class Detachable:
     finished: dict[str, int]  # requested rows that had ended before, by outcome
 
 
-def find_detachable(
+def select_ledgers_to_detach(
     connection: Connection,
-    view: ListView,
+    view: TopicListView,
     requested_ids: Sequence[LedgerId] | None,
     *,
     force: bool,
     rolled: LedgerId | None = None,
-) -> Detachable:
+) -> LedgersToDetach:
     """Return the requested ledgers. `None` selects the ledgers that retention does not keep.
 
     `rolled` is the last ledger. It counts as closed, with another ledger after it.
@@ -73,7 +73,7 @@ def find_detachable(
     return _select_by_id(connection, view, requested_ids, force=force)
 
 
-def _select_by_retention(connection: Connection, view: ListView, rolled: LedgerId | None) -> Detachable:
+def _select_by_retention(connection: Connection, view: TopicListView, rolled: LedgerId | None) -> LedgersToDetach:
     in_list, is_listed = t.ledger.c.list_id == view.list_id, t.ledger.c.place.is_not(None)
     total_bytes = connection.execute(select(func.sum(t.ledger.c.size_bytes)).where(in_list, is_listed)).scalar_one()
     facts = _read_ledger_facts(connection, in_list, view.now_us)
@@ -87,33 +87,35 @@ def _select_by_retention(connection: Connection, view: ListView, rolled: LedgerI
     )
     ids = [ledger.ledger_id for ledger in prefix]
     end = ids[-1] if ids else -1
-    return Detachable(ids=ids, rows=in_list & is_listed & (t.ledger.c.ledger_id <= end), finished={})
+    return LedgersToDetach(ids=ids, rows=in_list & is_listed & (t.ledger.c.ledger_id <= end), finished={})
 
 
 def _select_by_id(
-    connection: Connection, view: ListView, requested_ids: Sequence[LedgerId], *, force: bool
-) -> Detachable:
+    connection: Connection, view: TopicListView, requested_ids: Sequence[LedgerId], *, force: bool
+) -> LedgersToDetach:
     ids = normalize_ids("ledger ids", requested_ids)
-    rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
+    rows = (t.ledger.c.list_id == view.list_id) & is_one_of(connection, t.ledger.c.ledger_id, ids)
     listed_ledgers = {ledger.ledger_id: ledger for ledger in _read_ledger_facts(connection, rows, view.now_us)}
-    finished = _count_earlier_outcomes(
+    finished = _count_outcomes_of_earlier_detaches(
         connection, view, [ledger_id for ledger_id in ids if ledger_id not in listed_ledgers]
     )
     marks = {} if force else view.marks
     require_unneeded_ledgers(view.topic, listed_ledgers.values(), last=view.last, mark_delete_by_subscription=marks)
-    return Detachable(ids=sorted(listed_ledgers), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
+    return LedgersToDetach(ids=sorted(listed_ledgers), rows=rows & t.ledger.c.place.is_not(None), finished=finished)
 
 
-def choose_detachable(
-    connection: Connection, view: ListView, chosen: Sequence[Ledger]
-) -> tuple[Detachable, dict[LedgerId, str]]:
+def recheck_chosen_ledgers(
+    connection: Connection, view: TopicListView, chosen: Sequence[Ledger]
+) -> tuple[LedgersToDetach, dict[LedgerId, str]]:
     """Check ledgers that were read earlier. Return the ledgers to detach, and the reason to keep each other ledger."""
     ids = [ledger.ledger_id for ledger in chosen]
     if len(ids) > MAX_IDS_PER_CALL:
         raise InvalidInput("ledgers", expected=f"at most {MAX_IDS_PER_CALL}", found=len(ids))
-    rows = (t.ledger.c.list_id == view.list_id) & among(connection, t.ledger.c.ledger_id, ids)
-    now = {ledger.ledger_id: ledger for ledger in filter_listed(connection, view.topic_id, ids)}
-    reason_by_ledger = {ledger.ledger_id: _describe_change(ledger, now.get(ledger.ledger_id)) for ledger in chosen}
+    rows = (t.ledger.c.list_id == view.list_id) & is_one_of(connection, t.ledger.c.ledger_id, ids)
+    now = {ledger.ledger_id: ledger for ledger in filter_listed_ledgers(connection, view.topic_id, ids)}
+    reason_by_ledger = {
+        ledger.ledger_id: _describe_change_since_read(ledger, now.get(ledger.ledger_id)) for ledger in chosen
+    }
     for facts in _read_ledger_facts(connection, rows, view.now_us):
         reason = reason_by_ledger.get(facts.ledger_id) or reason_to_keep(
             facts, last=view.last, mark_delete_by_subscription=view.marks
@@ -121,26 +123,28 @@ def choose_detachable(
         reason_by_ledger[facts.ledger_id] = reason or ""
     detached_ids = sorted(ledger_id for ledger_id, reason in reason_by_ledger.items() if not reason)
     where = (t.ledger.c.list_id == view.list_id) & t.ledger.c.place.is_not(None)
-    to_detach = Detachable(
-        ids=detached_ids, rows=where & among(connection, t.ledger.c.ledger_id, detached_ids), finished={}
+    to_detach = LedgersToDetach(
+        ids=detached_ids, rows=where & is_one_of(connection, t.ledger.c.ledger_id, detached_ids), finished={}
     )
     return to_detach, {ledger_id: reason for ledger_id, reason in reason_by_ledger.items() if reason}
 
 
-def _describe_change(read: Ledger, now: Ledger | None) -> str:
+def _describe_change_since_read(read: Ledger, now: Ledger | None) -> str:
     if now is None:
         return "it is in its list no more"
     return "" if now == read else "it has changed since it was looked at"
 
 
-def _count_earlier_outcomes(connection: Connection, view: ListView, ids: list[LedgerId]) -> dict[str, int]:
+def _count_outcomes_of_earlier_detaches(
+    connection: Connection, view: TopicListView, ids: list[LedgerId]
+) -> dict[str, int]:
     """Count outcomes of ledgers that were detached earlier. RETRYING means that a workflow is at work.
 
     Stalled intents are not counted, because the caller adopts them.
     """
     p = t.pending_deletion.c
-    is_requested = among(connection, p.ledger_id, ids)
-    stalled = is_stalled(view.now_us).label("stalled")
+    is_requested = is_one_of(connection, p.ledger_id, ids)
+    stalled = match_stalled_intents(view.now_us).label("stalled")
     query = select(p.ledger_id, p.outcome, stalled).where(p.topic_id == view.topic_id, is_requested)
     rows = connection.execute(query).all() if ids else []
     unknown = sorted(set(ids) - {row.ledger_id for row in rows})
@@ -156,10 +160,10 @@ def _read_ledger_facts(connection: Connection, rows: ColumnElement[bool], now_us
         c.ledger_id == t.ledger.c.ledger_id,
         c.kind == CopyKind.OFFLOADED_LEDGER.value,
         c.state == CopyState.WRITING.value,
-        ~is_abandoned_upload(now_us),
+        ~match_abandoned_uploads(now_us),
     )
     columns = (t.ledger.c.ledger_id, t.ledger.c.state, t.ledger.c.entries, t.ledger.c.size_bytes, t.ledger.c.closed_us)
-    transacting = has_unsettled_range(t.ledger.c.ledger_id).label("transacting")
+    transacting = match_unsettled_ledgers(t.ledger.c.ledger_id).label("transacting")
     query = select(*columns, writing.label("offloading"), transacting).where(rows, t.ledger.c.place.is_not(None))
     ordered = query.order_by(t.ledger.c.place)
     with connection.execute(ordered, execution_options={"yield_per": 1000}) as result:

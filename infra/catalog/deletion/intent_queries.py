@@ -10,13 +10,13 @@ from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_,
 from infra.catalog import tables as t
 from infra.catalog.engine.dialect_sql import (
     BIG,
-    Statement,
-    as_text,
-    bulk_parameter,
+    BulkStatement,
+    build_bulk_parameter,
+    cast_to_text,
     dataclass_from_row,
-    parse_context,
-    parse_context_or_empty,
     parse_json_object,
+    parse_offload_context,
+    parse_offload_context_or_empty,
 )
 from logstore.deletion.intent_queue_rules import split_batch_into_ranges
 from logstore.deletion.intents import DeletionIntent, DeletionState, Outcome
@@ -32,21 +32,21 @@ _NUMBERS = (
 )  # fmt: skip
 _TEXTS = ("batch_id", "application", "component", "topic")
 
-INTENT: tuple[ColumnElement[Any], ...] = (
+INTENT_COLUMNS: tuple[ColumnElement[Any], ...] = (
     *(column for column in t.pending_deletion.c if column.name != "context"),
-    as_text(t.pending_deletion.c.context),
+    cast_to_text(t.pending_deletion.c.context),
 )
-"""Columns that `to_intent` reads. The context is read as text, because invalid JSON would fail the whole result."""
+"""Columns that `intent_from_row` reads. The context is cast to text, because invalid JSON would fail the query."""
 
 
-def to_intent(row: Row[Any]) -> DeletionIntent:
-    """Convert a row of `INTENT`.
+def intent_from_row(row: Row[Any]) -> DeletionIntent:
+    """Convert a row of `INTENT_COLUMNS`.
 
     A damaged row gets `damage`. An error would stop the whole chunk (YahooArchive/bookkeeper#17).
     """
     values = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
-    damage = _find_damage(values)
-    numbers = {name: number_in(values[name]) for name in _NUMBERS}
+    damage = _describe_damage(values)
+    numbers = {name: number_or_zero(values[name]) for name in _NUMBERS}
     texts = {  # SQLite accepts bytes in a text column
         name: text.decode(errors="replace") if isinstance(text := values[name], bytes) else str(text) for name in _TEXTS
     }
@@ -56,29 +56,29 @@ def to_intent(row: Row[Any]) -> DeletionIntent:
         **(numbers | {"durable": bool(numbers["durable"])}),
         **texts,
         copy=CopyKind(values["copy"]) if values["copy"] in set(CopyKind) else CopyKind.LEDGER,
-        keys=keys_of(values["keys"]),
-        context=parse_context_or_empty(values["context"]),
-        state=state_of(values["state"]),
-        outcome=outcome_of(values["state"], values["outcome"]),
+        keys=parse_owner_keys(values["keys"]),
+        context=parse_offload_context_or_empty(values["context"]),
+        state=parse_intent_state(values["state"]),
+        outcome=parse_outcome(values["state"], values["outcome"]),
         last_error=values["last_error"] or (damage and f"damaged {damage}"),
-        keys_left_attempts=number_in(values["keys_left_attempts"]),
+        keys_left_attempts=number_or_zero(values["keys_left_attempts"]),
         handed_to=values["claim_workflow"],
         damage=damage,
     )
 
 
-def is_dead_letter() -> ColumnElement[bool]:
+def match_dead_letters() -> ColumnElement[bool]:
     """Select rows that are neither pending nor deleted, including unknown states. Ranges make the index usable."""
     state, deleted, pending = t.pending_deletion.c.state, DeletionState.DELETED.value, DeletionState.PENDING.value
     return or_(state < deleted, and_(state > deleted, state < pending), state > pending)
 
 
-def state_of(stored: str) -> DeletionState:
+def parse_intent_state(stored: str) -> DeletionState:
     """Parse a stored state. An unknown state counts as a dead letter."""
     return DeletionState(stored) if stored in set(DeletionState) else DeletionState.DEAD_LETTERED
 
 
-def outcome_of(state: str, outcome: str | None) -> Outcome | None:
+def parse_outcome(state: str, outcome: str | None) -> Outcome | None:
     """Parse a stored outcome. Derive an unreadable outcome from the state."""
     if state not in set(DeletionState):
         return Outcome.INVALID
@@ -87,22 +87,22 @@ def outcome_of(state: str, outcome: str | None) -> Outcome | None:
     return None if state == DeletionState.PENDING else Outcome(state)
 
 
-def keys_of(text: str) -> dict[str, str]:
+def parse_owner_keys(text: str) -> dict[str, str]:
     """Parse the keys of a component. An unreadable text gives no keys."""
     return {name: str(value) for name, value in (parse_json_object(text) or {}).items()}
 
 
-def number_in(stored: object) -> int:
+def number_or_zero(stored: object) -> int:
     """Return a stored number, or 0 for another type, which SQLite accepts in a number column."""
     return stored if isinstance(stored, int) else 0
 
 
-def _find_damage(found: RowMapping) -> str | None:
+def _describe_damage(found: RowMapping) -> str | None:
     readable = {
         "state": found["state"] in set(DeletionState),
         "copy": found["copy"] in set(CopyKind),
         "keys": parse_json_object(found["keys"]) is not None,
-        "context": parse_context(found["context"]) is not None,
+        "context": parse_offload_context(found["context"]) is not None,
         **{name: isinstance(found[name], int) for name in _NUMBERS},
         **{name: isinstance(found[name], str) for name in _TEXTS},
     }
@@ -111,11 +111,11 @@ def _find_damage(found: RowMapping) -> str | None:
     )
 
 
-def count_by_outcome(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
+def tally_intents(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
     """Count intents by outcome."""
     sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
     query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
-    rows = [(outcome_of(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
+    rows = [(parse_outcome(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
     names = sorted({row[0].value for row in rows})
     return Tally(
         outcomes={name: sum(row[1] for row in rows if row[0] == name) for name in names},
@@ -124,17 +124,17 @@ def count_by_outcome(connection: Connection, *counted: ColumnElement[bool]) -> T
     )
 
 
-def next_ranges(connection: Connection, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
+def read_next_row_ranges(connection: Connection, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
     """Return the next ranges of unfinished rows of the batch, after row id `after`."""
-    page = connection.execute(_page(batch_id, after, rows * limit)).all()
-    rows_of_page = ((row.row_id, number_in(row.segments), bool(row.left)) for row in page)
+    page = connection.execute(_select_range_page(batch_id, after, rows * limit)).all()
+    rows_of_page = ((row.row_id, number_or_zero(row.segments), bool(row.left)) for row in page)
     return [
         RowRange(first=ids[0], last=ids[-1], rows=len(ids))
         for ids in islice(split_batch_into_ranges(rows_of_page, rows), limit)
     ]
 
 
-def _page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
+def _select_range_page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
     left, batch = and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)), _P.batch_id == batch_id
     page = select(_P.row_id).where(batch, _P.row_id > after, left).order_by(_P.row_id).limit(max_rows).subquery()
     ends = select(func.min(page.c.row_id).label("first"), func.max(page.c.row_id).label("last")).subquery()
@@ -143,7 +143,7 @@ def _page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
     return select(*columns).join(ends, within).where(batch).order_by(_P.row_id)
 
 
-def intents_for(
+def select_intents_to_file(
     to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
     """Return the column names of intents, and a query of their values. Arguments are those of `file_intents`."""
@@ -184,12 +184,12 @@ _COPIES = (
 )
 
 
-def select_fileable(ledgers: ColumnElement[bool]) -> Select[Any]:
-    """Select the ids of ledgers for which `intents_for` returns a row: rows of copy, list and topic exist."""
+def select_fileable_ledgers(ledgers: ColumnElement[bool]) -> Select[Any]:
+    """Select the ids of ledgers whose copy, list and topic have rows."""
     return select(t.ledger.c.ledger_id).select_from(_COPIES).where(ledgers).distinct()
 
 
-def count_filed(
+def count_filed_intents(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[FiledCount, ...]:
     """Count the intents that this transaction filed for a batch. Adopted intents are not counted.
@@ -209,7 +209,7 @@ _NAMES = (
 _LOCKED_COLUMNS = [_P[name] for name in _NAMES]
 
 
-def lock_unfinished(
+def lock_held_intents(
     connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
 ) -> dict[int, Row[Any]]:
     """Lock rows that are PENDING and held by the holder. Return them by row id.
@@ -222,15 +222,15 @@ def lock_unfinished(
         holder: Batch, or workflow with the claim of a row.
         unclaimed: Whether to leave out rows with a workflow of their own.
     """
-    query = _unfinished_query(connection.dialect.name, unclaimed=unclaimed)
+    query = _compile_intent_lock(connection.dialect.name, unclaimed=unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}
 
 
 @cache
-def _unfinished_query(dialect: str, *, unclaimed: bool) -> Statement:
-    ids, batch = bulk_parameter(dialect, "asked", {"id": BIG}), _P.batch_id == bindparam("holder")
+def _compile_intent_lock(dialect: str, *, unclaimed: bool) -> BulkStatement:
+    ids, batch = build_bulk_parameter(dialect, "asked", {"id": BIG}), _P.batch_id == bindparam("holder")
     whose = (
         and_(batch, _P.claim_workflow.is_(None)) if unclaimed else or_(batch, _P.claim_workflow == bindparam("holder"))
     )
     mine = (_P.row_id.in_(select(ids.source.c.id)), _P.state == DeletionState.PENDING.value, whose)
-    return Statement(sql=select(*_LOCKED_COLUMNS).where(*mine).order_by(_P.row_id).with_for_update(), rows=ids)
+    return BulkStatement(sql=select(*_LOCKED_COLUMNS).where(*mine).order_by(_P.row_id).with_for_update(), rows=ids)

@@ -24,9 +24,9 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_queries import INTENT, intents_for, lock_unfinished
-from infra.catalog.deletion.run_rows import UNCLAIMED, claim_columns, is_stalled
-from infra.catalog.engine.dialect_sql import among, insert_if_absent
+from infra.catalog.deletion.intent_queries import INTENT_COLUMNS, lock_held_intents, select_intents_to_file
+from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, claim_columns, match_stalled_intents
+from infra.catalog.engine.dialect_sql import build_insert_if_absent, is_one_of
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind
@@ -38,7 +38,7 @@ _PENDING = DeletionState.PENDING.value
 _COUNTED = {"preserve_rowcount": True}
 
 
-def file_intents(
+def replace_ledgers_by_intents(
     connection: Connection,
     to_delete: ColumnElement[bool],
     *,
@@ -57,13 +57,15 @@ def file_intents(
         cause: Actor and reason of the deletion. `None` if the ledger's creator gave it up.
         durable: Whether the ledgers leave tombstones.
     """
-    filing = insert(t.pending_deletion).from_select(*intents_for(to_delete, batch_id, now_us, cause, durable=durable))
+    filing = insert(t.pending_deletion).from_select(
+        *select_intents_to_file(to_delete, batch_id, now_us, cause, durable=durable)
+    )
     filed = connection.execute(filing, execution_options=_COUNTED).rowcount
     remove_ledgers(connection, to_delete & _has_intent(), buried_us=now_us if durable else None)
     return filed
 
 
-def file_copy_intents(
+def replace_copies_by_intents(
     connection: Connection,
     list_id: int,
     kind: CopyKind,
@@ -76,10 +78,12 @@ def file_copy_intents(
     """Replace one copy of listed ledgers by its intent. Return the number of intents. The ledgers stay.
 
     The generation of the ledgers rises, so that a later detach files other intents. `to_delete` is a condition on rows
-    of `ledger` joined with `ledger_copy`. Other arguments are those of `file_intents`.
+    of `ledger` joined with `ledger_copy`. Other arguments are those of `replace_ledgers_by_intents`.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
-    filing = insert(t.pending_deletion).from_select(*intents_for(of_kind & to_delete, batch_id, now_us, cause))
+    filing = insert(t.pending_deletion).from_select(
+        *select_intents_to_file(of_kind & to_delete, batch_id, now_us, cause)
+    )
     filed = connection.execute(filing, execution_options=_COUNTED).rowcount
     if filed:
         remove_copies(connection, list_id, kind, _has_intent(kind))
@@ -92,8 +96,8 @@ def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
     return exists().where(_P.ledger_id == t.ledger.c.ledger_id, _P.generation == t.ledger.c.generation + 1, *of_kind)
 
 
-def refile_intent(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
-    """File a new intent for the copy of `ended`, a row of `INTENT`. The new intent has a new generation.
+def file_intent_again(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
+    """File a new intent for the copy of `ended`, a row of `INTENT_COLUMNS`. The new intent has a new generation.
 
     The caller holds the locks of that row, and of the ledger's list if there is one.
     """
@@ -101,13 +105,13 @@ def refile_intent(connection: Connection, ended: Row[Any], context: Mapping[str,
     filed = select(func.max(_P.generation)).where(_P.ledger_id == ended.ledger_id)
     listed = connection.execute(of_ledger).scalar_one_or_none() or 0
     generation = max(connection.execute(filed).scalar_one(), listed) + 1
-    same = {name: ended._mapping[name] for name in _SAME}  # noqa: SLF001 - public by SQLAlchemy's documentation
+    same = {name: ended._mapping[name] for name in _COPIED_COLUMNS}  # noqa: SLF001 - public by SQLAlchemy's documentation
     own = {"batch_id": "", "generation": generation, "context": dict(context), "created_us": now_us}
     insert_intents(connection, [same | own])
     set_generation(connection, ended.ledger_id, generation)
 
 
-_SAME = (
+_COPIED_COLUMNS = (
     "ledger_id", "copy", "application", "component", "topic_id", "topic", "keys",
     "segments", "last_segment", "ledger_created_us", "size_bytes", "epoch", "actor", "reason", "durable",
 )  # fmt: skip
@@ -119,7 +123,7 @@ def insert_intents(connection: Connection, rows: Sequence[Mapping[str, Any]]) ->
     If another transaction files the same intent, the call waits for it and skips the intent.
     """
     unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
-    filing = insert_if_absent(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
+    filing = build_insert_if_absent(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
     filed = connection.execute(filing, [{**row, **unworked} for row in rows]) if rows else ()
     return {(row.ledger_id, row.copy, row.generation) for row in filed}
 
@@ -129,15 +133,15 @@ def set_intent_context(connection: Connection, row_id: int, context: Mapping[str
     connection.execute(update(t.pending_deletion).where(_P.row_id == row_id).values(context=dict(context)))
 
 
-def reopen_intent(connection: Connection, ledger_id: LedgerId) -> None:
+def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
     """Reopen the intent of a newborn ledger whose creator has stored objects after all.
 
     The row loses its claim, so that a running attempt, which found no objects, cannot end it.
     """
-    _reopen(connection, _P.ledger_id == ledger_id, _P.segments == 0)
+    _reopen_intents(connection, _P.ledger_id == ledger_id, _P.segments == 0)
 
 
-def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
+def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
     """Reopen intents of ledgers whose primary copy was deleted while a writer uploaded to it.
 
     The uploaded objects may exist unregistered. The rows lose their claim, so that a running attempt, which found no
@@ -148,25 +152,31 @@ def reopen_late(connection: Connection, ledger_ids: Collection[LedgerId], *, epo
         ledger_ids: Ledgers of the uploads.
         epoch: Catalog epoch of the uploader. Nothing changes under another epoch.
     """
-    is_requested = among(connection, _P.ledger_id, ledger_ids)
+    is_requested = is_one_of(connection, _P.ledger_id, ledger_ids)
     c = t.ledger_copy.c
     has_no_primary = ~exists().where(c.ledger_id == _P.ledger_id, c.kind == CopyKind.LEDGER.value)
     is_current_epoch = select(t.catalog.c.epoch).scalar_subquery() == epoch
-    _reopen(connection, is_requested, _P.copy == CopyKind.LEDGER.value, has_no_primary, is_current_epoch)
+    _reopen_intents(connection, is_requested, _P.copy == CopyKind.LEDGER.value, has_no_primary, is_current_epoch)
 
 
-def _reopen(connection: Connection, *late: ColumnElement[bool]) -> None:
+def _reopen_intents(connection: Connection, *late: ColumnElement[bool]) -> None:
     """Make rows pending and unclaimed, except dead letters.
 
     `openings` of a finished row rises, because its next `delete-ledger` needs another workflow id.
     """
     is_reopenable = _P.state.in_((DeletionState.DELETED.value, DeletionState.PENDING.value))
     openings = _P.openings + case((_P.state == DeletionState.DELETED.value, 1), else_=0)
-    reopened: dict[str, Any] = {"state": _PENDING, "outcome": None, "batch_id": "", "finished_us": None, **UNCLAIMED}
+    reopened: dict[str, Any] = {
+        "state": _PENDING,
+        "outcome": None,
+        "batch_id": "",
+        "finished_us": None,
+        **NO_CLAIM_COLUMNS,
+    }
     connection.execute(update(t.pending_deletion).where(*late, is_reopenable).values(**reopened, openings=openings))
 
 
-def adopt_stalled(
+def adopt_stalled_intents(
     connection: Connection,
     topic_id: TopicId,
     ledger_ids: Sequence[LedgerId] | None,
@@ -176,41 +186,43 @@ def adopt_stalled(
     copy: CopyKind | None = None,
 ) -> int:
     """Move the topic's stalled intents into the batch. Return their number. Ledgers and copy limit the intents."""
-    where = [_P.topic_id == topic_id, is_stalled(now_us)]
-    where += [] if ledger_ids is None else [among(connection, _P.ledger_id, ledger_ids)]
+    where = [_P.topic_id == topic_id, match_stalled_intents(now_us)]
+    where += [] if ledger_ids is None else [is_one_of(connection, _P.ledger_id, ledger_ids)]
     where += [] if copy is None else [_P.copy == copy.value]
     locked = select(_P.row_id).where(*where).with_for_update().subquery()
     if not connection.execute(select(func.count()).select_from(locked)).scalar_one():
         return 0
-    return move_to_batch(connection, *where, batch_id=batch_id)
+    return move_intents_to_batch(connection, *where, batch_id=batch_id)
 
 
-def move_to_batch(connection: Connection, *rows: ColumnElement[bool], batch_id: str, again: int = 0) -> int:
+def move_intents_to_batch(connection: Connection, *rows: ColumnElement[bool], batch_id: str, again: int = 0) -> int:
     """Move intents to another batch and clear their claims. Return their number. `again` is added to `openings`.
 
     An earlier statement must have locked the rows. On PostgreSQL, a statement that waits for a row lock reads that row
     again, but reads `run` as it was before the wait. It could take rows that another batch has just adopted.
     """
-    given = {"batch_id": batch_id, "openings": _P.openings + again, **UNCLAIMED}
+    given = {"batch_id": batch_id, "openings": _P.openings + again, **NO_CLAIM_COLUMNS}
     return connection.execute(update(t.pending_deletion).where(*rows).values(given)).rowcount
 
 
-def claim_row(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
-    """Claim a locked, pending and unclaimed row, and set its attempts. Return its columns of `INTENT`."""
+def claim_intent(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
+    """Claim a locked, pending and unclaimed row, and set its attempts. Return its columns of `INTENT_COLUMNS`."""
     values: dict[str, Any] = claim_columns(claim, now_us) | {"attempts": attempts}
-    return connection.execute(_TAKE, {"row": row_id} | {f"new_{name}": value for name, value in values.items()}).one()
+    return connection.execute(
+        _CLAIM_UPDATE, {"row": row_id} | {f"new_{name}": value for name, value in values.items()}
+    ).one()
 
 
-def _change(*names: str, **more: Any) -> Update:  # noqa: ANN401 - what columns may have
+def _build_intent_update(*names: str, **more: Any) -> Update:  # noqa: ANN401 - what columns may have
     """Build the update of one row. Call this at import, because building takes longer than running."""
     parameters: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
     return update(t.pending_deletion).where(_P.row_id == bindparam("row")).values(**parameters, **more)
 
 
-_TAKE = _change("attempts", *UNCLAIMED).returning(*INTENT)
+_CLAIM_UPDATE = _build_intent_update("attempts", *NO_CLAIM_COLUMNS).returning(*INTENT_COLUMNS)
 
 
-def keep_claim(
+def renew_intent_claim(
     connection: Connection, row_id: int, claim: Claim, *, error: str | None, keys_left: int | None, now_us: int
 ) -> int | None:
     """Renew the claim of a row, and store the error of its attempt and the number of keys left.
@@ -227,9 +239,11 @@ def keep_claim(
     return connection.execute(renewal).scalar_one_or_none()
 
 
-def end_rows(connection: Connection, ended: Sequence[IntentResult], holder: str, *, now_us: int) -> dict[int, Row[Any]]:
+def end_intents(
+    connection: Connection, ended: Sequence[IntentResult], holder: str, *, now_us: int
+) -> dict[int, Row[Any]]:
     """End rows that are PENDING and held by the holder. Return the ended rows with their earlier values, by row id."""
-    rows = lock_unfinished(connection, (result.row_id for result in ended), holder)
+    rows = lock_held_intents(connection, (result.row_id for result in ended), holder)
     results = [result for result in sorted(ended, key=attrgetter("row_id")) if result.row_id in rows]
     if results:
         values = [
@@ -244,22 +258,22 @@ def end_rows(connection: Connection, ended: Sequence[IntentResult], holder: str,
             }
             for result in results
         ]
-        connection.execute(_END, values)
+        connection.execute(_END_UPDATE, values)
     return rows
 
 
-_END = _change(
+_END_UPDATE = _build_intent_update(
     *("state", "outcome", "objects_deleted", "bytes_deleted", "last_error", "finished_us"),
     attempts=case((_P.attempts == 0, 1), else_=_P.attempts),  # a batch does not count its attempt
-    **UNCLAIMED,
+    **NO_CLAIM_COLUMNS,
 )
 
 
-def hand_over_rows(
+def hand_over_intents(
     connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
 ) -> frozenset[int]:
     """Move claims of PENDING rows to workflows of their own, whose ids are in `row_ids`. Return the moved rows."""
-    rows = lock_unfinished(connection, row_ids, batch_id, unclaimed=True)
+    rows = lock_held_intents(connection, row_ids, batch_id, unclaimed=True)
     statement = (
         update(t.pending_deletion)
         .where(_P.row_id == bindparam("row"))
@@ -276,7 +290,7 @@ def hand_over_rows(
     return frozenset(rows)
 
 
-def redrive_rows(connection: Connection, rows: ColumnElement[bool], *, batch_id: str) -> int:
+def redrive_dead_letters(connection: Connection, rows: ColumnElement[bool], *, batch_id: str) -> int:
     """Make locked dead letters pending intents of a batch, without attempts. Return their number."""
     return connection.execute(update(t.pending_deletion).where(rows).values(batch_id=batch_id, **_REDRIVEN)).rowcount
 
@@ -288,11 +302,11 @@ _REDRIVEN = {
     "keys_left": None,
     "keys_left_attempts": 0,
     "finished_us": None,
-    **UNCLAIMED,
+    **NO_CLAIM_COLUMNS,
 }
 
 
-def forget_rows(connection: Connection, page: Select[Any]) -> int:
+def remove_deleted_intents(connection: Connection, page: Select[Any]) -> int:
     """Remove a page of DELETED intents by their row ids. Return their number. Intents reopened since then stay."""
     ids = _P.row_id.in_(select(page.subquery()))
     return connection.execute(delete(t.pending_deletion).where(ids, _P.state == DeletionState.DELETED.value)).rowcount

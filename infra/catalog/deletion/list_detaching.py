@@ -7,16 +7,20 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import AuditedLedgers, audit
-from infra.catalog.cursors.cursor_rows import close_holes
-from infra.catalog.delayed.bucket_rows import recount_unsealed
-from infra.catalog.deletion.detach_selection import Detachable, ListView, find_detachable
-from infra.catalog.deletion.intent_queries import count_filed
-from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents, file_intents
-from infra.catalog.deletion.run_rows import fingerprint, open_run, share_run
-from infra.catalog.log.data_ledgers import filter_listed
-from infra.catalog.log.ledger_rows import is_abandoned_newborn, lock_lists
-from infra.catalog.offload.upload_ends import TIERED, is_abandoned_upload
+from infra.catalog.audit_log import AuditedLedgers, insert_audit_row
+from infra.catalog.cursors.cursor_rows import move_cursors_past_removed_ledgers
+from infra.catalog.delayed.bucket_rows import recount_unsealed_entries
+from infra.catalog.deletion.detach_selection import LedgersToDetach, TopicListView, select_ledgers_to_detach
+from infra.catalog.deletion.intent_queries import count_filed_intents
+from infra.catalog.deletion.intent_rows import (
+    adopt_stalled_intents,
+    replace_copies_by_intents,
+    replace_ledgers_by_intents,
+)
+from infra.catalog.deletion.run_rows import fingerprint_request, insert_batch_run, open_or_renew_shared_run
+from infra.catalog.log.data_ledgers import filter_listed_ledgers
+from infra.catalog.log.ledger_rows import lock_ledger_lists, match_abandoned_newborns
+from infra.catalog.offload.upload_ends import TIERED, match_abandoned_uploads
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import CopyKind
 from logstore.ports.catalog import Cause, Claim, DetachedBatch
@@ -25,7 +29,7 @@ from logstore.records.tombstone_rules import CompoundOperation, EndingOperation,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class DetachOrder:
     """Request to detach ledgers."""
 
     ledger_ids: Sequence[LedgerId] | None
@@ -39,41 +43,49 @@ class Order:
     durable: bool | None = None  # None: the setting of the topic or the operation
     shared: bool = False  # the batch has many topics
 
-    def is_durable(self, view: ListView, *, newborn: bool = False) -> bool:
+    def is_durable(self, view: TopicListView, *, newborn: bool = False) -> bool:
         ending = EndingOperation.EXPIRY if newborn else self.ending
         return is_durable(ending, topic_setting=view.durable_delete, command_setting=self.durable)
 
 
-def replace_by_intents(connection: Connection, view: ListView, detachable: Detachable, order: Order) -> DetachedBatch:
+def detach_ledgers(
+    connection: Connection, view: TopicListView, detachable: LedgersToDetach, order: DetachOrder
+) -> DetachedBatch:
     """Replace ledgers of the locked list by intents, open or claim the batch, and write an audit row.
 
     A detach by retention also takes abandoned newborn ledgers and copies of dead uploads.
     """
     batch_id, now = order.batch_id, view.now_us
     by_retention = order.ledger_ids is None
-    adopted = adopt_stalled(connection, view.topic_id, order.ledger_ids, batch_id=batch_id, now_us=now)
-    newborn = _abandon_newborn(connection, view, order) if by_retention else 0
+    adopted = adopt_stalled_intents(connection, view.topic_id, order.ledger_ids, batch_id=batch_id, now_us=now)
+    newborn = _file_abandoned_newborns(connection, view, order) if by_retention else 0
     filed = dead_uploads = 0
     if detachable.ids:
         durable = order.is_durable(view)
-        filed = file_intents(
+        filed = replace_ledgers_by_intents(
             connection, detachable.rows, batch_id=batch_id, now_us=now, cause=order.cause, durable=durable
         )
-        recount_unsealed(connection, view.topic_id)
+        recount_unsealed_entries(connection, view.topic_id)
     if by_retention:
-        dead_uploads = file_copy_intents(
-            connection, view.list_id, TIERED, is_abandoned_upload(now), batch_id=batch_id, now_us=now, cause=order.cause
+        dead_uploads = replace_copies_by_intents(
+            connection,
+            view.list_id,
+            TIERED,
+            match_abandoned_uploads(now),
+            batch_id=batch_id,
+            now_us=now,
+            cause=order.cause,
         )
-    close_holes(connection, view.topic_id, detachable.ids)
+    move_cursors_past_removed_ledgers(connection, view.topic_id, detachable.ids)
     intents = adopted + newborn + filed + dead_uploads
     result = DetachedBatch(
         batch_id=batch_id, ledgers=len(detachable.ids), intents=intents, finished=detachable.finished
     )
     if intents or not by_retention:
         if order.shared:
-            share_run(connection, batch_id, order.claim, now, request=order.request)
+            open_or_renew_shared_run(connection, batch_id, order.claim, now, request=order.request)
         else:
-            open_run(connection, result, view.topic_id, order.claim, now, request=order.request)
+            insert_batch_run(connection, result, view.topic_id, order.claim, now, request=order.request)
     if detachable.ids:
         about: dict[str, Any] = {
             "topic_id": view.topic_id,
@@ -83,36 +95,39 @@ def replace_by_intents(connection: Connection, view: ListView, detachable: Detac
         }
         detail: dict[str, Any] = {"forced": True} if order.force else {}
         detail |= {"passed_over": list(order.passed_over)} if order.passed_over else {}
-        audit(connection, "detach", order.cause, at_us=now, detail=detail, **about)
+        insert_audit_row(connection, "detach", order.cause, at_us=now, detail=detail, **about)
     return replace(
-        result, filed_counts=count_filed(connection, batch_id, now, topic_id=view.topic_id) if intents > adopted else ()
+        result,
+        filed_counts=count_filed_intents(connection, batch_id, now, topic_id=view.topic_id)
+        if intents > adopted
+        else (),
     )
 
 
-def _abandon_newborn(connection: Connection, view: ListView, order: Order) -> int:
+def _file_abandoned_newborns(connection: Connection, view: TopicListView, order: DetachOrder) -> int:
     """Detach newborn ledgers of any component whose creator gave up or died (apache/pulsar#350)."""
     of_topic = t.ledger_list.c.topic_id == view.topic_id
-    is_newborn = is_abandoned_newborn(view.abandoned_us)
+    is_newborn = match_abandoned_newborns(view.abandoned_us)
     all_lists = select(t.ledger_list.c.list_id).where(of_topic)
     with_newborn = select(t.ledger.c.list_id).where(t.ledger.c.list_id.in_(all_lists), is_newborn).distinct()
-    list_ids = lock_lists(connection, of_topic, t.ledger_list.c.list_id.in_(with_newborn))
+    list_ids = lock_ledger_lists(connection, of_topic, t.ledger_list.c.list_id.in_(with_newborn))
     if not list_ids:
         return 0
     rows, durable = t.ledger.c.list_id.in_(list_ids) & is_newborn, order.is_durable(view, newborn=True)
-    return file_intents(
+    return replace_ledgers_by_intents(
         connection, rows, batch_id=order.batch_id, now_us=view.now_us, cause=order.cause, durable=durable
     )
 
 
-def fingerprint_operation(topic_id: TopicId, operation: CompoundOperation, *, durable: bool | None) -> str:
+def fingerprint_compound_operation(topic_id: TopicId, operation: CompoundOperation, *, durable: bool | None) -> str:
     """Return the fingerprint of an operation. Sets are sorted, so that every process gets the same fingerprint."""
     sets = f"{sorted(operation.remove)}/{sorted(operation.pass_over)}"
-    return fingerprint(f"{topic_id}/{sets}/{operation.generation}/durable {durable}", [operation.ledger_id])
+    return fingerprint_request(f"{topic_id}/{sets}/{operation.generation}/durable {durable}", [operation.ledger_id])
 
 
-def resolve_operation(
-    connection: Connection, full_view: ListView, operation: CompoundOperation
-) -> tuple[ListView, EndingOperation | None, Detachable | None]:
+def evaluate_compound_operation(
+    connection: Connection, full_view: TopicListView, operation: CompoundOperation
+) -> tuple[TopicListView, EndingOperation | None, LedgersToDetach | None]:
     """Return the list without the passed-over subscriptions, and the ending and the ledger if the operation ends it.
 
     Raises:
@@ -122,25 +137,29 @@ def resolve_operation(
     """
     if unknown := sorted(operation.pass_over - full_view.marks.keys()):
         raise UnknownObject("subscription", expected=f"a subscription of {full_view.topic}", found=unknown[0])
-    listed = filter_listed(connection, full_view.topic_id, [operation.ledger_id])
+    listed = filter_listed_ledgers(connection, full_view.topic_id, [operation.ledger_id])
     if not listed:
         raise UnknownObject("ledger", expected=f"a ledger of {full_view.topic}", found=operation.ledger_id)
     view = replace(
         full_view, marks={name: mark for name, mark in full_view.marks.items() if name not in operation.pass_over}
     )
     ending = operation.find_ending(listed[0].copies, generation=listed[0].generation)
-    return view, ending, find_detachable(connection, view, [operation.ledger_id], force=False) if ending else None
+    return (
+        view,
+        ending,
+        select_ledgers_to_detach(connection, view, [operation.ledger_id], force=False) if ending else None,
+    )
 
 
 def detach_tiered_copy(
-    connection: Connection, view: ListView, ledger_id: LedgerId, *, batch_id: str, cause: Cause
+    connection: Connection, view: TopicListView, ledger_id: LedgerId, *, batch_id: str, cause: Cause
 ) -> DetachedBatch:
     """Replace the tiered copy by its intent. The ledger stays and keeps its primary copy."""
     is_ledger, now = t.ledger.c.ledger_id == ledger_id, view.now_us
-    filed = file_copy_intents(
+    filed = replace_copies_by_intents(
         connection, view.list_id, CopyKind.OFFLOADED_LEDGER, is_ledger, batch_id=batch_id, now_us=now, cause=cause
     )
     about: dict[str, Any] = {"topic_id": view.topic_id, "topic": view.topic, "run_id": batch_id, "detail": {}}
-    audit(connection, "remove-tiered", cause, at_us=now, span=AuditedLedgers.from_ids([ledger_id]), **about)
-    filed_counts = count_filed(connection, batch_id, now, topic_id=view.topic_id)
+    insert_audit_row(connection, "remove-tiered", cause, at_us=now, span=AuditedLedgers.from_ids([ledger_id]), **about)
+    filed_counts = count_filed_intents(connection, batch_id, now, topic_id=view.topic_id)
     return DetachedBatch(batch_id=batch_id, ledgers=1, intents=filed, filed_counts=filed_counts)

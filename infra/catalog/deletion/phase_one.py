@@ -12,22 +12,27 @@ from typing import Final
 from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import read_mark_deletes
+from infra.catalog.cursors.cursor_rows import read_mark_delete_positions
 from infra.catalog.deletion import topic_deletion
-from infra.catalog.deletion.detach_selection import ListView, choose_detachable, find_detachable
+from infra.catalog.deletion.detach_selection import TopicListView, recheck_chosen_ledgers, select_ledgers_to_detach
 from infra.catalog.deletion.list_detaching import (
-    Order,
+    DetachOrder,
+    detach_ledgers,
     detach_tiered_copy,
-    fingerprint_operation,
-    replace_by_intents,
-    resolve_operation,
+    evaluate_compound_operation,
+    fingerprint_compound_operation,
 )
-from infra.catalog.deletion.run_rows import fingerprint, is_stalled, open_run, run_once_per_batch
-from infra.catalog.engine.database import Database, reads, writes
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.ledger_rows import data_list_id, last_ledger_id
+from infra.catalog.deletion.run_rows import (
+    fingerprint_request,
+    insert_batch_run,
+    lock_or_find_earlier_detach,
+    match_stalled_intents,
+)
+from infra.catalog.engine.database import Database, in_read_transaction, in_write_transaction
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.ledger_rows import read_data_list_id, read_last_ledger_id
 from infra.catalog.log.topic_rows import read_topic
-from infra.catalog.ownership.fences import LeasedPort, hold_lease
+from infra.catalog.ownership.fences import LeaseBoundAdapter, lock_fence_of_lease
 from logstore.deletion.intents import DeletionState
 from logstore.errors import UnknownObject
 from logstore.failpoints import effect
@@ -41,7 +46,7 @@ _MANY_TOPICS: Final = "trim-topics"
 _CHOSEN: Final = "chosen one by one"
 
 
-class SqlPhaseOne(LeasedPort):
+class SqlPhaseOne(LeaseBoundAdapter):
     """`PhaseOne` in SQL. A newborn ledger older than the registration timeout counts as abandoned."""
 
     def __init__(self, database: Database, *, registration_timeout_s: float) -> None:
@@ -57,8 +62,8 @@ class SqlPhaseOne(LeasedPort):
         rolled: LedgerId | None = None,
     ) -> list[LedgerId]:
         def read(connection: Connection) -> list[LedgerId]:
-            view = self._read_view(connection, topic_id, lock=False)
-            return list(find_detachable(connection, view, ledger_ids, force=force, rolled=rolled).ids)
+            view = self._read_list_view(connection, topic_id, lock=False)
+            return list(select_ledgers_to_detach(connection, view, ledger_ids, force=force, rolled=rolled).ids)
 
         return self._db.read(read)
 
@@ -74,29 +79,31 @@ class SqlPhaseOne(LeasedPort):
         durable: bool | None = None,
     ) -> DetachedBatch:
         suffix = "" if durable is None else f"/durable {durable}"
-        order = Order(
+        order = DetachOrder(
             ledger_ids=ledger_ids,
             force=force,
             batch_id=batch_id,
             claim=claim,
             cause=cause,
-            request=fingerprint(f"{topic_id}/{force}{suffix}", ledger_ids, without="retention"),
+            request=fingerprint_request(f"{topic_id}/{force}{suffix}", ledger_ids, without="retention"),
             ending=EndingOperation.RETENTION if ledger_ids is None else EndingOperation.DELETE,
             durable=durable,
         )
 
-        def work(connection: Connection, view: ListView) -> DetachedBatch:
-            return replace_by_intents(
-                connection, view, find_detachable(connection, view, ledger_ids, force=force), order
+        def work(connection: Connection, view: TopicListView) -> DetachedBatch:
+            return detach_ledgers(
+                connection, view, select_ledgers_to_detach(connection, view, ledger_ids, force=force), order
             )
 
         with effect("catalog.detach"):
-            return self._run_once(topic_id, order, work)
+            return self._detach_once(topic_id, order, work)
 
     def reasons_to_keep(self, topic_id: TopicId, chosen: Sequence[Ledger]) -> Mapping[LedgerId, str]:
-        return self._db.read(lambda c: choose_detachable(c, self._read_view(c, topic_id, lock=False), chosen)[1])
+        return self._db.read(
+            lambda c: recheck_chosen_ledgers(c, self._read_list_view(c, topic_id, lock=False), chosen)[1]
+        )
 
-    @writes("catalog.detach_chosen")
+    @in_write_transaction("catalog.detach_chosen")
     def detach_chosen(
         self,
         connection: Connection,
@@ -108,12 +115,12 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> DetachChosenResult:
-        view = self._read_view(connection, topic_id, lock=True)
-        detachable, reasons = choose_detachable(connection, view, chosen)
+        view = self._read_list_view(connection, topic_id, lock=True)
+        detachable, reasons = recheck_chosen_ledgers(connection, view, chosen)
         if not detachable.ids:
             empty = DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
             return DetachChosenResult(reason_by_kept_ledger=reasons, detached=empty)
-        order = Order(
+        order = DetachOrder(
             ledger_ids=detachable.ids,
             batch_id=batch_id,
             claim=claim,
@@ -123,7 +130,7 @@ class SqlPhaseOne(LeasedPort):
             durable=durable,
             shared=True,
         )
-        detached = replace_by_intents(connection, view, detachable, order)
+        detached = detach_ledgers(connection, view, detachable, order)
         return DetachChosenResult(reason_by_kept_ledger=reasons, detached=detached)
 
     def operate(
@@ -136,45 +143,47 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> DetachedBatch:
-        order = Order(
+        order = DetachOrder(
             ledger_ids=[operation.ledger_id],
             batch_id=batch_id,
             claim=claim,
             cause=cause,
-            request=fingerprint_operation(topic_id, operation, durable=durable),
+            request=fingerprint_compound_operation(topic_id, operation, durable=durable),
             ending=EndingOperation.COMPOUND,
             durable=durable,
             passed_over=sorted(operation.pass_over),
         )
 
-        def work(connection: Connection, full_view: ListView) -> DetachedBatch:
-            view, ending, detachable = resolve_operation(connection, full_view, operation)
+        def work(connection: Connection, full_view: TopicListView) -> DetachedBatch:
+            view, ending, detachable = evaluate_compound_operation(connection, full_view, operation)
             if ending and detachable:
-                return replace_by_intents(connection, view, detachable, replace(order, ending=ending))
+                return detach_ledgers(connection, view, detachable, replace(order, ending=ending))
             batch = detach_tiered_copy(connection, view, operation.ledger_id, batch_id=batch_id, cause=cause)
-            open_run(connection, batch, topic_id, claim, view.now_us, request=order.request)
+            insert_batch_run(connection, batch, topic_id, claim, view.now_us, request=order.request)
             return batch
 
         with effect("catalog.operate"):
-            return self._run_once(topic_id, order, work)
+            return self._detach_once(topic_id, order, work)
 
     def would_end(self, topic_id: TopicId, operation: CompoundOperation) -> bool:
         return self._db.read(
-            lambda c: resolve_operation(c, self._read_view(c, topic_id, lock=False), operation)[1] is not None
+            lambda c: (
+                evaluate_compound_operation(c, self._read_list_view(c, topic_id, lock=False), operation)[1] is not None
+            )
         )
 
-    @reads
+    @in_read_transaction
     def select_promising(self, connection: Connection, topic_ids: Sequence[TopicId]) -> frozenset[TopicId]:
         now = self._db.now_us(connection)
-        is_requested = among(connection, t.topic.c.topic_id, topic_ids)
-        query = select(t.topic.c.topic_id).where(is_requested, _may_be_detachable(now, now - self._newborn_us))
+        is_requested = is_one_of(connection, t.topic.c.topic_id, topic_ids)
+        query = select(t.topic.c.topic_id).where(is_requested, _match_topics_to_detach(now, now - self._newborn_us))
         return frozenset(TopicId(topic_id) for topic_id in connection.execute(query).scalars())
 
-    @writes("catalog.detach_into")
+    @in_write_transaction("catalog.detach_into")
     def detach_into(
         self, connection: Connection, topic_id: TopicId, *, batch_id: str, claim: Claim, cause: Cause
     ) -> DetachedBatch:
-        order = Order(
+        order = DetachOrder(
             ledger_ids=None,
             batch_id=batch_id,
             claim=claim,
@@ -184,28 +193,28 @@ class SqlPhaseOne(LeasedPort):
             shared=True,
         )
         try:
-            view = self._read_view(connection, topic_id, lock=True)
+            view = self._read_list_view(connection, topic_id, lock=True)
         except UnknownObject:  # an earlier call may have detached, and the topic was removed since
-            if (earlier := _count_for_topic(connection, topic_id, batch_id)).intents:
+            if (earlier := _count_detached_of_topic(connection, topic_id, batch_id)).intents:
                 return earlier
             raise
-        if (earlier := _count_for_topic(connection, topic_id, batch_id)).intents:
+        if (earlier := _count_detached_of_topic(connection, topic_id, batch_id)).intents:
             return earlier
-        detachable = find_detachable(connection, view, None, force=False)
-        detached = replace_by_intents(connection, view, detachable, order)
-        return replace(_count_for_topic(connection, topic_id, batch_id), filed_counts=detached.filed_counts)
+        detachable = select_ledgers_to_detach(connection, view, None, force=False)
+        detached = detach_ledgers(connection, view, detachable, order)
+        return replace(_count_detached_of_topic(connection, topic_id, batch_id), filed_counts=detached.filed_counts)
 
     def count_detached(self, batch_id: str) -> DetachedBatch:
         return self._db.read(lambda connection: _count_detached(connection, batch_id, _P.batch_id == batch_id))
 
     def count_contents(self, topic_id: TopicId) -> TopicContents:
-        return self._db.read(lambda connection: topic_deletion.read_contents(connection, topic_id))
+        return self._db.read(lambda connection: topic_deletion.count_topic_contents(connection, topic_id))
 
-    @writes("catalog.begin_topic_deletion")
+    @in_write_transaction("catalog.begin_topic_deletion")
     def begin_topic(self, connection: Connection, topic_id: TopicId, name: str, cause: Cause) -> int:
-        return topic_deletion.begin(connection, self._db, topic_id, name, cause)
+        return topic_deletion.begin_topic_deletion(connection, self._db, topic_id, name, cause)
 
-    @writes("catalog.detach_topic")
+    @in_write_transaction("catalog.detach_topic")
     def detach_all(
         self,
         connection: Connection,
@@ -216,38 +225,38 @@ class SqlPhaseOne(LeasedPort):
         cause: Cause,
         durable: bool | None = None,
     ) -> DetachedBatch:
-        work = partial(topic_deletion.detach_all, database=self._db, topic_id=topic_id, durable=durable)
+        work = partial(topic_deletion.detach_whole_topic, database=self._db, topic_id=topic_id, durable=durable)
         return partial(work, batch_id=batch_id, claim=claim, cause=cause)(connection)
 
-    @writes("catalog.remove_topic")
+    @in_write_transaction("catalog.remove_topic")
     def remove_topic(
         self, connection: Connection, topic_id: TopicId, cause: Cause, *, durable: bool | None = None
     ) -> bool:
-        return topic_deletion.remove(connection, self._db, topic_id, cause, durable=durable)
+        return topic_deletion.remove_detached_topic(connection, self._db, topic_id, cause, durable=durable)
 
     def topic_tally(self, topic_id: TopicId, *, since_us: int) -> Tally:
-        return self._db.read(lambda connection: topic_deletion.topic_tally(connection, topic_id, since_us))
+        return self._db.read(lambda connection: topic_deletion.tally_topic_intents(connection, topic_id, since_us))
 
-    def _run_once(
-        self, topic_id: TopicId, order: Order, work: Callable[[Connection, ListView], DetachedBatch]
+    def _detach_once(
+        self, topic_id: TopicId, order: DetachOrder, work: Callable[[Connection, TopicListView], DetachedBatch]
     ) -> DetachedBatch:
         """Run the work under the locks of list and fence, unless an earlier call with this batch id has run it."""
 
         def behind(connection: Connection) -> DetachedBatch:
-            lock = partial(self._read_view, connection, topic_id, lock=True)
-            found = run_once_per_batch(connection, order.batch_id, order.request, lock)
-            hold_lease(connection, self._lease)
+            lock = partial(self._read_list_view, connection, topic_id, lock=True)
+            found = lock_or_find_earlier_detach(connection, order.batch_id, order.request, lock)
+            lock_fence_of_lease(connection, self._lease)
             return found if isinstance(found, DetachedBatch) else work(connection, found)
 
         return self._db.write(behind)
 
-    def _read_view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> ListView:
+    def _read_list_view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> TopicListView:
         topic = read_topic(connection, topic_id, share=lock)
-        list_id = data_list_id(connection, topic_id, lock=lock)
-        marks = read_mark_deletes(connection, topic_id)
-        last = last_ledger_id(connection, list_id)
+        list_id = read_data_list_id(connection, topic_id, lock=lock)
+        marks = read_mark_delete_positions(connection, topic_id)
+        last = read_last_ledger_id(connection, list_id)
         now = self._db.now_us(connection)
-        return ListView(
+        return TopicListView(
             topic_id=topic_id,
             topic=topic.name,
             list_id=list_id,
@@ -260,7 +269,7 @@ class SqlPhaseOne(LeasedPort):
         )
 
 
-def _count_for_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> DetachedBatch:
+def _count_detached_of_topic(connection: Connection, topic_id: TopicId, batch_id: str) -> DetachedBatch:
     mine = (_P.state == DeletionState.PENDING.value, _P.topic_id == topic_id, _P.batch_id == batch_id)
     return _count_detached(connection, batch_id, *mine)
 
@@ -273,12 +282,12 @@ def _count_detached(connection: Connection, batch_id: str, *rows: ColumnElement[
     return DetachedBatch(batch_id=batch_id, ledgers=found[1], intents=found[0])
 
 
-def _may_be_detachable(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
+def _match_topics_to_detach(now_us: int, abandoned_us: int) -> ColumnElement[bool]:
     lists, ledger = t.ledger_list.c, t.ledger.c
     mine = (ledger.list_id == lists.list_id, lists.topic_id == t.topic.c.topic_id)
     data = lists.component == Component.MANAGED_LEDGER.value
     return or_(
         exists().where(*mine, data, ledger.place.is_not(None), ledger.state == LedgerState.CLOSED.value),
         exists().where(*mine, ledger.place.is_(None), ledger.created_us < abandoned_us),
-        exists().where(_P.topic_id == t.topic.c.topic_id, is_stalled(now_us)),
+        exists().where(_P.topic_id == t.topic.c.topic_id, match_stalled_intents(now_us)),
     )

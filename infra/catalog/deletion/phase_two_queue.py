@@ -8,22 +8,35 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, and_, bindparam, func, or_, select, union_all
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import AuditedLedgers, audit
-from infra.catalog.deletion.intent_queries import INTENT, count_by_outcome, is_dead_letter, next_ranges, to_intent
-from infra.catalog.deletion.intent_rows import claim_row, end_rows, hand_over_rows, keep_claim
+from infra.catalog.audit_log import AuditedLedgers, insert_audit_row
+from infra.catalog.deletion.intent_queries import (
+    INTENT_COLUMNS,
+    intent_from_row,
+    match_dead_letters,
+    read_next_row_ranges,
+    tally_intents,
+)
+from infra.catalog.deletion.intent_rows import claim_intent, end_intents, hand_over_intents, renew_intent_claim
 from infra.catalog.deletion.run_rows import (
-    find_holder,
+    find_run_holder,
     finish_run,
-    mark_paused,
+    mark_paused_intents,
     pause_run,
-    release_run,
+    release_paused_run,
     renew_run,
     resume_run,
 )
-from infra.catalog.engine.database import reads, writes
-from infra.catalog.engine.dialect_sql import BIG, Statement, among, as_text, bulk_parameter, parse_context
+from infra.catalog.engine.database import in_read_transaction, in_write_transaction
+from infra.catalog.engine.dialect_sql import (
+    BIG,
+    BulkStatement,
+    build_bulk_parameter,
+    cast_to_text,
+    is_one_of,
+    parse_offload_context,
+)
 from infra.catalog.log.data_ledgers import require_epoch
-from infra.catalog.ownership.fences import LeasedPort, hold_lease
+from infra.catalog.ownership.fences import LeaseBoundAdapter, lock_fence_of_lease
 from logstore.deletion.intent_queue_rules import require_unclaimed
 from logstore.deletion.intents import DeletionIntent, DeletionState, require_topic
 from logstore.errors import ClaimHeld, UnknownObject
@@ -39,53 +52,53 @@ _PENDING = DeletionState.PENDING.value
 _A = t.audit.c
 _ANY_UUID = "*"
 _KEY = (_P.ledger_id == bindparam("ledger"), _P.copy == bindparam("kind"), _P.generation == bindparam("detached"))
-_BY_KEY = select(*INTENT).where(*_KEY).with_for_update()
+_LOCK_BY_KEY = select(*INTENT_COLUMNS).where(*_KEY).with_for_update()
 
 
-class SqlDeletions(LeasedPort):
+class SqlDeletions(LeaseBoundAdapter):
     """The `Deletions` port."""
 
     def _write(self, work: Callable[[Connection], T]) -> T:
         def fenced(connection: Connection) -> T:
-            hold_lease(connection, self._lease)
+            lock_fence_of_lease(connection, self._lease)
             return work(connection)
 
         return super()._write(fenced)
 
     def list_unfinished_ranges(self, batch_id: str, *, after: int, rows: int, limit: int) -> list[RowRange]:
-        return self._db.read(lambda c: next_ranges(c, batch_id, after=after, rows=rows, limit=limit))
+        return self._db.read(lambda c: read_next_row_ranges(c, batch_id, after=after, rows=rows, limit=limit))
 
     def list_intents_in_range(self, batch_id: str, row_range: RowRange) -> list[DeletionIntent]:
         rows = (_P.batch_id == batch_id, _P.row_id >= row_range.first, _P.row_id <= row_range.last)
-        query = select(*INTENT).where(*rows).order_by(_P.row_id)
+        query = select(*INTENT_COLUMNS).where(*rows).order_by(_P.row_id)
         return self._db.read(
-            lambda connection: _to_intents_with_references(connection, connection.execute(query).all())
+            lambda connection: _load_intents_with_references(connection, connection.execute(query).all())
         )
 
-    @writes("catalog.renew")
+    @in_write_transaction("catalog.renew")
     def renew_batch_claim(self, connection: Connection, batch_id: str, claim: Claim) -> None:
         renew_run(connection, batch_id, claim, self._db.now_us(connection))
 
-    @writes("catalog.pause")
+    @in_write_transaction("catalog.pause")
     def pause_batch(self, connection: Connection, batch_id: str) -> None:
         pause_run(connection, batch_id, self._db.now_us(connection))
 
-    @writes("catalog.resume")
+    @in_write_transaction("catalog.resume")
     def resume(self, connection: Connection, batch_id: str) -> None:
         resume_run(connection, batch_id)
 
-    @writes("catalog.release")
+    @in_write_transaction("catalog.release")
     def release(self, connection: Connection, batch_id: str) -> bool:
-        return release_run(connection, batch_id, self._db.now_us(connection))
+        return release_paused_run(connection, batch_id, self._db.now_us(connection))
 
     def finish(self, ended: Sequence[IntentResult], *, holder: str) -> frozenset[int]:
         def work(connection: Connection) -> frozenset[int]:
             now = self._db.now_us(connection)
-            rows = end_rows(connection, ended, holder, now_us=now)
+            rows = end_intents(connection, ended, holder, now_us=now)
             for result in ended:
                 # The batch's audit row only counts such a row as RETRYING, so the row gets its own audit row.
                 if result.row_id in rows and rows[result.row_id].claim_workflow == holder:
-                    _audit_ledger(connection, rows[result.row_id], result, at_us=now)
+                    _audit_ended_intent(connection, rows[result.row_id], result, at_us=now)
             return frozenset(rows)
 
         if not ended:
@@ -98,14 +111,14 @@ class SqlDeletions(LeasedPort):
     ) -> frozenset[int]:
         def work(connection: Connection) -> frozenset[int]:
             until_us = self._db.now_us(connection) + int(ttl_s * 1_000_000)
-            return hand_over_rows(connection, row_ids, batch_id, errors, until_us=until_us)
+            return hand_over_intents(connection, row_ids, batch_id, errors, until_us=until_us)
 
         if not row_ids:
             return frozenset()
         with effect("catalog.hand_over"):
             return self._write(work)
 
-    @writes("catalog.take")
+    @in_write_transaction("catalog.take")
     def take(
         self,
         connection: Connection,
@@ -120,23 +133,23 @@ class SqlDeletions(LeasedPort):
     ) -> DeletionIntent:
         require_epoch(connection, epoch)
         key = {"ledger": ledger_id, "kind": copy.value, "detached": generation}
-        row = connection.execute(_BY_KEY, key).first()
+        row = connection.execute(_LOCK_BY_KEY, key).first()
         if row is None:
             expected = "an intent that was filed and not yet removed"
             raise UnknownObject("deletion", expected=expected, found=claim.workflow_id)
-        intent = to_intent(row)
+        intent = intent_from_row(row)
         require_topic(intent, topic)
         if intent.state is not DeletionState.PENDING:
             return intent
         now = self._db.now_us(connection)
         own = (row.claim_workflow, row.claim_until_us)
-        batch = None if row.claim_workflow else find_holder(connection, row.batch_id, now)
+        batch = None if row.claim_workflow else find_run_holder(connection, row.batch_id, now)
         require_unclaimed(row.ledger_id, claim.workflow_id, claim=own, batch=batch, now_us=now)
         attempts = row.attempts + int(attempt)
-        claimed = claim_row(connection, row.row_id, claim, attempts=attempts, now_us=now)
-        return _to_intents_with_references(connection, [claimed])[0]
+        claimed = claim_intent(connection, row.row_id, claim, attempts=attempts, now_us=now)
+        return _load_intents_with_references(connection, [claimed])[0]
 
-    @writes("catalog.hold")
+    @in_write_transaction("catalog.hold")
     def hold(
         self,
         connection: Connection,
@@ -147,7 +160,7 @@ class SqlDeletions(LeasedPort):
         keys_left: int | None = None,
     ) -> int:
         now = self._db.now_us(connection)
-        attempts = keep_claim(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
+        attempts = renew_intent_claim(connection, row_id, claim, error=error, keys_left=keys_left, now_us=now)
         if attempts is None:  # a row that ended needs no claim
             query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
             if other := connection.execute(query).first():
@@ -156,15 +169,15 @@ class SqlDeletions(LeasedPort):
         return 0 if attempts is None or keys_left is None else attempts
 
     def tally(self, batch_id: str) -> Tally:
-        return self._db.read(lambda connection: count_by_outcome(connection, _P.batch_id == batch_id))
+        return self._db.read(lambda connection: tally_intents(connection, _P.batch_id == batch_id))
 
-    @writes("catalog.close")
+    @in_write_transaction("catalog.close")
     def close(self, connection: Connection, batch_id: str, cause: Cause) -> Tally:
         now = self._db.now_us(connection)
-        topic_id, tally = finish_run(connection, batch_id, now), count_by_outcome(connection, _P.batch_id == batch_id)
+        topic_id, tally = finish_run(connection, batch_id, now), tally_intents(connection, _P.batch_id == batch_id)
         if topic_id is None:  # an earlier call finished the run
             return tally
-        _audit_batch(connection, batch_id, topic_id, cause, tally, at_us=now)
+        _audit_closed_batch(connection, batch_id, topic_id, cause, tally, at_us=now)
         return replace(tally, closed=True)
 
     def inflight(self) -> Inflight:
@@ -186,16 +199,16 @@ class SqlDeletions(LeasedPort):
         is_dead = (
             state is DeletionState.DEAD_LETTERED
         )  # few rows: `row_id + 0` makes the planner use the index of states
-        query = select(*INTENT).order_by((_P.row_id + 0 if is_dead else _P.row_id).desc()).limit(limit)
+        query = select(*INTENT_COLUMNS).order_by((_P.row_id + 0 if is_dead else _P.row_id).desc()).limit(limit)
         if topic is not None:
             query = query.where(_P.topic == topic)
         if ledger_id is not None:
             query = query.where(_P.ledger_id == ledger_id)
         if state:
-            query = query.where(is_dead_letter() if is_dead else _P.state == state.value)
-        return self._db.read(lambda c: mark_paused(c, [to_intent(row) for row in c.execute(query)]))
+            query = query.where(match_dead_letters() if is_dead else _P.state == state.value)
+        return self._db.read(lambda c: mark_paused_intents(c, [intent_from_row(row) for row in c.execute(query)]))
 
-    @reads
+    @in_read_transaction
     def failures(
         self,
         connection: Connection,
@@ -206,26 +219,28 @@ class SqlDeletions(LeasedPort):
         limit: int,
     ) -> Sequence[DeletionIntent]:
         alone = and_(_P.state == _PENDING, _P.claim_workflow.is_not(None))
-        query = select(*INTENT).where(or_(is_dead_letter(), alone)).order_by(_P.row_id.desc()).limit(limit)
+        query = select(*INTENT_COLUMNS).where(or_(match_dead_letters(), alone)).order_by(_P.row_id.desc()).limit(limit)
         if topic_id is not None:
             query = query.where(_P.topic_id == topic_id)
         if batch_id is not None:
             query = query.where(_P.batch_id == batch_id)
         if ledger_ids is not None:
-            query = query.where(among(connection, _P.ledger_id, ledger_ids))
-        return [to_intent(row) for row in connection.execute(query)]
+            query = query.where(is_one_of(connection, _P.ledger_id, ledger_ids))
+        return [intent_from_row(row) for row in connection.execute(query)]
 
 
-def _to_intents_with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
+def _load_intents_with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
     """Convert rows to intents, and set `referenced`. A copy of another upload, with another uuid, does not count.
 
     A listed copy with an unreadable uuid counts as referenced.
     """
-    intents = [to_intent(row) for row in rows]
-    copies = _copies(connection.dialect.name).execute(connection, {(intent.ledger_id,) for intent in intents})
+    intents = [intent_from_row(row) for row in rows]
+    copies = _compile_listed_copies(connection.dialect.name).execute(
+        connection, {(intent.ledger_id,) for intent in intents}
+    )
     uuid_by_copy: dict[tuple[int, str], str | None] = {}
     for row in copies:
-        context = parse_context(row.context)
+        context = parse_offload_context(row.context)
         uuid_by_copy[row.ledger_id, row.kind] = _ANY_UUID if context is None else context.get("uuid")
     keys = [(intent.ledger_id, intent.copy.value) for intent in intents]
     return [
@@ -235,15 +250,15 @@ def _to_intents_with_references(connection: Connection, rows: Sequence[Row[Any]]
 
 
 @cache
-def _copies(dialect: str) -> Statement:
-    ledgers, c = bulk_parameter(dialect, "ledgers", {"id": BIG}), t.ledger_copy.c
+def _compile_listed_copies(dialect: str) -> BulkStatement:
+    ledgers, c = build_bulk_parameter(dialect, "ledgers", {"id": BIG}), t.ledger_copy.c
     listed = t.ledger_copy.join(t.ledger, t.ledger.c.ledger_id == c.ledger_id)
-    query = select(c.ledger_id, c.kind, as_text(c.context)).select_from(listed)
-    return Statement(sql=query.where(c.ledger_id.in_(select(ledgers.source.c.id))), rows=ledgers)
+    query = select(c.ledger_id, c.kind, cast_to_text(c.context)).select_from(listed)
+    return BulkStatement(sql=query.where(c.ledger_id.in_(select(ledgers.source.c.id))), rows=ledgers)
 
 
-def _audit_ledger(connection: Connection, row: Row[Any], result: IntentResult, *, at_us: int) -> None:
-    actor, reason = _find_decision(connection, row)
+def _audit_ended_intent(connection: Connection, row: Row[Any], result: IntentResult, *, at_us: int) -> None:
+    actor, reason = _find_actor_and_reason(connection, row)
     detail = {
         "ledger": row.ledger_id,
         "copy": row.copy,
@@ -253,7 +268,7 @@ def _audit_ledger(connection: Connection, row: Row[Any], result: IntentResult, *
         "size_bytes": result.size_bytes,
         "error": result.error,
     }
-    audit(
+    insert_audit_row(
         connection,
         "delete-ledger",
         Cause(actor=actor, reason=reason, workflow_id=row.claim_workflow),
@@ -265,7 +280,7 @@ def _audit_ledger(connection: Connection, row: Row[Any], result: IntentResult, *
     )
 
 
-def _find_decision(connection: Connection, row: Row[Any]) -> tuple[str, str]:
+def _find_actor_and_reason(connection: Connection, row: Row[Any]) -> tuple[str, str]:
     """Return actor and reason of the detach, or of the batch if the ledger's creator gave it up."""
     if row.actor:
         return row.actor, row.reason
@@ -274,12 +289,12 @@ def _find_decision(connection: Connection, row: Row[Any]) -> tuple[str, str]:
     return (decision.actor, decision.reason) if decision else ("sexton", "")
 
 
-def _audit_batch(
+def _audit_closed_batch(
     connection: Connection, batch_id: str, topic_id: TopicId, cause: Cause, tally: Tally, *, at_us: int
 ) -> None:
     names = select(func.min(_P.topic), func.max(_P.topic)).where(_P.batch_id == batch_id)
     topic, other = connection.execute(names).one()
-    audit(
+    insert_audit_row(
         connection,
         "delete-ledgers",
         cause,

@@ -10,24 +10,30 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, exists, func, literal_column, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import AuditedLedgers, audit
-from infra.catalog.deletion.intent_queries import count_filed, state_of
-from infra.catalog.deletion.intent_rows import file_copy_intents, file_intents, forget_rows, move_to_batch, redrive_rows
-from infra.catalog.deletion.run_rows import (
-    DELETES,
-    SEVERAL_TOPICS,
-    find_earlier_result,
-    fingerprint,
-    forget_runs,
-    is_held,
-    is_stalled,
-    open_run,
+from infra.catalog.audit_log import AuditedLedgers, insert_audit_row
+from infra.catalog.deletion.intent_queries import count_filed_intents, parse_intent_state
+from infra.catalog.deletion.intent_rows import (
+    move_intents_to_batch,
+    redrive_dead_letters,
+    remove_deleted_intents,
+    replace_copies_by_intents,
+    replace_ledgers_by_intents,
 )
-from infra.catalog.engine.database import CatalogAdapter, Database, reads, writes
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.ledger_rows import is_abandoned_newborn, lock_lists
+from infra.catalog.deletion.run_rows import (
+    DELETION_RUN_KIND,
+    SEVERAL_TOPICS,
+    find_earlier_detach,
+    fingerprint_request,
+    insert_batch_run,
+    match_held_runs,
+    match_stalled_intents,
+    remove_runs,
+)
+from infra.catalog.engine.database import CatalogAdapter, Database, in_read_transaction, in_write_transaction
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.ledger_rows import lock_ledger_lists, match_abandoned_newborns
 from infra.catalog.log.topic_rows import share_lock_topics
-from infra.catalog.offload.upload_ends import TIERED, is_abandoned_upload
+from infra.catalog.offload.upload_ends import TIERED, match_abandoned_uploads
 from logstore.deletion.intent_queue_rules import normalize_ids, require_dead_letters
 from logstore.deletion.intents import DeletionState
 from logstore.failpoints import effect
@@ -48,104 +54,116 @@ class SqlUpkeep(CatalogAdapter):
     def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         def look(connection: Connection) -> DetachedBatch | None:
             now = self._db.now_us(connection)
-            done = find_earlier_result(connection, batch_id, _REQUEST)
-            queries = (_select_stalled(now), _select_newborn(now - self._newborn_us), _select_abandoned(now))
+            done = find_earlier_detach(connection, batch_id, _REQUEST)
+            queries = (
+                _select_stalled_intents(now),
+                _select_abandoned_newborns(now - self._newborn_us),
+                _select_dead_uploads(now),
+            )
             idle = not any(_has_rows(connection, query) for query in queries)
             return done or (DetachedBatch(batch_id=batch_id, ledgers=0, intents=0) if idle else None)
 
         result = self._db.read(look)
         if result is None:
             with effect("catalog.adopt"):
-                result = self._db.write(lambda connection: self._adopt(connection, batch_id, claim, limit))
+                result = self._db.write(lambda connection: self._adopt_stalled_work(connection, batch_id, claim, limit))
         return result
 
-    def _adopt(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
+    def _adopt_stalled_work(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         now = self._db.now_us(connection)
-        done = find_earlier_result(connection, batch_id, _REQUEST)
+        done = find_earlier_detach(connection, batch_id, _REQUEST)
         if done:
             return done
-        newborn, dead = self._detach_dead(connection, batch_id, limit, now)
+        newborn, dead = self._file_abandoned_ledgers_and_uploads(connection, batch_id, limit, now)
         # The new intents count as stalled until the run exists.
-        earlier = _select_stalled(now).where(_P.batch_id != batch_id)
+        earlier = _select_stalled_intents(now).where(_P.batch_id != batch_id)
         page = earlier.order_by(_P.row_id).limit(limit).with_for_update(skip_locked=True)
-        is_locked = among(connection, _P.row_id, list(connection.execute(page).scalars()))
-        adopted = move_to_batch(connection, is_locked, is_stalled(now), batch_id=batch_id)
+        is_locked = is_one_of(connection, _P.row_id, list(connection.execute(page).scalars()))
+        adopted = move_intents_to_batch(connection, is_locked, match_stalled_intents(now), batch_id=batch_id)
         result = DetachedBatch(batch_id=batch_id, ledgers=newborn, intents=newborn + dead + adopted)
         if result.intents:
-            open_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
-        return replace(result, filed_counts=count_filed(connection, batch_id, now) if newborn or dead else ())
+            insert_batch_run(connection, result, SEVERAL_TOPICS, claim, now, request=_REQUEST)
+        return replace(result, filed_counts=count_filed_intents(connection, batch_id, now) if newborn or dead else ())
 
-    def _detach_dead(self, connection: Connection, batch_id: str, limit: int, now_us: int) -> tuple[int, int]:
+    def _file_abandoned_ledgers_and_uploads(
+        self, connection: Connection, batch_id: str, limit: int, now_us: int
+    ) -> tuple[int, int]:
         """File intents for newborn ledgers and for dead uploads. Return both numbers.
 
         Lock order, as in `attach`: all topics, then all lists.
         """
-        page = _select_newborn(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
+        page = _select_abandoned_newborns(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
         newborn_rows = connection.execute(page).all()
-        upload_rows = connection.execute(_select_abandoned(now_us).limit(limit)).all()
+        upload_rows = connection.execute(_select_dead_uploads(now_us).limit(limit)).all()
         rows = [*newborn_rows, *upload_rows]
         if not rows:
             return 0, 0
         share_lock_topics(connection, [row.topic_id for row in rows])
-        lock_lists(connection, among(connection, t.ledger_list.c.list_id, [row.list_id for row in rows]))
-        to_delete = among(connection, _L.ledger_id, [row.ledger_id for row in newborn_rows])
+        lock_ledger_lists(connection, is_one_of(connection, t.ledger_list.c.list_id, [row.list_id for row in rows]))
+        to_delete = is_one_of(connection, _L.ledger_id, [row.ledger_id for row in newborn_rows])
         unattached = _L.state == LedgerState.CREATING.value
-        newborn = file_intents(connection, to_delete & unattached, batch_id=batch_id, now_us=now_us)
+        newborn = replace_ledgers_by_intents(connection, to_delete & unattached, batch_id=batch_id, now_us=now_us)
         copies = 0
         for list_id in sorted({row.list_id for row in upload_rows}):
-            is_dead = is_abandoned_upload(now_us)
-            copies += file_copy_intents(connection, list_id, TIERED, is_dead, batch_id=batch_id, now_us=now_us)
+            is_dead = match_abandoned_uploads(now_us)
+            copies += replace_copies_by_intents(connection, list_id, TIERED, is_dead, batch_id=batch_id, now_us=now_us)
         return newborn, copies
 
-    @reads
+    @in_read_transaction
     def count_backlog(self, connection: Connection, *, older_than_s: float) -> SweepBacklog:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
         return SweepBacklog(
-            stalled=_count(connection, _select_stalled(now)),
-            newborn=_count(connection, _select_newborn(now - self._newborn_us)),
-            uploads=_count(connection, _select_abandoned(now)),
-            rows=_count(connection, _select_ended(now, before)),
-            runs=_count(connection, _select_empty_runs(before)),
+            stalled=_count_rows(connection, _select_stalled_intents(now)),
+            newborn=_count_rows(connection, _select_abandoned_newborns(now - self._newborn_us)),
+            uploads=_count_rows(connection, _select_dead_uploads(now)),
+            rows=_count_rows(connection, _select_old_deleted_intents(now, before)),
+            runs=_count_rows(connection, _select_old_empty_runs(before)),
         )
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
         def idle(connection: Connection) -> bool:
             now = self._db.now_us(connection)
             before = now - int(older_than_s * 1_000_000)
-            return not _has_rows(connection, _select_ended(now, before)) and not _has_rows(
-                connection, _select_empty_runs(before)
+            return not _has_rows(connection, _select_old_deleted_intents(now, before)) and not _has_rows(
+                connection, _select_old_empty_runs(before)
             )
 
         if self._db.read(idle):
             return ForgottenCounts()
         with effect("catalog.forget"):
-            return self._db.write(lambda connection: self._forget(connection, older_than_s, limit, cause))
+            return self._db.write(lambda connection: self._remove_old_rows(connection, older_than_s, limit, cause))
 
-    def _forget(self, connection: Connection, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
+    def _remove_old_rows(
+        self, connection: Connection, older_than_s: float, limit: int, cause: Cause
+    ) -> ForgottenCounts:
         now = self._db.now_us(connection)
         before = now - int(older_than_s * 1_000_000)
-        rows = forget_rows(connection, _select_ended(now, before).order_by(_P.finished_us).limit(limit))
-        runs = forget_runs(connection, _select_empty_runs(before).limit(limit))
+        rows = remove_deleted_intents(
+            connection, _select_old_deleted_intents(now, before).order_by(_P.finished_us).limit(limit)
+        )
+        runs = remove_runs(connection, _select_old_empty_runs(before).limit(limit))
         if rows or runs:
             detail = {"rows": rows, "runs": runs, "before_us": before}
-            audit(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
+            insert_audit_row(connection, "forget", cause, at_us=now, topic_id=SEVERAL_TOPICS, topic=None, detail=detail)
         return ForgottenCounts(rows=rows, runs=runs)
 
-    @reads
+    @in_read_transaction
     def count_redrivable(self, connection: Connection, row_ids: Sequence[int] | None) -> int:
-        count = select(func.count()).where(_dead_letters(connection, row_ids, lock=False))
+        count = select(func.count()).where(_match_dead_letters_to_redrive(connection, row_ids, lock=False))
         return int(connection.execute(count).scalar_one())
 
-    @writes("catalog.redrive")
+    @in_write_transaction("catalog.redrive")
     def redrive(
         self, connection: Connection, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause
     ) -> DetachedBatch:
-        request = fingerprint("redrive", row_ids)
-        done = find_earlier_result(connection, batch_id, request)
-        return done or self._redrive(connection, row_ids, batch_id, claim=claim, cause=cause, request=request)
+        request = fingerprint_request("redrive", row_ids)
+        done = find_earlier_detach(connection, batch_id, request)
+        return done or self._redrive_dead_letters(
+            connection, row_ids, batch_id, claim=claim, cause=cause, request=request
+        )
 
-    def _redrive(
+    def _redrive_dead_letters(
         self,
         connection: Connection,
         row_ids: Sequence[int] | None,
@@ -156,28 +174,30 @@ class SqlUpkeep(CatalogAdapter):
         request: str,
     ) -> DetachedBatch:
         now = self._db.now_us(connection)
-        rows = redrive_rows(connection, _dead_letters(connection, row_ids, lock=True), batch_id=batch_id)
+        rows = redrive_dead_letters(
+            connection, _match_dead_letters_to_redrive(connection, row_ids, lock=True), batch_id=batch_id
+        )
         result = DetachedBatch(batch_id=batch_id, ledgers=0, intents=rows)
         if result.intents:
-            open_run(connection, result, SEVERAL_TOPICS, claim, now, request=request)
+            insert_batch_run(connection, result, SEVERAL_TOPICS, claim, now, request=request)
             span = AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == batch_id)
             about: dict[str, Any] = {"topic_id": SEVERAL_TOPICS, "topic": None, "run_id": batch_id, "span": span}
-            audit(connection, "redrive", cause, at_us=now, detail={"rows": rows}, **about)
+            insert_audit_row(connection, "redrive", cause, at_us=now, detail={"rows": rows}, **about)
         return result
 
 
-def _select_stalled(now_us: int) -> Select[Any]:
-    return select(_P.row_id).where(is_stalled(now_us))
+def _select_stalled_intents(now_us: int) -> Select[Any]:
+    return select(_P.row_id).where(match_stalled_intents(now_us))
 
 
-def _select_newborn(before_us: int) -> Select[Any]:
+def _select_abandoned_newborns(before_us: int) -> Select[Any]:
     of_topic = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     source = of_topic.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     columns = (_L.ledger_id, t.ledger_list.c.list_id, t.topic.c.topic_id)
-    return select(*columns).select_from(source).where(is_abandoned_newborn(before_us))
+    return select(*columns).select_from(source).where(match_abandoned_newborns(before_us))
 
 
-def _select_abandoned(now_us: int) -> Select[Any]:
+def _select_dead_uploads(now_us: int) -> Select[Any]:
     """Select list and topic of copies whose upload died. The literal state makes the partial index usable."""
     c = t.ledger_copy.c
     source = t.ledger_copy.join(t.ledger, _L.ledger_id == c.ledger_id)
@@ -185,35 +205,37 @@ def _select_abandoned(now_us: int) -> Select[Any]:
     source = source.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     writing = c.state == literal_column("'WRITING'")
     columns = (t.ledger_list.c.list_id, t.topic.c.topic_id)
-    return select(*columns).select_from(source).where(writing, is_abandoned_upload(now_us))
+    return select(*columns).select_from(source).where(writing, match_abandoned_uploads(now_us))
 
 
-def _select_ended(now_us: int, before_us: int) -> Select[Any]:
-    at_work = exists().where(_R.run_id == _P.batch_id, is_held(now_us))
+def _select_old_deleted_intents(now_us: int, before_us: int) -> Select[Any]:
+    at_work = exists().where(_R.run_id == _P.batch_id, match_held_runs(now_us))
     return select(_P.row_id).where(_P.state == DeletionState.DELETED.value, _P.finished_us < before_us, ~at_work)
 
 
-def _select_empty_runs(before_us: int) -> Select[Any]:
+def _select_old_empty_runs(before_us: int) -> Select[Any]:
     vanished = _R.finished_us.is_(None) & (func.coalesce(_R.claim_until_us, 0) < before_us)
     over = or_(_R.finished_us < before_us, vanished)
     rows = exists().where(_P.batch_id == _R.run_id)
-    return select(_R.run_id).where(_R.kind == DELETES, over, ~rows)
+    return select(_R.run_id).where(_R.kind == DELETION_RUN_KIND, over, ~rows)
 
 
 def _has_rows(connection: Connection, query: Select[Any]) -> bool:
     return connection.execute(query.limit(1)).first() is not None
 
 
-def _count(connection: Connection, query: Select[Any]) -> int:
+def _count_rows(connection: Connection, query: Select[Any]) -> int:
     return connection.execute(select(func.count()).select_from(query.subquery())).scalar_one()
 
 
-def _dead_letters(connection: Connection, row_ids: Sequence[int] | None, *, lock: bool) -> ColumnElement[bool]:
+def _match_dead_letters_to_redrive(
+    connection: Connection, row_ids: Sequence[int] | None, *, lock: bool
+) -> ColumnElement[bool]:
     if row_ids is None:
         return _P.state == DeletionState.DEAD_LETTERED.value  # rows in unknown states must be requested by id
     ids = normalize_ids("deletion ids", row_ids)
-    rows = among(connection, _P.row_id, ids)
+    rows = is_one_of(connection, _P.row_id, ids)
     query = select(_P.row_id, _P.state).where(rows).order_by(_P.row_id)
     found = connection.execute(query.with_for_update() if lock else query).all()
-    require_dead_letters(ids, {row.row_id: (state_of(row.state), row.state) for row in found})
+    require_dead_letters(ids, {row.row_id: (parse_intent_state(row.state), row.state) for row in found})
     return rows

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import TEXT, bulk_parameter, insert_if_absent
+from infra.catalog.engine.dialect_sql import TEXT, build_bulk_parameter, build_insert_if_absent
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import ClaimHeld, InvalidInput, PreconditionFailed, SextonError, UnknownObject
 from logstore.ports.catalog import Claim, DetachedBatch
@@ -38,15 +38,15 @@ from logstore.positions import TopicId
 _R = t.run.c
 V = TypeVar("V")
 
-UNCLAIMED = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
+NO_CLAIM_COLUMNS = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
 
 SEVERAL_TOPICS = TopicId(0)
 """Topic id of a batch with rows of several topics."""
 
-DELETES: Final = "delete-ledgers"
+DELETION_RUN_KIND: Final = "delete-ledgers"
 """Kind of the runs that are batches of phase two."""
 
-NOTHING_YET: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": {}}
+EMPTY_SUMMARY: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": {}}
 
 
 def claim_end_us(claim: Claim, now_us: int) -> int:
@@ -63,31 +63,31 @@ def claim_columns(claim: Claim, now_us: int) -> dict[str, Any]:
     }
 
 
-def is_held(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
+def match_held_runs(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
     """Select unfinished batches that are claimed or paused."""
     live = or_(func.coalesce(_R.claim_until_us, 0) > now_us, _R.paused_us.is_not(None))
     return and_(_R.finished_us.is_(None), live)
 
 
-def is_stalled(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
+def match_stalled_intents(now_us: int | ColumnElement[int]) -> ColumnElement[bool]:
     """Select unfinished intents that no workflow works on."""
     p = t.pending_deletion.c
-    batch_lives = exists().where(_R.run_id == p.batch_id, is_held(now_us))
+    batch_lives = exists().where(_R.run_id == p.batch_id, match_held_runs(now_us))
     own_dead = and_(p.claim_workflow.is_not(None), p.claim_until_us <= now_us)
     return and_(p.state == DeletionState.PENDING.value, or_(own_dead, and_(p.claim_workflow.is_(None), ~batch_lives)))
 
 
-def open_run(
+def insert_batch_run(
     connection: Connection, result: DetachedBatch, topic_id: TopicId, claim: Claim, now_us: int, *, request: str
 ) -> None:
     """Insert the claimed run of a batch. It stores the result of the detach, which a repeated call returns."""
     summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
     summary["request"] = request
-    values = {"run_id": result.batch_id, "kind": DELETES, "topic_id": topic_id, "summary": summary}
+    values = {"run_id": result.batch_id, "kind": DELETION_RUN_KIND, "topic_id": topic_id, "summary": summary}
     connection.execute(insert(t.run).values(values | {"created_us": now_us} | claim_columns(claim, now_us)))
 
 
-def begin_run(
+def insert_run_if_absent(
     connection: Connection, run_id: str, kind: str, summary: Mapping[str, Any], *, claim: Claim, now_us: int
 ) -> bool:
     """Insert a claimed run without a topic unless the id is taken. Return whether the run was inserted.
@@ -95,22 +95,26 @@ def begin_run(
     The call waits for a transaction that is inserting the same id.
     """
     values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
-    put = insert_if_absent(connection, t.run).values(values | {"created_us": now_us} | claim_columns(claim, now_us))
+    put = build_insert_if_absent(connection, t.run).values(
+        values | {"created_us": now_us} | claim_columns(claim, now_us)
+    )
     return connection.execute(put.returning(_R.run_id)).first() is not None
 
 
-def set_summary(connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
+def set_run_summary(connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
     """Replace the summary of a run."""
     connection.execute(update(t.run).where(_R.run_id == run_id).values(summary=dict(summary)))
 
 
-def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
+def open_or_renew_shared_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
     """Insert the run of a batch of many topics, or renew its claim.
 
     Raises:
         ClaimHeld: The batch is finished, or another workflow holds it.
     """
-    if begin_run(connection, batch_id, DELETES, NOTHING_YET | {"request": request}, claim=claim, now_us=now_us):
+    if insert_run_if_absent(
+        connection, batch_id, DELETION_RUN_KIND, EMPTY_SUMMARY | {"request": request}, claim=claim, now_us=now_us
+    ):
         return
     mine = (_R.run_id == batch_id, _R.claim_workflow == claim.workflow_id, _R.finished_us.is_(None))
     opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # this call may have begun before the insert
@@ -120,15 +124,15 @@ def share_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, 
         raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found another's or finished")
 
 
-def find_holder(connection: Connection, run_id: str, now_us: int) -> str | None:
+def find_run_holder(connection: Connection, run_id: str, now_us: int) -> str | None:
     """Return the workflow that holds the batch, if there is one."""
     return connection.execute(_HOLDER, {"run": run_id, "now": now_us}).scalar_one_or_none()
 
 
-_HOLDER = select(_R.claim_workflow).where(_R.run_id == bindparam("run"), is_held(bindparam("now", type_=t.Big)))
+_HOLDER = select(_R.claim_workflow).where(_R.run_id == bindparam("run"), match_held_runs(bindparam("now", type_=t.Big)))
 
 
-def find_earlier_result(connection: Connection, batch_id: str, request: str) -> DetachedBatch | None:
+def find_earlier_detach(connection: Connection, batch_id: str, request: str) -> DetachedBatch | None:
     """Return the result of an earlier call with this batch id, if there was one."""
     summary = find_earlier_summary(connection, batch_id, request)
     return None if summary is None else DetachedBatch(batch_id=batch_id, **summary)
@@ -152,7 +156,7 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
     return summary
 
 
-def fingerprint(request: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
+def fingerprint_request(request: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
     """Return a digest of a request and its ids, which shows whether a batch id is used for another request.
 
     `without` replaces the ids if `ids` is `None`.
@@ -161,7 +165,9 @@ def fingerprint(request: str, ids: Sequence[int] | None, *, without: str = "all"
     return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
 
 
-def run_once_per_batch(connection: Connection, batch_id: str, request: str, lock: Callable[[], V]) -> V | DetachedBatch:
+def lock_or_find_earlier_detach(
+    connection: Connection, batch_id: str, request: str, lock: Callable[[], V]
+) -> V | DetachedBatch:
     """Call `lock`. Return the result of an earlier call with this batch id, otherwise the result of `lock`.
 
     The earlier result is returned even if the topic no longer exists.
@@ -169,10 +175,10 @@ def run_once_per_batch(connection: Connection, batch_id: str, request: str, lock
     try:
         locked = lock()
     except UnknownObject:
-        if done := find_earlier_result(connection, batch_id, request):
+        if done := find_earlier_detach(connection, batch_id, request):
             return done
         raise
-    return find_earlier_result(connection, batch_id, request) or locked
+    return find_earlier_detach(connection, batch_id, request) or locked
 
 
 def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
@@ -182,7 +188,7 @@ def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) 
         UnknownObject: No such batch.
         ClaimHeld: Another workflow holds the batch, or the batch is finished or was released.
     """
-    free = or_(_R.claim_workflow == claim.workflow_id, ~is_held(now_us))
+    free = or_(_R.claim_workflow == claim.workflow_id, ~match_held_runs(now_us))
     unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))
     until, same_run = claim_end_us(claim, now_us), _R.claim_run == claim.run_id
     longest = case((and_(same_run, _R.claim_until_us > until), _R.claim_until_us), else_=until)
@@ -202,7 +208,7 @@ def _renewal_error(connection: Connection, batch_id: str, claim: Claim) -> Sexto
 def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | None:
     """Finish a batch. Return its topic, or `None` if the batch was finished before or does not exist."""
     first = update(t.run).where(_R.run_id == batch_id, _R.finished_us.is_(None))
-    row = connection.execute(first.values(finished_us=now_us, **UNCLAIMED).returning(_R.topic_id)).first()
+    row = connection.execute(first.values(finished_us=now_us, **NO_CLAIM_COLUMNS).returning(_R.topic_id)).first()
     return None if row is None else TopicId(row.topic_id)
 
 
@@ -216,7 +222,7 @@ def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
     released = (_R.run_id == batch_id, _R.claim_workflow.is_(None), _R.finished_us.is_(None))
     if connection.execute(select(_R.run_id).where(*released).with_for_update()).first():
         raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
-    _change(connection, batch_id, {"paused_us": func.coalesce(_R.paused_us, now_us)})
+    _update_unfinished_run(connection, batch_id, {"paused_us": func.coalesce(_R.paused_us, now_us)})
 
 
 def resume_run(connection: Connection, batch_id: str) -> None:
@@ -226,34 +232,34 @@ def resume_run(connection: Connection, batch_id: str) -> None:
         UnknownObject: No such batch.
         PreconditionFailed: The batch is finished.
     """
-    _change(connection, batch_id, {"paused_us": None})
+    _update_unfinished_run(connection, batch_id, {"paused_us": None})
 
 
-def release_run(connection: Connection, batch_id: str, now_us: int) -> bool:
+def release_paused_run(connection: Connection, batch_id: str, now_us: int) -> bool:
     """End the claim of a paused, unfinished batch and resume it. Return whether the batch was paused."""
     paused = (_R.run_id == batch_id, _R.paused_us.is_not(None), _R.finished_us.is_(None))
-    lapsed = {**UNCLAIMED, "claim_until_us": now_us}  # without this time, `forget` would count the batch as old
+    lapsed = {**NO_CLAIM_COLUMNS, "claim_until_us": now_us}  # without this time, `forget` would count the batch as old
     return connection.execute(update(t.run).where(*paused).values(paused_us=None, **lapsed)).rowcount > 0
 
 
-def forget_runs(connection: Connection, page: Select[Any]) -> int:
+def remove_runs(connection: Connection, page: Select[Any]) -> int:
     """Remove the batches whose ids `page` selects. Return their number."""
     return connection.execute(delete(t.run).where(_R.run_id.in_(select(page.subquery())))).rowcount
 
 
-def mark_paused(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
+def mark_paused_intents(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
     """Set `paused` of intents whose batch is paused."""
     batch_ids = {
         intent.batch_id for intent in intents if intent.state is DeletionState.PENDING and intent.handed_to is None
     }
-    asked = bulk_parameter(connection.dialect.name, "asked", {"batch": TEXT})
+    asked = build_bulk_parameter(connection.dialect.name, "asked", {"batch": TEXT})
     query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(asked.source.c.batch)))
     found = connection.execute(query, asked.to_parameters([[batch_id] for batch_id in sorted(batch_ids)]))
     paused = {row.run_id for row in found if row.paused_us is not None and row.finished_us is None}
     return [replace(intent, paused=intent.batch_id in paused and intent.handed_to is None) for intent in intents]
 
 
-def _change(connection: Connection, batch_id: str, values: Mapping[str, Any]) -> None:
+def _update_unfinished_run(connection: Connection, batch_id: str, values: Mapping[str, Any]) -> None:
     row = connection.execute(select(_R.finished_us).where(_R.run_id == batch_id).with_for_update()).first()
     if row is None:
         raise UnknownObject("batch", expected="a batch that was detached", found=batch_id)

@@ -1,8 +1,8 @@
 """Deletion of a whole topic in SQL: one transaction for each step, under a lock of the topic's row.
 
-A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. So no transaction
-that begins after the commit of `begin` attaches anything. `begin` does not wait for earlier transactions. `detach_all`
-waits for them, so that it finds everything that was ever attached.
+A transaction that attaches something to a topic holds a share lock of that row and requires ACTIVE. After the
+commit of `begin_topic_deletion`, no new transaction attaches anything. `detach_whole_topic` waits for earlier
+transactions, so it finds everything that was ever attached.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,21 +11,21 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, and_, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import AuditedLedgers, audit, find_audit_time_us
+from infra.catalog.audit_log import AuditedLedgers, find_first_act_time_us, insert_audit_row
 from infra.catalog.cursors.cursor_rows import remove_cursors
-from infra.catalog.delayed.bucket_rows import remove_index
-from infra.catalog.deletion.intent_queries import count_by_outcome, count_filed
-from infra.catalog.deletion.intent_rows import adopt_stalled, file_intents
-from infra.catalog.deletion.run_rows import find_earlier_result, open_run
+from infra.catalog.delayed.bucket_rows import remove_delayed_index
+from infra.catalog.deletion.intent_queries import count_filed_intents, tally_intents
+from infra.catalog.deletion.intent_rows import adopt_stalled_intents, replace_ledgers_by_intents
+from infra.catalog.deletion.run_rows import find_earlier_detach, insert_batch_run
 from infra.catalog.engine.database import Database
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.ledger_rows import insert_missing_copies, lock_lists, remove_ledgers, remove_lists
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.ledger_rows import insert_missing_copies, lock_ledger_lists, remove_ledger_lists, remove_ledgers
 from infra.catalog.log.producer_sequence_rows import remove_producers
-from infra.catalog.log.schema_versions import remove_versions
-from infra.catalog.log.topic_rows import begin_deletion, read_topic, remove_topic, to_topic
-from infra.catalog.records.tombstone_rows import bury_topic
-from infra.catalog.transactions.buffer_rows import remove_buffer
-from infra.catalog.transactions.buffer_snapshots import remove_snapshot
+from infra.catalog.log.schema_versions import remove_schema_versions
+from infra.catalog.log.topic_rows import mark_topic_deleting, read_topic, remove_topic, topic_from_row
+from infra.catalog.records.tombstone_rows import insert_topic_tombstone
+from infra.catalog.transactions.buffer_rows import remove_topic_buffer
+from infra.catalog.transactions.buffer_snapshots import remove_buffer_snapshot
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.catalog import Cause, Claim, DetachedBatch, Tally, TopicContents, TopicState
@@ -36,17 +36,17 @@ _Removals = Mapping[str, Callable[[Connection, TopicId], int]]
 
 _ROWS_WITH_LEDGERS: Final[_Removals] = {
     "cursor": remove_cursors,
-    "schema_version": remove_versions,
-    "transaction_snapshot": remove_snapshot,
-    "delayed_bucket": remove_index,
+    "schema_version": remove_schema_versions,
+    "transaction_snapshot": remove_buffer_snapshot,
+    "delayed_bucket": remove_delayed_index,
 }
 """Removal by table of rows that name ledgers, in lock order. The detaching transaction removes these rows."""
 
 _TOPIC_ROWS: Final[_Removals] = {
     **_ROWS_WITH_LEDGERS,
     "producer_sequence": remove_producers,
-    "ledger_list": remove_lists,
-    "buffer": remove_buffer,
+    "ledger_list": remove_ledger_lists,
+    "buffer": remove_topic_buffer,
 }
 """Removal by table of rows that must not outlive the topic's row.
 
@@ -56,10 +56,10 @@ Add every table with a topic id here or above. Ledgers of its rows must be in a 
 _BEGIN_ACT = "delete-topic"
 
 
-def begin(connection: Connection, database: Database, topic_id: TopicId, name: str, cause: Cause) -> int:
+def begin_topic_deletion(connection: Connection, database: Database, topic_id: TopicId, name: str, cause: Cause) -> int:
     """Set the topic DELETING. Return the time of the first call, in microseconds."""
     topic = _lock_topic(connection, topic_id, key_share=True)
-    begun_us = find_audit_time_us(connection, _BEGIN_ACT, topic_id)
+    begun_us = find_first_act_time_us(connection, _BEGIN_ACT, topic_id)
     if topic is None and begun_us is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
     if topic is not None and topic.name != name:
@@ -67,12 +67,12 @@ def begin(connection: Connection, database: Database, topic_id: TopicId, name: s
     if begun_us is not None:
         return begun_us
     now = database.now_us(connection)
-    begin_deletion(connection, topic_id)
-    audit(connection, _BEGIN_ACT, cause, at_us=now, topic_id=topic_id, topic=name, detail={})
+    mark_topic_deleting(connection, topic_id)
+    insert_audit_row(connection, _BEGIN_ACT, cause, at_us=now, topic_id=topic_id, topic=name, detail={})
     return now
 
 
-def detach_all(
+def detach_whole_topic(
     connection: Connection,
     database: Database,
     topic_id: TopicId,
@@ -85,43 +85,47 @@ def detach_all(
     """Replace all ledgers of the topic by intents of one batch."""
     request = f"all of topic {topic_id}"
     topic = _lock_topic(connection, topic_id)
-    done = find_earlier_result(connection, batch_id, request)
+    done = find_earlier_detach(connection, batch_id, request)
     if done or topic is None:
         return done or DetachedBatch(batch_id=batch_id, ledgers=0, intents=0)
     now = database.now_us(connection)
-    result = _detach_ledgers(connection, topic, batch_id, cause, now, durable=_is_durable(topic, durable))
+    result = _detach_topic_ledgers(connection, topic, batch_id, cause, now, durable=_is_durable(topic, durable))
     if result.intents:
-        open_run(connection, result, topic_id, claim, now, request=request)
+        insert_batch_run(connection, result, topic_id, claim, now, request=request)
     return result
 
 
-def _detach_ledgers(
+def _detach_topic_ledgers(
     connection: Connection, topic: Row[Any], batch_id: str, cause: Cause, now: int, *, durable: bool
 ) -> DetachedBatch:
     _require_deleting(topic)
     topic_id = TopicId(topic.topic_id)
     lists = t.ledger_list.c.topic_id == topic_id
-    lock_lists(connection, lists)
+    lock_ledger_lists(connection, lists)
     to_delete = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(lists))
     ids = connection.execute(select(t.ledger.c.ledger_id).where(to_delete).order_by(t.ledger.c.ledger_id)).scalars()
     ledger_ids = ids.all()
-    adopted = adopt_stalled(connection, topic_id, None, batch_id=batch_id, now_us=now)
+    adopted = adopt_stalled_intents(connection, topic_id, None, batch_id=batch_id, now_us=now)
     filed = 0
     if ledger_ids:
         insert_missing_copies(connection, topic_id)
-        filed = file_intents(connection, to_delete, batch_id=batch_id, now_us=now, cause=cause, durable=durable)
-        detail = {"removed": _remove_rows(connection, topic_id, _ROWS_WITH_LEDGERS)}
+        filed = replace_ledgers_by_intents(
+            connection, to_delete, batch_id=batch_id, now_us=now, cause=cause, durable=durable
+        )
+        detail = {"removed": _remove_topic_rows(connection, topic_id, _ROWS_WITH_LEDGERS)}
         about = {"topic_id": topic_id, "topic": topic.name, "run_id": batch_id}
-        audit(connection, "detach", cause, at_us=now, detail=detail, span=AuditedLedgers.from_ids(ledger_ids), **about)
+        insert_audit_row(
+            connection, "detach", cause, at_us=now, detail=detail, span=AuditedLedgers.from_ids(ledger_ids), **about
+        )
     return DetachedBatch(
         batch_id=batch_id,
         ledgers=len(ledger_ids),
         intents=adopted + filed,
-        filed_counts=count_filed(connection, batch_id, now, topic_id=topic_id) if filed else (),
+        filed_counts=count_filed_intents(connection, batch_id, now, topic_id=topic_id) if filed else (),
     )
 
 
-def remove(
+def remove_detached_topic(
     connection: Connection, database: Database, topic_id: TopicId, cause: Cause, *, durable: bool | None
 ) -> bool:
     """Remove the rows of the topic unless a ledger is in its lists. Return whether the topic is gone."""
@@ -129,22 +133,22 @@ def remove(
     if topic is None:
         return True
     _require_deleting(topic)
-    lists = lock_lists(connection, t.ledger_list.c.topic_id == topic_id)
-    inside = among(connection, t.ledger.c.list_id, lists)
+    lists = lock_ledger_lists(connection, t.ledger_list.c.topic_id == topic_id)
+    inside = is_one_of(connection, t.ledger.c.list_id, lists)
     if connection.execute(select(t.ledger.c.ledger_id).where(inside).limit(1)).first():
         return False
-    removed = _remove_rows(connection, topic_id, _TOPIC_ROWS)
+    removed = _remove_topic_rows(connection, topic_id, _TOPIC_ROWS)
     now = database.now_us(connection)
     if _is_durable(topic, durable):
-        bury_topic(connection, topic_id, now_us=now)
+        insert_topic_tombstone(connection, topic_id, now_us=now)
     remove_topic(connection, topic_id)
-    done = topic_tally(connection, topic_id, find_audit_time_us(connection, _BEGIN_ACT, topic_id) or 0)
+    done = tally_topic_intents(connection, topic_id, find_first_act_time_us(connection, _BEGIN_ACT, topic_id) or 0)
     detail = {"removed": removed, "outcomes": dict(done.outcomes), "objects": done.objects}
-    audit(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
+    insert_audit_row(connection, "remove-topic", cause, at_us=now, topic_id=topic_id, topic=topic.name, detail=detail)
     return True
 
 
-def dissolve(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
+def remove_topic_but_objects(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
     """Remove a topic with all its rows, and return its ledgers. Their objects stay.
 
     A rebuild calls this for a deleted topic that an old record version brought back. No other process writes then.
@@ -155,13 +159,13 @@ def dissolve(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
         LedgerId(ledger_id) for ledger_id in connection.execute(select(t.ledger.c.ledger_id).where(inside)).scalars()
     ]
     remove_ledgers(connection, inside)
-    _remove_rows(connection, topic_id, _ROWS_WITH_LEDGERS)
-    _remove_rows(connection, topic_id, _TOPIC_ROWS)
+    _remove_topic_rows(connection, topic_id, _ROWS_WITH_LEDGERS)
+    _remove_topic_rows(connection, topic_id, _TOPIC_ROWS)
     remove_topic(connection, topic_id)
     return ledger_ids
 
 
-def read_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
+def count_topic_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
     """Count the topic's ledgers, copies and subscriptions."""
     read_topic(connection, topic_id)
     component = t.ledger_list.c.component
@@ -182,12 +186,12 @@ def read_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
     )
 
 
-def topic_tally(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
+def tally_topic_intents(connection: Connection, topic_id: TopicId, since_us: int) -> Tally:
     """Count the topic's intents that are unfinished, or that ended at `since_us` or later."""
     p = t.pending_deletion.c
     deleted = DeletionState.DELETED.value
     unfinished = p.state != deleted  # includes states that this build does not know
-    return count_by_outcome(
+    return tally_intents(
         connection, p.topic_id == topic_id, or_(unfinished, and_(p.state == deleted, p.finished_us >= since_us))
     )
 
@@ -198,12 +202,12 @@ def _lock_topic(connection: Connection, topic_id: TopicId, *, key_share: bool = 
     return connection.execute(query.with_for_update(key_share=key_share)).first()
 
 
-def _remove_rows(connection: Connection, topic_id: TopicId, removals: _Removals) -> dict[str, int]:
+def _remove_topic_rows(connection: Connection, topic_id: TopicId, removals: _Removals) -> dict[str, int]:
     return {table: remove(connection, topic_id) for table, remove in removals.items()}
 
 
 def _is_durable(topic: Row[Any], asked: bool | None) -> bool:
-    return is_durable(EndingOperation.DELETE, topic_setting=to_topic(topic).durable_delete, command_setting=asked)
+    return is_durable(EndingOperation.DELETE, topic_setting=topic_from_row(topic).durable_delete, command_setting=asked)
 
 
 def _require_deleting(topic: Row[Any]) -> None:

@@ -17,8 +17,8 @@ from infra.catalog.engine import database_errors
 from infra.catalog.engine.database_connections import (
     ARROW_SQLITE,
     CONNECT_TIMEOUT_S,
+    keep_sqlite_open_registered,
     parse_database_url,
-    registered_open,
 )
 from logstore.errors import CatalogBusy, CorruptData, ServiceFailed, SextonError, StoreUnavailable
 
@@ -43,13 +43,13 @@ def compile_sql(query: Select[Any], dialect: str) -> str:
     return str(query.compile(dialect=sql_dialect, compile_kwargs={"literal_binds": True}))
 
 
-def arrow_schema(query: Select[Any]) -> pa.Schema:
+def build_arrow_schema(query: Select[Any]) -> pa.Schema:
     """Return the Arrow schema of the statement's rows. All columns are 64-bit integers or texts."""
     types = ((name, column.type) for name, column in query.selected_columns.items())
     return pa.schema([(name, pa.int64() if isinstance(kind, Integer) else pa.string()) for name, kind in types])
 
 
-def arrow_type(column: Column[Any]) -> pa.DataType:
+def to_arrow_type(column: Column[Any]) -> pa.DataType:
     """Return the Arrow type for a bulk load of the column. PostgreSQL requires integers of the column's width."""
     if isinstance(column.type, BigInteger):
         return pa.int64()
@@ -77,8 +77,8 @@ class ArrowReader:
             CorruptData: A value does not match its column.
             ServiceFailed: The file is not a database.
         """
-        schema = arrow_schema(query)
-        with _translate_errors(self._url), self._connection.cursor() as cursor:
+        schema = build_arrow_schema(query)
+        with _translate_driver_errors(self._url), self._connection.cursor() as cursor:
             if self.dialect == "sqlite":
                 cursor.adbc_statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
             cursor.execute(compile_sql(query, self.dialect))
@@ -88,7 +88,7 @@ class ArrowReader:
 
     def table(self, query: Select[Any]) -> pa.Table:
         """Read all rows. Errors are those of `batches`."""
-        return pa.Table.from_batches(self.batches(query), arrow_schema(query))
+        return pa.Table.from_batches(self.batches(query), build_arrow_schema(query))
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def open_arrow_reader(database_url: str) -> Iterator[ArrowReader]:
     """
     url = parse_database_url(database_url)
     with ExitStack() as stack:
-        with _translate_errors(url):
+        with _translate_driver_errors(url):
             connection = stack.enter_context(_open_connection(url))
         yield ArrowReader(connection, url)
 
@@ -123,11 +123,11 @@ def open_arrow_writer(database_url: str) -> Iterator["ArrowWriter"]:
     """
     url = parse_database_url(database_url)
     with ExitStack() as stack:
-        with _translate_errors(url):
+        with _translate_driver_errors(url):
             connection = stack.enter_context(_open_connection(url, writes=True))
         writer = ArrowWriter(connection, url)
         yield writer
-        with _translate_errors(url):
+        with _translate_driver_errors(url):
             connection.commit()
 
 
@@ -139,13 +139,13 @@ class ArrowWriter:
         self.dialect = url.get_backend_name()
 
     def execute(self, statement: str) -> list[tuple[Any, ...]]:
-        with _translate_errors(self._url), self._connection.cursor() as cursor:
+        with _translate_driver_errors(self._url), self._connection.cursor() as cursor:
             cursor.execute(statement)
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
     def ingest(self, table: str, rows: pa.RecordBatchReader) -> None:
         """Append rows to a table. Missing columns get their default."""
-        with _translate_errors(self._url), self._connection.cursor() as cursor:
+        with _translate_driver_errors(self._url), self._connection.cursor() as cursor:
             cursor.adbc_ingest(table, rows, mode="append")
 
 
@@ -159,7 +159,7 @@ def _open_sqlite(url: URL, *, writes: bool) -> Iterator["Connection"]:
 
     path, mode = str(url.database), "rw" if writes else "ro"
     with (
-        registered_open(path, ARROW_SQLITE),
+        keep_sqlite_open_registered(path, ARROW_SQLITE),
         dbapi.connect(f"file:{quote(path)}?mode={mode}", autocommit=not writes) as connection,
     ):
         if writes:
@@ -193,19 +193,19 @@ def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 @contextmanager
-def _translate_errors(url: URL) -> Iterator[None]:
+def _translate_driver_errors(url: URL) -> Iterator[None]:
     try:
         yield
     except SextonError:
         raise
     except Exception as error:
-        translated_error = _translate(error, url)
+        translated_error = _translate_driver_error(error, url)
         if translated_error is None:
             raise
         raise translated_error from error
 
 
-def _translate(error: Exception, url: URL) -> SextonError | None:
+def _translate_driver_error(error: Exception, url: URL) -> SextonError | None:
     """Translate the error by its message, because the driver gives no code."""
     message = " ".join(str(error).split())
     is_sqlite = url.get_backend_name() == "sqlite"
@@ -216,7 +216,7 @@ def _translate(error: Exception, url: URL) -> SextonError | None:
     if is_sqlite and "file is not a database" in message:
         return ServiceFailed("database", f"{url.database} is no SQLite database", advice=database_errors.URL_ADVICE)
     if is_sqlite and _DISK_FAILURE_TEXT.search(message):
-        return StoreUnavailable(database_errors.describe_unopened(url, reading=True))
+        return StoreUnavailable(database_errors.describe_unopened_file(url, reading=True))
     if not is_sqlite and _CONNECTION_LOSS_TEXT.search(message):
         was_connected = "Failed to connect" not in message
         return StoreUnavailable(

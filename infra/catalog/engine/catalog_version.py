@@ -23,7 +23,7 @@ DEFAULT_BUNDLES: Final = 64
 _MIGRATION_LOCK_KEY = 0x5E870  # arbitrary key of PostgreSQL's advisory lock around a migration
 
 
-def upgrade(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
+def migrate_catalog(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
     """Create the catalog, or upgrade it from any earlier version to this build's version. Idempotent.
 
     Args:
@@ -38,17 +38,17 @@ def upgrade(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
     """
     check_bundle_count(bundles)
     if database.is_sqlite and not database.is_absent:
-        version(database)  # check that the file is a catalog before an open for writing changes it
+        read_catalog_version(database)  # check that the file is a catalog before an open for writing changes it
     database.make_folder()
-    database.write(partial(_upgrade, bundles=bundles))
+    database.write(partial(_run_migrations, bundles=bundles))
 
 
-def _upgrade(connection: Connection, *, bundles: int) -> None:
+def _run_migrations(connection: Connection, *, bundles: int) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK_KEY})
-    before = _read_version(connection)
+    before = _read_stored_version(connection)
     if before not in {None, *VERSIONS}:
-        raise _mismatch_error(before)
+        raise _version_mismatch_error(before)
     from alembic import command  # noqa: PLC0415 - start-up time
 
     config = _build_alembic_config()
@@ -58,7 +58,7 @@ def _upgrade(connection: Connection, *, bundles: int) -> None:
         connection.execute(text("UPDATE catalog SET bundles = :bundles"), {"bundles": bundles})
 
 
-def check_version(database: Database) -> None:
+def require_current_version(database: Database) -> None:
     """Require this build's version of the catalog. Nothing changes.
 
     Raises:
@@ -70,12 +70,12 @@ def check_version(database: Database) -> None:
         problem = f"there is no file {database.engine.url.database}"
         advice = "run `sexton up` or `sexton catalog upgrade`, or correct SEXTON_DATABASE_URL"
         raise ServiceFailed("database", problem, advice=advice)
-    stored_version = version(database)
+    stored_version = read_catalog_version(database)
     if stored_version != VERSIONS[-1]:
-        raise _mismatch_error(stored_version)
+        raise _version_mismatch_error(stored_version)
 
 
-def version(database: Database) -> str | None:
+def read_catalog_version(database: Database) -> str | None:
     """Return the catalog's version, or `None` for a database without tables.
 
     Raises:
@@ -83,10 +83,10 @@ def version(database: Database) -> str | None:
         StoreUnavailable: The database does not answer.
     """
     with database.open_read_only() as reader:
-        return reader.read(_read_version)
+        return reader.read(_read_stored_version)
 
 
-def _mismatch_error(version: str | None) -> CatalogVersionMismatch:
+def _version_mismatch_error(version: str | None) -> CatalogVersionMismatch:
     description = version or "an empty database"
     is_older = version is None or version in VERSIONS
     advice = (
@@ -95,7 +95,7 @@ def _mismatch_error(version: str | None) -> CatalogVersionMismatch:
     return CatalogVersionMismatch(f"catalog version: expected {VERSIONS[-1]}, found {description}; {advice}")
 
 
-def _read_version(connection: Connection) -> str | None:
+def _read_stored_version(connection: Connection) -> str | None:
     tables = set(inspect(connection).get_table_names())
     if not tables:
         return None
@@ -120,7 +120,7 @@ _PATIENCE_S: Final = 5.0
 _DELETED_SUFFIX: Final = " (deleted)"  # Linux appends it to the path of an open file that was removed
 
 
-def check_writable(database: Database) -> None:
+def require_writable_catalog(database: Database) -> None:
     """Check by a writing transaction without changes that the catalog accepts writes.
 
     Raises:
@@ -135,7 +135,7 @@ def _lock_catalog_row(connection: Connection) -> None:
     connection.execute(text("SELECT 1 FROM catalog FOR KEY SHARE"))
 
 
-def find_lost_write_ahead(database: Database, pids: Collection[int]) -> ServiceFailed | None:
+def find_lost_write_ahead_file(database: Database, pids: Collection[int]) -> ServiceFailed | None:
     """Return an error if the SQLite write-ahead file was removed while the database was in use.
 
     Call this before anything opens the database, because an open creates an empty write-ahead file.

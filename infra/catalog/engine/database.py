@@ -14,12 +14,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from infra.catalog.engine.database_connections import (
+    create_postgresql_engine,
+    create_read_only_sqlite_engine,
+    create_sqlite_engine,
     parse_database_url,
-    postgresql_engine,
-    read_only_sqlite_engine,
-    sqlite_engine,
 )
-from infra.catalog.engine.database_errors import is_contention, may_have_landed, message_line, translate_database_error
+from infra.catalog.engine.database_errors import (
+    format_driver_message,
+    is_contention,
+    may_be_committed,
+    translate_database_error,
+)
 from logstore import failpoints
 from logstore.errors import CatalogBusy, InvalidInput, OutcomeUnknown
 
@@ -49,7 +54,9 @@ class Database:
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self._patience_s = patience_s
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": patience_s}
-        self.engine = sqlite_engine(parsed, pool) if self.is_sqlite else postgresql_engine(parsed, pool, patience_s)
+        self.engine = (
+            create_sqlite_engine(parsed, pool) if self.is_sqlite else create_postgresql_engine(parsed, pool, patience_s)
+        )
         self._reader = self.engine.execution_options(**_read_options(self.is_sqlite))
         self._guard: Callable[[Connection], None] | None = None
 
@@ -69,7 +76,7 @@ class Database:
             yield self
             return
         database = Database(self._url, pool_size=1, patience_s=self._patience_s)
-        database.engine = read_only_sqlite_engine(self.engine.url)
+        database.engine = create_read_only_sqlite_engine(self.engine.url)
         database._reader = database.engine.execution_options(**_read_options(True))
         with closing(database):
             yield database
@@ -79,7 +86,7 @@ class Database:
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a read-only transaction. Its first statement takes the snapshot that all statements read."""
-        return self._run(self._reader, work, self._patience_s)
+        return self._run_with_retries(self._reader, work, self._patience_s)
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -96,7 +103,7 @@ class Database:
             raise CatalogBusy(f"catalog: no connection was free within {self._patience_s:g} s") from error
         except DBAPIError as error:
             if is_contention(error):
-                raise CatalogBusy(f"catalog: contended: {message_line(error)}") from error
+                raise CatalogBusy(f"catalog: contended: {format_driver_message(error)}") from error
             raise translate_database_error(error, self.engine.url) from error
 
     def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
@@ -118,7 +125,7 @@ class Database:
             StoreUnavailable: The database does not answer, or its disk is full.
         """
         if patience_s is None and self._guard is None:
-            return self._run(self.engine, work, self._patience_s)
+            return self._run_with_retries(self.engine, work, self._patience_s)
         guard = self._guard
 
         def work_with_guard(connection: Connection) -> T:
@@ -128,15 +135,17 @@ class Database:
                 guard(connection)
             return work(connection)
 
-        result = self._run(self.engine, work_with_guard, self._patience_s if patience_s is None else patience_s)
+        result = self._run_with_retries(
+            self.engine, work_with_guard, self._patience_s if patience_s is None else patience_s
+        )
         self._guard = None  # one success is enough
         return result
 
-    def _run(self, engine: Engine, work: Callable[[Connection], T], patience_s: float) -> T:
+    def _run_with_retries(self, engine: Engine, work: Callable[[Connection], T], patience_s: float) -> T:
         deadline_s, may_be_stale = time.monotonic() + patience_s, True
         while True:
             try:
-                return _run_once(engine, work, writes=engine is self.engine)
+                return _run_transaction(engine, work, writes=engine is self.engine)
             except OverflowError as error:  # SQLite's driver raises it for integers beyond 64 bits
                 raise InvalidInput("value", expected="a number of at most 64 bits", found=str(error)) from error
             except PoolExhausted as error:
@@ -148,7 +157,9 @@ class Database:
                 if not is_contention(error):
                     raise translate_database_error(error, engine.url) from error
                 if time.monotonic() > deadline_s:
-                    raise CatalogBusy(f"catalog: contended for {patience_s:g} s: {message_line(error)}") from error
+                    raise CatalogBusy(
+                        f"catalog: contended for {patience_s:g} s: {format_driver_message(error)}"
+                    ) from error
             time.sleep(random.uniform(*_RETRY_PAUSE_S))  # noqa: S311 - spreads retries, no secret
 
     @property
@@ -190,7 +201,7 @@ class CatalogAdapter:
 A = TypeVar("A", bound=CatalogAdapter)
 
 
-def reads(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
+def in_read_transaction(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
     """Turn a method with a connection argument into a method that runs in `Database.read`."""
 
     @wraps(work)
@@ -200,7 +211,7 @@ def reads(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concaten
     return method
 
 
-def writes(
+def in_write_transaction(
     name: str = "",
 ) -> Callable[[Callable[Concatenate[A, Connection, P], T]], Callable[Concatenate[A, P], T]]:
     """Turn a method with a connection argument into a method that runs in `Database.write`.
@@ -222,15 +233,17 @@ def writes(
 _NOW = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 
 
-def _run_once(engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
+def _run_transaction(engine: Engine, work: Callable[[Connection], T], *, writes: bool) -> T:
     with engine.connect() as connection, connection.begin() as transaction:
         result = work(connection)
         try:
             transaction.commit()
         except BaseException as error:
             connection.invalidate()  # otherwise the pool would reuse it with an open transaction
-            if writes and isinstance(error, DBAPIError) and may_have_landed(error):
-                raise OutcomeUnknown(f"catalog: connection lost while committing: {message_line(error)}") from error
+            if writes and isinstance(error, DBAPIError) and may_be_committed(error):
+                raise OutcomeUnknown(
+                    f"catalog: connection lost while committing: {format_driver_message(error)}"
+                ) from error
             raise
         return result
 

@@ -82,7 +82,7 @@ _lock = threading.Lock()
 _open_counts: Counter[tuple[str, str]] = Counter()
 
 
-def register_open(path: str, library: str) -> None:
+def register_sqlite_open(path: str, library: str) -> None:
     """Count a connection that the library is about to open.
 
     Raises:
@@ -99,27 +99,27 @@ def register_open(path: str, library: str) -> None:
 
 
 @contextmanager
-def registered_open(path: str, library: str) -> Iterator[None]:
-    """Count a connection while the block runs. Errors are those of `register_open`."""
-    register_open(path, library)
+def keep_sqlite_open_registered(path: str, library: str) -> Iterator[None]:
+    """Count a connection while the block runs. Errors are those of `register_sqlite_open`."""
+    register_sqlite_open(path, library)
     try:
         yield
     finally:
-        register_close(path, library)
+        register_sqlite_close(path, library)
 
 
-def register_close(path: str, library: str) -> None:
+def register_sqlite_close(path: str, library: str) -> None:
     """Remove a closed connection from the count."""
     with _lock:
         _open_counts[os.path.realpath(path), library] -= 1
 
 
-def postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
+def create_postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) -> Engine:
     """Build an engine for PostgreSQL. Its statements wait at most `patience_s` for a lock."""
     arguments = {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_TIMEOUT_S}
     engine = create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=arguments, **pool)
 
-    def prepare(connection: "psycopg.Connection[Any]", _: object) -> None:
+    def limit_waits(connection: "psycopg.Connection[Any]", _: object) -> None:
         """Limit waits for locks, and end transactions of a process that was paused."""
         connection.autocommit = True
         patience_ms = int(patience_s * 1000)
@@ -127,42 +127,42 @@ def postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) -> Engi
             connection.execute(f"SET {name} = {value}".encode())
         connection.autocommit = False
 
-    event.listen(engine, "connect", prepare)
+    event.listen(engine, "connect", limit_waits)
     return engine
 
 
-def sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
+def create_sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
     """Build an engine for a SQLite file in WAL mode. A commit waits for the disk."""
     path = str(url.database)
-    engine = _file_engine(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
+    engine = _create_sqlite_file_engine(url, lambda: sqlite3.connect(path, check_same_thread=False), **pool)
     event.listen(engine, "connect", _prepare_writer)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def read_only_sqlite_engine(url: URL) -> Engine:
+def create_read_only_sqlite_engine(url: URL) -> Engine:
     """Build an engine that opens a SQLite file read-only."""
     uri = f"file:{quote(str(url.database))}?mode=ro"
-    engine = _file_engine(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
+    engine = _create_sqlite_file_engine(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
     event.listen(engine, "connect", _disable_driver_transactions)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _file_engine(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
+def _create_sqlite_file_engine(url: URL, connect: Callable[[], sqlite3.Connection], **pool: Any) -> Engine:  # noqa: ANN401 - SQLAlchemy's
     """Build an engine whose connections exclude Arrow's library from the file."""
     path = str(url.database)
 
     def creator() -> sqlite3.Connection:
-        register_open(path, PYTHON_SQLITE)
+        register_sqlite_open(path, PYTHON_SQLITE)
         try:
             return connect()
         except BaseException:
-            register_close(path, PYTHON_SQLITE)
+            register_sqlite_close(path, PYTHON_SQLITE)
             raise
 
     engine = create_engine(url, hide_parameters=True, creator=creator, **pool)
-    event.listen(engine, "close", lambda *_: register_close(path, PYTHON_SQLITE))
+    event.listen(engine, "close", lambda *_: register_sqlite_close(path, PYTHON_SQLITE))
     return engine
 
 

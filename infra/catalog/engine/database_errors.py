@@ -37,7 +37,7 @@ def is_contention(error: DBAPIError) -> bool:
     return _sqlite_code(error) in _BUSY_CODES or _is_psycopg_error(error, *(f"errors.{name}" for name in names))
 
 
-def may_have_landed(error: DBAPIError) -> bool:
+def may_be_committed(error: DBAPIError) -> bool:
     """Return whether a COMMIT that failed with this error may be durable nevertheless."""
     return error.connection_invalidated or _sqlite_code(error) == sqlite3.SQLITE_IOERR
 
@@ -45,41 +45,41 @@ def may_have_landed(error: DBAPIError) -> bool:
 def translate_database_error(error: DBAPIError, url: URL) -> Exception:
     """Return an error of Sexton for a fault of the environment. Return a bug unchanged."""
     if isinstance(error.orig, sqlite3.Error):
-        return _translate_sqlite(error, url)
+        return _translate_sqlite_error(error, url)
     if _is_psycopg_error(error, "DataError"):
-        return InvalidInput("value", expected="one that the catalog can hold", found=message_line(error))
+        return InvalidInput("value", expected="one that the catalog can hold", found=format_driver_message(error))
     if _is_psycopg_error(error, "errors.ReadOnlySqlTransaction"):
         return StoreUnavailable(f"database: {_format_server(url)} takes no writes; is it a standby?")
     if error.connection_invalidated or _is_psycopg_error(error, "OperationalError", "InterfaceError"):
-        problem = describe_lost_server(message_line(error), url, was_connected=error.connection_invalidated)
+        problem = describe_lost_server(format_driver_message(error), url, was_connected=error.connection_invalidated)
         return StoreUnavailable(f"database: {problem}")
     return error
 
 
-def _translate_sqlite(error: DBAPIError, url: URL) -> Exception:
+def _translate_sqlite_error(error: DBAPIError, url: URL) -> Exception:
     code = _sqlite_code(error)
     if code == sqlite3.SQLITE_CORRUPT:
         return CorruptData(f"database: {url.database} is damaged; restore it from a backup")
     if code == sqlite3.SQLITE_NOTADB:
         return ServiceFailed("database", f"{url.database} is no SQLite database", advice=URL_ADVICE)
     if code == sqlite3.SQLITE_CANTOPEN or Path(str(url.database)).is_dir():
-        return StoreUnavailable(describe_unopened(url))
+        return StoreUnavailable(describe_unopened_file(url))
     if isinstance(error.orig, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:  # that code means wrong SQL
         return StoreUnavailable(f"database: {url.database}: {_TEXT_BY_SQLITE_CODE.get(code or 0, _DEFAULT_TEXT)}")
     return error
 
 
-def message_line(error: DBAPIError) -> str:
+def format_driver_message(error: DBAPIError) -> str:
     """Return the database's message as one line."""
     return " ".join(str(error.orig).split())
 
 
-def describe_unopened(url: URL, *, reading: bool = False) -> str:
+def describe_unopened_file(url: URL, *, reading: bool = False) -> str:
     """Describe why a SQLite file cannot be opened. `reading` means that the file must exist."""
-    return f"database: {url.database} cannot be opened: {_describe_obstacle(url, reading=reading)}; {URL_ADVICE}"
+    return f"database: {url.database} cannot be opened: {_describe_open_obstacle(url, reading=reading)}; {URL_ADVICE}"
 
 
-def _describe_obstacle(url: URL, *, reading: bool) -> str:
+def _describe_open_obstacle(url: URL, *, reading: bool) -> str:
     path = Path(str(url.database))
     if path.is_dir():
         return "it is a folder"

@@ -58,8 +58,8 @@ class BulkParameter(NamedTuple):
         return dict(zip(names, map(list, cells), strict=True))
 
 
-class Statement(NamedTuple):
-    """Statement with a bulk parameter. Build it once per dialect."""
+class BulkStatement(NamedTuple):
+    """BulkStatement with a bulk parameter. Build it once per dialect."""
 
     sql: Executable
     rows: BulkParameter
@@ -81,7 +81,7 @@ def _fields(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 
-def bulk_parameter(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> BulkParameter:
+def build_bulk_parameter(dialect: str, name: str, columns: dict[str, TypeEngine[Any]]) -> BulkParameter:
     """Build a bulk parameter with columns of type `BIG` or `TEXT`. No other parameter's name may begin with `name`."""
     source: FromClause
     if dialect == "sqlite":
@@ -98,7 +98,7 @@ def bulk_parameter(dialect: str, name: str, columns: dict[str, TypeEngine[Any]])
     return BulkParameter(source, dialect, tuple(columns))
 
 
-def among(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]) -> ColumnElement[bool]:
+def is_one_of(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]) -> ColumnElement[bool]:
     """Return the condition that the column is one of the ids."""
     id_list = sorted({int(value) for value in ids})
     if connection.dialect.name == "sqlite":
@@ -106,14 +106,14 @@ def among(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]
     return column.in_(select(func.unnest(literal(id_list, _array(BIG)))))
 
 
-def dialect_insert(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
+def build_dialect_insert(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two dialects, one class
     """Return an insert of the dialect, which supports ON CONFLICT."""
     return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)  # imports only the dialect in use
 
 
-def insert_if_absent(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
+def build_insert_if_absent(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
     """Return an insert that skips rows whose unique key exists."""
-    return dialect_insert(connection.dialect.name, table).on_conflict_do_nothing()
+    return build_dialect_insert(connection.dialect.name, table).on_conflict_do_nothing()
 
 
 def _array(kind: TypeEngine[Any]) -> TypeEngine[Any]:
@@ -139,22 +139,22 @@ def _compile_sqlite_clock(*_: object, **__: object) -> str:
     return "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000"
 
 
-def as_text(context: ColumnElement[Any], name: str = "context") -> ColumnElement[str]:
-    """Cast the column to text, labelled `name`, for `parse_context`."""
+def cast_to_text(context: ColumnElement[Any], name: str = "context") -> ColumnElement[str]:
+    """Cast the column to text, labelled `name`, for `parse_offload_context`."""
     return cast(context, Text).label(name)
 
 
-def text_or_empty(column: ColumnElement[str | None], name: str) -> ColumnElement[str]:
+def cast_to_text_or_empty(column: ColumnElement[str | None], name: str) -> ColumnElement[str]:
     """Cast the column to text, labelled `name`. NULL becomes the empty text."""
     return cast(func.coalesce(column, literal_column("''")), Text).label(name)
 
 
-def parse_context_or_empty(text: str) -> dict[str, str]:
+def parse_offload_context_or_empty(text: str) -> dict[str, str]:
     """Parse a context. A damaged context counts as empty."""
-    return parse_context(text) or {}
+    return parse_offload_context(text) or {}
 
 
-def parse_context(text: str) -> dict[str, str] | None:
+def parse_offload_context(text: str) -> dict[str, str] | None:
     """Parse a context. Return `None` unless the text is a JSON object with texts as values."""
     context = parse_json_object(text)
     return context if context is not None and all(isinstance(value, str) for value in context.values()) else None
@@ -169,7 +169,7 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-class ReadableJson(FunctionElement[Any]):
+class JsonOrNull(FunctionElement[Any]):
     """JSON column that is NULL if the database cannot parse its value.
 
     SQLite stores any text. PostgreSQL stores any escape of four hexadecimal digits. It fails a statement that parses an
@@ -181,13 +181,13 @@ class ReadableJson(FunctionElement[Any]):
     inherit_cache = True
 
 
-@compiles(ReadableJson)
-def _compile_postgresql_readable(element: ReadableJson, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+@compiles(JsonOrNull)
+def _compile_postgresql_readable(element: JsonOrNull, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
     column = compiler.process(element.clauses, **options)
     return rf"CASE WHEN CAST({column} AS TEXT) !~* '\\u(0000|d[89a-f])' THEN {column} END"
 
 
-@compiles(ReadableJson, "sqlite")
-def _compile_sqlite_readable(element: ReadableJson, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
+@compiles(JsonOrNull, "sqlite")
+def _compile_sqlite_readable(element: JsonOrNull, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401 - SQLAlchemy's
     column = compiler.process(element.clauses, **options)
     return f"CASE WHEN json_valid({column}) THEN {column} END"

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_queries import INTENT, to_intent
-from infra.catalog.engine.database import CatalogAdapter, Database, writes
-from infra.catalog.engine.dialect_sql import ReadableJson, insert_if_absent
+from infra.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
+from infra.catalog.engine.database import CatalogAdapter, Database, in_write_transaction
+from infra.catalog.engine.dialect_sql import JsonOrNull, build_insert_if_absent
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_inspection import read_live_copies, read_live_ledger
 from logstore.deletion.intents import DeletionState, find_missing_property
@@ -47,10 +47,10 @@ class SqlIdentities(CatalogAdapter):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return frozenset((BucketRole(row.role), row.bucket) for row in rows)
 
-    @writes()
+    @in_write_transaction()
     def record_marker(self, connection: Connection, role: BucketRole, bucket: str) -> None:
         row = {"role": role.value, "bucket": bucket, "marked_us": self._db.now_us(connection)}
-        connection.execute(insert_if_absent(connection, t.bucket_marker).values(row))
+        connection.execute(build_insert_if_absent(connection, t.bucket_marker).values(row))
 
     def known_copies(self, role: BucketRole, bucket: str, *, limit: int) -> Sequence[InspectedCopy]:
         kind = _KIND_BY_ROLE.get(role)
@@ -58,15 +58,17 @@ class SqlIdentities(CatalogAdapter):
             return []
 
         def read_copies(connection: Connection) -> list[InspectedCopy]:
-            live = list(_read_live(connection, kind, bucket, limit))
-            return live + list(_read_detached(connection, kind, bucket, limit - len(live)))
+            live = list(_read_live_copies_in_bucket(connection, kind, bucket, limit))
+            return live + list(_read_detached_copies_in_bucket(connection, kind, bucket, limit - len(live)))
 
         return self._db.read(read_copies)
 
 
-def _read_live(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[InspectedCopy]:
+def _read_live_copies_in_bucket(
+    connection: Connection, kind: CopyKind, bucket: str, limit: int
+) -> Iterator[InspectedCopy]:
     is_in_bucket = (
-        (ReadableJson(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
+        (JsonOrNull(_C.context)["bucket"].as_string() == bucket,) if kind is CopyKind.OFFLOADED_LEDGER else ()
     )
     query = select(_C.ledger_id).where(_C.kind == kind.value, _C.state == CopyState.LIVE.value, *is_in_bucket)
     for ledger_id in connection.execute(query.order_by(_C.ledger_id.desc()).limit(limit)).scalars().all():
@@ -74,12 +76,14 @@ def _read_live(connection: Connection, kind: CopyKind, bucket: str, limit: int) 
         yield from (copy for copy in read_live_copies(connection, row) if copy.intent.copy is kind) if row else ()
 
 
-def _read_detached(connection: Connection, kind: CopyKind, bucket: str, limit: int) -> Iterator[InspectedCopy]:
+def _read_detached_copies_in_bucket(
+    connection: Connection, kind: CopyKind, bucket: str, limit: int
+) -> Iterator[InspectedCopy]:
     """Yield copies of unfinished intents and dead letters, except rows that were damaged by hand."""
-    query = select(*INTENT).where(_P.state != DeletionState.DELETED.value, _P.copy == kind.value)
+    query = select(*INTENT_COLUMNS).where(_P.state != DeletionState.DELETED.value, _P.copy == kind.value)
     with connection.execute(query.order_by(_P.row_id.desc()), execution_options={"yield_per": 100}) as rows:
         for row in rows:
-            intent = to_intent(row)
+            intent = intent_from_row(row)
             is_in_bucket = kind is CopyKind.LEDGER or intent.context.get("bucket") == bucket
             if limit > 0 and is_in_bucket and not intent.damage and not find_missing_property(intent):
                 limit -= 1

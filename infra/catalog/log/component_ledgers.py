@@ -7,12 +7,17 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, select
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import audit
-from infra.catalog.deletion.intent_queries import keys_of
-from infra.catalog.deletion.intent_rows import file_intents, reopen_intent
-from infra.catalog.engine.database import CatalogAdapter, writes
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.ledger_rows import canonical_json, ensure_list, insert_newborn, to_ledger
+from infra.catalog.audit_log import insert_audit_row
+from infra.catalog.deletion.intent_queries import parse_owner_keys
+from infra.catalog.deletion.intent_rows import reopen_newborn_intent, replace_ledgers_by_intents
+from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.ledger_rows import (
+    ensure_ledger_list,
+    format_canonical_json,
+    insert_newborn_ledger,
+    ledger_from_row,
+)
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
 from logstore.errors import UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
@@ -36,7 +41,7 @@ _LISTS_PER_READ: Final = 500  # lists of cursors, schemas and indexes, which hav
 class SqlComponents(CatalogAdapter):
     """The `Components` port."""
 
-    @writes("catalog.create_component_ledger")
+    @in_write_transaction("catalog.create_component_ledger")
     def create(
         self,
         connection: Connection,
@@ -50,27 +55,29 @@ class SqlComponents(CatalogAdapter):
         owner = LedgerOwner(
             application=application, component=component, topic_id=topic_id, topic=topic.name, keys=dict(keys)
         )
-        list_id = ensure_list(connection, topic_id, component, keys)
-        return insert_newborn(connection, owner, list_id, now_us=self._db.now_us(connection))
+        list_id = ensure_ledger_list(connection, topic_id, component, keys)
+        return insert_newborn_ledger(connection, owner, list_id, now_us=self._db.now_us(connection))
 
     def list_ledgers(self, topic_id: TopicId) -> list[Ledger]:
         return [ledger for page in self.iterate_pages(topic_id) for ledger in page]
 
     def iterate_pages(self, topic_id: TopicId, *, component: Component | None = None) -> Iterator[Sequence[Ledger]]:
-        lists = self._db.read(lambda connection: _lists(connection, topic_id, component))
+        lists = self._db.read(lambda connection: _read_lists(connection, topic_id, component))
         data = Component.MANAGED_LEDGER
         # The data list has any number of ledgers, and other lists have few.
         single_chunks = [[owned_list] for owned_list in lists if owned_list.component is data]
         other_lists = [owned_list for owned_list in lists if owned_list.component is not data]
         other_chunks = [other_lists[at : at + _LISTS_PER_READ] for at in range(0, len(other_lists), _LISTS_PER_READ)]
         for chunk in (*single_chunks, *other_chunks):
-            yield from self._pages_of(topic_id, chunk)
+            yield from self._iterate_list_pages(topic_id, chunk)
 
-    def _pages_of(self, topic_id: TopicId, chunk: "Sequence[_OwnedList]") -> Iterator[Sequence[Ledger]]:
+    def _iterate_list_pages(self, topic_id: TopicId, chunk: "Sequence[_OwnedList]") -> Iterator[Sequence[Ledger]]:
         limit = _LEDGERS_PER_PAGE if chunk[0].component is Component.MANAGED_LEDGER else None
 
         def read(after: int) -> list[Ledger]:
-            return self._db.read(lambda connection: _page(connection, topic_id, chunk, after=after, limit=limit))
+            return self._db.read(
+                lambda connection: _read_ledger_page(connection, topic_id, chunk, after=after, limit=limit)
+            )
 
         page = read(-1)
         while page:
@@ -78,7 +85,7 @@ class SqlComponents(CatalogAdapter):
             page = read(page[-1].ledger_id) if limit is not None and len(page) == limit else []
 
 
-def share_lock_newborn_topic(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
+def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
     """Return the topic under a share lock, or `None` if it was deleted.
 
     If it was deleted, storage is searched again for objects that the creator stored since.
@@ -86,11 +93,11 @@ def share_lock_newborn_topic(connection: Connection, topic_id: TopicId, ledger_i
     try:
         return read_topic(connection, topic_id, share=True)
     except UnknownObject:
-        reopen_intent(connection, ledger_id)
+        reopen_newborn_intent(connection, ledger_id)
         return None
 
 
-def read_newborn(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
+def read_newborn_or_reopen_intent(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
     """Return the row of a ledger that its creator wants to publish, or `None` if the ledger was abandoned.
 
     If it was abandoned, storage is searched again for objects that the creator stored since.
@@ -100,19 +107,23 @@ def read_newborn(connection: Connection, ledger_id: LedgerId, list_id: int) -> R
     query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
     row = connection.execute(query).first()
     if row is None:
-        reopen_intent(connection, ledger_id)
+        reopen_newborn_intent(connection, ledger_id)
     return row
 
 
-def retire_ledger(connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int) -> None:
+def retire_component_ledger(
+    connection: Connection, ledger_id: LedgerId, topic: Topic, *, reason: str, now_us: int
+) -> None:
     """Replace a component ledger by an audited intent without a workflow.
 
     A trim of the topic or a sweep takes up the intent, even if this process dies (apache/pulsar#982).
     """
     durable = is_durable(EndingOperation.UPKEEP, topic_setting=topic.durable_delete)
-    file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us, durable=durable)
+    replace_ledgers_by_intents(
+        connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us, durable=durable
+    )
     cause = Cause(actor="sexton", reason=reason, workflow_id="")
-    audit(
+    insert_audit_row(
         connection,
         "retire",
         cause,
@@ -130,14 +141,15 @@ class _OwnedList:
     keys: Mapping[str, str]
 
 
-def _lists(connection: Connection, topic_id: TopicId, component: Component | None) -> list[_OwnedList]:
+def _read_lists(connection: Connection, topic_id: TopicId, component: Component | None) -> list[_OwnedList]:
     """Return the topic's lists, data first. They are sorted here, because a database sorts text by its locale."""
     lists = t.ledger_list.c
     query = select(lists.list_id, lists.component, lists.owner).where(lists.topic_id == topic_id)
     if component is not None:
         query = query.where(lists.component == component.value)
     owned_lists = [
-        _OwnedList(row.list_id, Component(row.component), keys_of(row.owner)) for row in connection.execute(query)
+        _OwnedList(row.list_id, Component(row.component), parse_owner_keys(row.owner))
+        for row in connection.execute(query)
     ]
     data = Component.MANAGED_LEDGER
     return sorted(
@@ -145,29 +157,32 @@ def _lists(connection: Connection, topic_id: TopicId, component: Component | Non
         key=lambda owned_list: (
             owned_list.component is not data,
             owned_list.component,
-            canonical_json(owned_list.keys),
+            format_canonical_json(owned_list.keys),
         ),
     )
 
 
-def _page(
+def _read_ledger_page(
     connection: Connection, topic_id: TopicId, chunk: Sequence[_OwnedList], *, after: int, limit: int | None
 ) -> list[Ledger]:
     """Return at most `limit` ledgers of these lists with ids above `after`, in the order of the lists."""
     index_by_list = {owned_list.list_id: index for index, owned_list in enumerate(chunk)}
     conditions = (
-        among(connection, t.ledger.c.list_id, index_by_list),
+        is_one_of(connection, t.ledger.c.list_id, index_by_list),
         t.ledger.c.place.is_not(None),
         t.ledger.c.ledger_id > after,
     )
     rows = connection.execute(select(t.ledger).where(*conditions).order_by(t.ledger.c.ledger_id).limit(limit)).all()
     copy = t.ledger_copy.c
-    is_live = (among(connection, copy.ledger_id, [row.ledger_id for row in rows]), copy.state == CopyState.LIVE.value)
+    is_live = (
+        is_one_of(connection, copy.ledger_id, [row.ledger_id for row in rows]),
+        copy.state == CopyState.LIVE.value,
+    )
     kinds_by_ledger: dict[int, set[CopyKind]] = {}
     for row in connection.execute(select(copy.ledger_id, copy.kind).where(*is_live)):
         kinds_by_ledger.setdefault(row.ledger_id, set()).add(CopyKind(row.kind))
     return [
-        to_ledger(
+        ledger_from_row(
             row,
             topic_id,
             component=chunk[index_by_list[row.list_id]].component,

@@ -8,14 +8,24 @@ from typing import Any
 from sqlalchemy import Connection, Select, and_, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_rows import file_intents, reopen_intent, reopen_late
-from infra.catalog.engine.database import CatalogAdapter, reads, writes
-from infra.catalog.engine.dialect_sql import BIG, Statement, among, bulk_parameter, dataclass_from_row
+from infra.catalog.deletion.intent_rows import (
+    reopen_intents_of_late_uploads,
+    reopen_newborn_intent,
+    replace_ledgers_by_intents,
+)
+from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
+from infra.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row, is_one_of
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.log.ledger_rows import attach_newborn, data_list_id, insert_newborn, last_ledger_id, to_ledger
-from infra.catalog.log.producer_sequence_rows import read_sequences
+from infra.catalog.log.ledger_rows import (
+    attach_newborn_ledger,
+    insert_newborn_ledger,
+    ledger_from_row,
+    read_data_list_id,
+    read_last_ledger_id,
+)
+from infra.catalog.log.producer_sequence_rows import read_producer_sequences
 from infra.catalog.log.topic_rows import lock_active_topic
-from infra.catalog.log.totals_and_backlogs import count_backlogs, read_totals
+from infra.catalog.log.totals_and_backlogs import count_cursor_backlogs, read_topic_totals
 from infra.catalog.transactions.buffer_rows import read_buffers
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import StaleCatalog, UnknownObject
@@ -34,25 +44,27 @@ class SqlLedgers(CatalogAdapter):
     def list_ledgers(
         self, topic_id: TopicId, *, from_ledger: LedgerId | None = None, limit: int | None = None
     ) -> list[Ledger]:
-        page = _listed_query(topic_id).where(t.ledger.c.ledger_id >= (0 if from_ledger is None else from_ledger))
+        page = _select_listed_ledgers(topic_id).where(
+            t.ledger.c.ledger_id >= (0 if from_ledger is None else from_ledger)
+        )
         page = page.order_by(t.ledger.c.ledger_id).limit(limit)
-        return self._db.read(lambda connection: _listed(connection, topic_id, page))
+        return self._db.read(lambda connection: _read_listed_ledgers(connection, topic_id, page))
 
     def totals(self, topic_id: TopicId) -> TopicTotals:
         return self._db.read(
-            lambda connection: read_totals(connection, [topic_id], read_buffers(connection, [topic_id]))[topic_id]
+            lambda connection: read_topic_totals(connection, [topic_id], read_buffers(connection, [topic_id]))[topic_id]
         )
 
     def backlogs(self, topic_id: TopicId, states: Sequence[CursorState]) -> list[int]:
-        listed = _listed_query(topic_id)
-        return self._db.read(lambda connection: count_backlogs(connection, topic_id, listed, states))
+        listed = _select_listed_ledgers(topic_id)
+        return self._db.read(lambda connection: count_cursor_backlogs(connection, topic_id, listed, states))
 
     def last_ledger(self, topic_id: TopicId) -> Ledger | None:
-        query = _listed_query(topic_id).order_by(t.ledger.c.ledger_id.desc()).limit(1)
+        query = _select_listed_ledgers(topic_id).order_by(t.ledger.c.ledger_id.desc()).limit(1)
         row = self._db.read(lambda connection: connection.execute(query).first())
-        return to_ledger(row, topic_id) if row else None
+        return ledger_from_row(row, topic_id) if row else None
 
-    @reads
+    @in_read_transaction
     def last_ledgers(self, connection: Connection, topic_ids: Collection[TopicId]) -> list[Ledger]:
         lists, other = t.ledger_list.c, t.ledger.alias()
         newest = select(func.max(other.c.place)).where(other.c.list_id == lists.list_id).scalar_subquery()
@@ -60,18 +72,20 @@ class SqlLedgers(CatalogAdapter):
             select(t.ledger, lists.topic_id)
             .select_from(t.ledger_list.join(t.ledger, t.ledger.c.ledger_id == newest))  # places are ids
             .where(lists.component == Component.MANAGED_LEDGER.value)
-            .where(among(connection, lists.topic_id, topic_ids))
+            .where(is_one_of(connection, lists.topic_id, topic_ids))
         )
-        return [to_ledger(row, TopicId(row.topic_id)) for row in connection.execute(query)]
+        return [ledger_from_row(row, TopicId(row.topic_id)) for row in connection.execute(query)]
 
-    @writes("catalog.create_ledger")
+    @in_write_transaction("catalog.create_ledger")
     def create(self, connection: Connection, topic_id: TopicId, *, application: str) -> LedgerStatement:
         topic = lock_active_topic(connection, topic_id)
         component = Component.MANAGED_LEDGER
         owner = LedgerOwner(application=application, component=component, topic_id=topic_id, topic=topic.name, keys={})
-        return insert_newborn(connection, owner, data_list_id(connection, topic_id), now_us=self._db.now_us(connection))
+        return insert_newborn_ledger(
+            connection, owner, read_data_list_id(connection, topic_id), now_us=self._db.now_us(connection)
+        )
 
-    @writes("catalog.attach")
+    @in_write_transaction("catalog.attach")
     def attach(self, connection: Connection, ledger_id: LedgerId, *, after: LedgerId | None) -> bool:
         source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
         query = select(t.ledger, t.ledger_list.c.topic_id).select_from(source)
@@ -81,25 +95,27 @@ class SqlLedgers(CatalogAdapter):
         except UnknownObject:  # it was deleted since
             topic = None
         if newborn is None or topic is None:
-            reopen_intent(connection, ledger_id)
+            reopen_newborn_intent(connection, ledger_id)
             return False  # a trim took the ledger for abandoned, or its topic was deleted
-        data_list_id(connection, newborn.topic_id, lock=True)
+        read_data_list_id(connection, newborn.topic_id, lock=True)
         current = connection.execute(select(t.ledger).where(t.ledger.c.ledger_id == ledger_id)).first()
         if current is None:
-            reopen_intent(connection, ledger_id)
+            reopen_newborn_intent(connection, ledger_id)
         if current is None or current.place is not None:
             return current is not None
-        last = last_ledger_id(connection, newborn.list_id)
+        last = read_last_ledger_id(connection, newborn.list_id)
         if last != after or (last is not None and last > ledger_id):  # a list ascends by id
-            file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=self._db.now_us(connection))
+            replace_ledgers_by_intents(
+                connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=self._db.now_us(connection)
+            )
             return False
         now = self._db.now_us(connection)
-        attach_newborn(connection, newborn.list_id, ledger_id, after=after, now_us=now)
+        attach_newborn_ledger(connection, newborn.list_id, ledger_id, after=after, now_us=now)
         return True
 
-    @writes("catalog.give_up")
+    @in_write_transaction("catalog.give_up")
     def abandon_upload(self, connection: Connection, ledger_id: LedgerId, *, epoch: int) -> None:
-        reopen_late(connection, [ledger_id], epoch=epoch)
+        reopen_intents_of_late_uploads(connection, [ledger_id], epoch=epoch)
 
     def segments(self, ledger_id: LedgerId, *, from_entry: int = 0) -> list[Segment]:
         s = t.segment.c
@@ -111,19 +127,19 @@ class SqlLedgers(CatalogAdapter):
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [dataclass_from_row(Segment, row) for row in rows]
 
-    @reads
+    @in_read_transaction
     def find_segments(
         self, connection: Connection, topic_id: TopicId, wanted: Mapping[LedgerId, range]
     ) -> list[tuple[Ledger, list[Segment]]]:
         ranges = [(ledger_id, entries.start, entries.stop) for ledger_id, entries in wanted.items()]
         segments_by_ledger: dict[LedgerId, list[Segment]] = defaultdict(list)
-        listed = filter_listed(connection, topic_id, wanted)
-        for row in _segments_in_ranges(connection.dialect.name).execute(connection, ranges):
+        listed = filter_listed_ledgers(connection, topic_id, wanted)
+        for row in _compile_segments_in_ranges(connection.dialect.name).execute(connection, ranges):
             segments_by_ledger[row.ledger_id].append(dataclass_from_row(Segment, row))
         return [(ledger, segments_by_ledger[ledger.ledger_id]) for ledger in listed]
 
     def producer_sequences(self, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
-        return self._db.read(lambda connection: read_sequences(connection, topic_id, producers))
+        return self._db.read(lambda connection: read_producer_sequences(connection, topic_id, producers))
 
 
 def read_epoch(connection: Connection) -> int:
@@ -143,8 +159,8 @@ def require_epoch(connection: Connection, expected: int | None) -> None:
 
 
 @cache
-def _segments_in_ranges(dialect: str) -> Statement:
-    rows, s = bulk_parameter(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
+def _compile_segments_in_ranges(dialect: str) -> BulkStatement:
+    rows, s = build_bulk_parameter(dialect, "within", {"ledger_id": BIG, "start": BIG, "stop": BIG}), t.segment.c
     range_columns = rows.source.c
     overlaps = and_(
         s.ledger_id == range_columns.ledger_id,
@@ -152,16 +168,16 @@ def _segments_in_ranges(dialect: str) -> Statement:
         s.first_entry + s.entries > range_columns.start,
     )
     query = select(t.segment).join(rows.source, overlaps)
-    return Statement(sql=query.order_by(s.ledger_id, s.first_entry), rows=rows)
+    return BulkStatement(sql=query.order_by(s.ledger_id, s.first_entry), rows=rows)
 
 
-def filter_listed(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
+def filter_listed_ledgers(connection: Connection, topic_id: TopicId, ledger_ids: Collection[LedgerId]) -> list[Ledger]:
     """Return the ledgers that are in the topic's list of messages, ascending."""
-    page = _listed_query(topic_id).where(among(connection, t.ledger.c.ledger_id, ledger_ids))
-    return _listed(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
+    page = _select_listed_ledgers(topic_id).where(is_one_of(connection, t.ledger.c.ledger_id, ledger_ids))
+    return _read_listed_ledgers(connection, topic_id, page.order_by(t.ledger.c.ledger_id))
 
 
-def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
+def _select_listed_ledgers(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
     return (
         select(t.ledger)
         .join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)
@@ -173,11 +189,11 @@ def _listed_query(topic_id: TopicId) -> Any:  # noqa: ANN401 - SQLAlchemy's sele
     )
 
 
-def _listed(connection: Connection, topic_id: TopicId, page: Select[Any]) -> list[Ledger]:
+def _read_listed_ledgers(connection: Connection, topic_id: TopicId, page: Select[Any]) -> list[Ledger]:
     rows = connection.execute(page).all()
     kinds: dict[int, list[CopyKind]] = {}
     c = t.ledger_copy.c
-    live = (among(connection, c.ledger_id, [row.ledger_id for row in rows]), c.state == CopyState.LIVE.value)
+    live = (is_one_of(connection, c.ledger_id, [row.ledger_id for row in rows]), c.state == CopyState.LIVE.value)
     for row in connection.execute(select(c.ledger_id, c.kind).where(*live).order_by(c.kind)):
         kinds.setdefault(row.ledger_id, []).append(CopyKind(row.kind))
-    return [to_ledger(row, topic_id, copies=tuple(kinds.get(row.ledger_id, ()))) for row in rows]
+    return [ledger_from_row(row, topic_id, copies=tuple(kinds.get(row.ledger_id, ()))) for row in rows]

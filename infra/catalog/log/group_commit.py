@@ -15,16 +15,16 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.acknowledgements import acknowledge_all
-from infra.catalog.delayed.bucket_rows import count_delayed
-from infra.catalog.deletion.intent_rows import reopen_late
-from infra.catalog.engine.database import CatalogAdapter, writes
-from infra.catalog.engine.dialect_sql import BIG, Statement, bulk_parameter, dataclass_from_row
+from infra.catalog.cursors.acknowledgements import apply_acknowledgements
+from infra.catalog.delayed.bucket_rows import add_to_unsealed_counts
+from infra.catalog.deletion.intent_rows import reopen_intents_of_late_uploads
+from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
+from infra.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row
 from infra.catalog.log.data_ledgers import read_epoch
 from infra.catalog.log.ledger_rows import GROWING_COLUMNS, insert_segments
-from infra.catalog.log.producer_sequence_rows import ProducerKey, lock_sequences, put_sequences
+from infra.catalog.log.producer_sequence_rows import ProducerKey, lock_producer_sequences, store_producer_sequences
 from infra.catalog.log.topic_rows import add_share_lock
-from infra.catalog.transactions.buffer_rows import hide_entries, insert_ranges
+from infra.catalog.transactions.buffer_rows import hide_entries, insert_buffer_ranges
 from infra.catalog.transactions.participant_rows import insert_participants
 from infra.catalog.transactions.transaction_decisions import begin_transactions, end_transactions
 from infra.catalog.transactions.transaction_rows import lock_transactions
@@ -55,22 +55,22 @@ W = TypeVar("W", bound=Write)
 class SqlCommits(CatalogAdapter):
     """The `Commits` port."""
 
-    @writes("catalog.group_commit")
+    @in_write_transaction("catalog.group_commit")
     def commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
         registrations, ends = _writes_of_kind(writes, RegisterSegment), _writes_of_kind(writes, EndTransaction)
-        locked = _lock_rows(connection, registrations) if registrations else None
-        transactions = lock_transactions(connection, _find_transactions(writes))
+        locked = _lock_registration_rows(connection, registrations) if registrations else None
+        transactions = lock_transactions(connection, _collect_transaction_ids(writes))
         states = {txn: TransactionState(row.state) for txn, row in transactions.items()}
         begins, acknowledgements = _writes_of_kind(writes, BeginTransaction), _writes_of_kind(writes, Acknowledge)
         cursors = {(acknowledgement.topic_id, acknowledgement.subscription) for acknowledgement in acknowledgements}
         now_us = self._db.now_us(connection) if begins or ends else 0  # read under the locks; appends need no clock
         results_by_kind: dict[type[Write], Iterator[WriteResult]] = {
-            RegisterSegment: iter(_register_all(connection, locked, registrations, states) if locked else ()),
+            RegisterSegment: iter(_register_segments(connection, locked, registrations, states) if locked else ()),
             BeginTransaction: iter(begin_transactions(connection, begins, now_us=now_us)),
             EndTransaction: iter(
                 end_transactions(connection, ends, transactions, states, next_cursors=cursors, now_us=now_us)
             ),
-            Acknowledge: iter(acknowledge_all(connection, acknowledgements, states)),
+            Acknowledge: iter(apply_acknowledgements(connection, acknowledgements, states)),
         }
         return [next(results_by_kind[type(write)]) for write in writes]
 
@@ -79,7 +79,7 @@ def _writes_of_kind(writes: Sequence[Write], kind: type[W]) -> list[W]:
     return [write for write in writes if isinstance(write, kind)]
 
 
-def _find_transactions(writes: Sequence[Write]) -> set[TransactionId]:
+def _collect_transaction_ids(writes: Sequence[Write]) -> set[TransactionId]:
     """Return the transactions that any write depends on. Locking all at once prevents deadlocks between two commits."""
     txns: set[TransactionId] = set()
     for write in writes:
@@ -116,7 +116,7 @@ class _LockedRows:
     advanced: dict[ProducerKey, ProducerSequence] = field(default_factory=dict)
 
 
-def _register_all(
+def _register_segments(
     connection: Connection,
     locked: _LockedRows,
     writes: Sequence[RegisterSegment],
@@ -138,9 +138,9 @@ def _register_all(
         locked,
         [(write, result.first_entry) for write, result in registered if write.transactions or write.markers],
     )
-    put_sequences(connection, locked.advanced)
+    store_producer_sequences(connection, locked.advanced)
     if locked.delayed:
-        count_delayed(connection, locked.delayed)
+        add_to_unsealed_counts(connection, locked.delayed)
     # An OPEN ledger has its primary copy, so phase two has not searched storage for this ledger. Uploads to other
     # ledgers may be late.
     open_ledgers = {ledger_id for ledger_id, ledger in locked.ledgers.items() if ledger.state == LedgerState.OPEN.value}
@@ -148,19 +148,19 @@ def _register_all(
         write.ledger_id for write in writes if write.epoch == locked.epoch and write.ledger_id not in open_ledgers
     }
     if late_ledgers:
-        reopen_late(connection, late_ledgers, epoch=locked.epoch)
+        reopen_intents_of_late_uploads(connection, late_ledgers, epoch=locked.epoch)
     return results
 
 
-def _lock_rows(connection: Connection, writes: Sequence[RegisterSegment]) -> _LockedRows:
+def _lock_registration_rows(connection: Connection, writes: Sequence[RegisterSegment]) -> _LockedRows:
     """Lock topics, then ledgers, then sequences, each by key, so that two batches cannot deadlock."""
-    locks = _lock_statements(connection.dialect.name)
+    locks = _compile_registration_locks(connection.dialect.name)
     topic_ids = {write.topic_id for write in writes}
     topics = locks.topics.execute(connection, {(topic_id,) for topic_id in topic_ids}).all()
     states = {row.topic_id: row.state for row in topics}
     ledgers = locks.ledgers.execute(connection, {(write.ledger_id,) for write in writes}).all()
     pairs = {(write.topic_id, part.producer) for write in writes for part in write.producers}
-    sequences = lock_sequences(connection, pairs)
+    sequences = lock_producer_sequences(connection, pairs)
     topic_columns, inactive = t.topic.c, topic_ids - states.keys()
     if inactive:
         rows = connection.execute(
@@ -197,7 +197,7 @@ def _add_to_buffers(connection: Connection, locked: _LockedRows, writes: Sequenc
             bits = BitMap(first_entry + offset for offset in write.markers)
             hidden[write.ledger_id] = hidden.get(write.ledger_id, BitMap()) | bits
     insert_participants(connection, participants)
-    insert_ranges(connection, ranges)
+    insert_buffer_ranges(connection, ranges)
     hide_entries(connection, {write.ledger_id: write.topic_id for write, _ in writes}, hidden)
 
 
@@ -211,7 +211,7 @@ def _decide_registration(
         topic=locked.topics.get(write.topic_id),
         ledger=LedgerEnd(ledger.topic_id, ledger.state, ledger.last_segment) if ledger else None,
         sequences={key[1]: locked.sequences[key] for key in keys & locked.sequences.keys()},
-    ) or _transaction_refusal(write, transactions)
+    ) or _refuse_unless_transactions_open(write, transactions)
     if refusal or ledger is None:  # an unlisted ledger is refused
         return refusal or LedgerFenced(f"ledger {write.ledger_id}: expected one in a list")
     first_entry = ledger.entries
@@ -234,7 +234,7 @@ def _decide_registration(
     )
 
 
-def _transaction_refusal(
+def _refuse_unless_transactions_open(
     write: RegisterSegment, transactions: Mapping[TransactionId, TransactionState]
 ) -> SextonError | None:
     """Return an error if a transaction is not open. The writer then removes its entries and appends the others."""
@@ -247,16 +247,16 @@ def _transaction_refusal(
     return None
 
 
-class _LockStatements(NamedTuple):
-    topics: Statement  # share-locks the ACTIVE ones, and reads the catalog's epoch
-    ledgers: Statement  # locks the listed ones, and reads the topic of their list
+class _RegistrationLockStatements(NamedTuple):
+    topics: BulkStatement  # share-locks the ACTIVE ones, and reads the catalog's epoch
+    ledgers: BulkStatement  # locks the listed ones, and reads the topic of their list
 
 
 @cache
-def _lock_statements(dialect: str) -> _LockStatements:
+def _compile_registration_locks(dialect: str) -> _RegistrationLockStatements:
     topics, ledgers = (
-        bulk_parameter(dialect, "asked", {"topic_id": BIG}),
-        bulk_parameter(dialect, "asked", {"ledger_id": BIG}),
+        build_bulk_parameter(dialect, "asked", {"topic_id": BIG}),
+        build_bulk_parameter(dialect, "asked", {"ledger_id": BIG}),
     )
     epoch = select(t.catalog.c.epoch).scalar_subquery()
     of_topics = select(t.topic.c.topic_id, t.topic.c.name, t.topic.c.state, epoch.label("epoch"))
@@ -269,7 +269,7 @@ def _lock_statements(dialect: str) -> _LockStatements:
         t.ledger_list.c.topic_id,
     )
     of_ledgers = select(*columns).join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).where(*listed)
-    return _LockStatements(
-        topics=Statement(sql=add_share_lock(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),
-        ledgers=Statement(sql=of_ledgers.order_by(t.ledger.c.ledger_id).with_for_update(of=t.ledger), rows=ledgers),
+    return _RegistrationLockStatements(
+        topics=BulkStatement(sql=add_share_lock(of_topics.where(*active).order_by(t.topic.c.topic_id)), rows=topics),
+        ledgers=BulkStatement(sql=of_ledgers.order_by(t.ledger.c.ledger_id).with_for_update(of=t.ledger), rows=ledgers),
     )

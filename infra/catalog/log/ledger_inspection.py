@@ -7,12 +7,17 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select, true
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_queries import INTENT, keys_of, to_intent
-from infra.catalog.deletion.run_rows import SEVERAL_TOPICS, is_stalled
-from infra.catalog.engine.database import CatalogAdapter, reads
-from infra.catalog.engine.dialect_sql import as_text, dataclass_from_row, parse_context, parse_context_or_empty
+from infra.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row, parse_owner_keys
+from infra.catalog.deletion.run_rows import SEVERAL_TOPICS, match_stalled_intents
+from infra.catalog.engine.database import CatalogAdapter, in_read_transaction
+from infra.catalog.engine.dialect_sql import (
+    cast_to_text,
+    dataclass_from_row,
+    parse_offload_context,
+    parse_offload_context_or_empty,
+)
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.log.ledger_rows import last_ledger_id
+from infra.catalog.log.ledger_rows import read_last_ledger_id
 from infra.catalog.records.tombstone_rows import find_tombstone
 from logstore.deletion.intents import DeletionIntent
 from logstore.errors import UnknownObject
@@ -34,7 +39,7 @@ _A = t.audit.c
 class SqlInspection(CatalogAdapter):
     """The `Inspection` port."""
 
-    @reads
+    @in_read_transaction
     def ledger(self, connection: Connection, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
         ceiling = read_catalog_row(connection).next_ledger_id
         if not 0 <= ledger_id < ceiling:
@@ -47,20 +52,20 @@ class SqlInspection(CatalogAdapter):
         # If the ledger's topic is not known any more, the whole audit log is read, because nothing else identifies the
         # rows.
         of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
-        named = _concerns_ledger(ledger_id, of_topics, filed, live=row is not None)
+        named = _match_rows_about_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
             ledger_id=ledger_id,
             live=dataclass_from_row(LiveLedger, row, state=LedgerState(row.state), listed=row.place is not None)
             if row
             else None,
-            references=list(_references(connection, row)) if row else [],
-            copies=[*live, *_detached_copies(filed, live)],
+            references=list(_read_references(connection, row)) if row else [],
+            copies=[*live, *_find_detached_copies(filed, live)],
             intents=filed,
-            decisions=list(islice(_iterate_concerning(connection, ledger_id, filed, named), decisions)),
+            decisions=list(islice(_iterate_rows_about_ledger(connection, ledger_id, filed, named), decisions)),
             tombstone=find_tombstone(connection, ledger_id),
         )
 
-    @reads
+    @in_read_transaction
     def decisions(
         self, connection: Connection, *, topic: str | None = None, ledger_id: LedgerId | None = None, limit: int
     ) -> list[AuditEntry]:
@@ -71,20 +76,24 @@ class SqlInspection(CatalogAdapter):
             _read_intents(connection, ledger_id, now_us=0),
             read_live_ledger(connection, ledger_id) is not None,
         )
-        named = and_(of_topic, _concerns_ledger(ledger_id, of_topic, filed, live=live))
-        return list(islice(_iterate_concerning(connection, ledger_id, filed, named), limit))
+        named = and_(of_topic, _match_rows_about_ledger(ledger_id, of_topic, filed, live=live))
+        return list(islice(_iterate_rows_about_ledger(connection, ledger_id, filed, named), limit))
 
 
 def _read_intents(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[InspectedIntent]:
     p = t.pending_deletion.c
-    query = select(*INTENT).add_columns(is_stalled(now_us).label("stalled")).where(p.ledger_id == ledger_id)
+    query = (
+        select(*INTENT_COLUMNS)
+        .add_columns(match_stalled_intents(now_us).label("stalled"))
+        .where(p.ledger_id == ledger_id)
+    )
     return [
-        dataclass_from_row(InspectedIntent, row, intent=to_intent(row), stalled=bool(row.stalled))
+        dataclass_from_row(InspectedIntent, row, intent=intent_from_row(row), stalled=bool(row.stalled))
         for row in connection.execute(query.order_by(p.row_id.desc()))
     ]
 
 
-def _detached_copies(intents: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
+def _find_detached_copies(intents: Iterable[InspectedIntent], live: Iterable[InspectedCopy]) -> Iterator[InspectedCopy]:
     """Yield copies that only intents describe. Of each copy, the newest generation is yielded."""
     known_copies = {(copy.intent.copy, copy.intent.context.get("uuid")) for copy in live}
     for intent in intents:
@@ -94,7 +103,7 @@ def _detached_copies(intents: Iterable[InspectedIntent], live: Iterable[Inspecte
             yield InspectedCopy(state=intent.intent.state.value, intent=intent.intent)
 
 
-def _concerns_ledger(
+def _match_rows_about_ledger(
     ledger_id: LedgerId, of_topics: ColumnElement[bool], intents: list[InspectedIntent], *, live: bool
 ) -> ColumnElement[bool]:
     """Select rows about this ledger or its batches. If the ledger is gone, also select ranges that may contain it."""
@@ -108,7 +117,7 @@ def _batch_ids(intents: list[InspectedIntent]) -> set[str]:
     return {intent.intent.batch_id for intent in intents} - {""}
 
 
-def _iterate_concerning(
+def _iterate_rows_about_ledger(
     connection: Connection, ledger_id: LedgerId, intents: list[InspectedIntent], condition: ColumnElement[bool]
 ) -> Iterator[AuditEntry]:
     batch_ids = _batch_ids(intents)
@@ -149,12 +158,12 @@ def read_live_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any] | 
 def read_live_copies(connection: Connection, row: Row[Any]) -> Iterator[InspectedCopy]:
     """Yield the ledger's copies, each with the intent that a detach would file."""
     c = t.ledger_copy.c
-    query = select(c.kind, c.state, as_text(c.context)).where(c.ledger_id == row.ledger_id)
+    query = select(c.kind, c.state, cast_to_text(c.context)).where(c.ledger_id == row.ledger_id)
     for copy in connection.execute(query.order_by(c.kind)):
-        yield InspectedCopy(state=copy.state, intent=_intent_of_detach(row, copy))
+        yield InspectedCopy(state=copy.state, intent=_build_intent_of_detach(row, copy))
 
 
-def _intent_of_detach(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
+def _build_intent_of_detach(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
     return DeletionIntent(
         row_id=0,
         batch_id="",
@@ -165,9 +174,9 @@ def _intent_of_detach(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
         component=row.component,
         topic_id=TopicId(row.topic_id),
         topic=row.topic,
-        keys=keys_of(row.owner),
-        context=parse_context_or_empty(copy.context),
-        damage=None if parse_context(copy.context) is not None else f"context (found {copy.context[:80]!r})",
+        keys=parse_owner_keys(row.owner),
+        context=parse_offload_context_or_empty(copy.context),
+        damage=None if parse_offload_context(copy.context) is not None else f"context (found {copy.context[:80]!r})",
         segments=row.segments,
         last_segment=row.last_segment,
         ledger_created_us=row.created_us,
@@ -176,14 +185,14 @@ def _intent_of_detach(row: Row[Any], copy: Row[Any]) -> DeletionIntent:
     )
 
 
-def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
+def _read_references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     """Yield the references to the ledger. An unlisted ledger has no references."""
     if row.place is None:
         return
-    last = last_ledger_id(connection, row.list_id) == row.ledger_id
-    where = {"component": row.component, "keys": keys_of(row.owner), "place": row.place, "last": last}
+    last = read_last_ledger_id(connection, row.list_id) == row.ledger_id
+    where = {"component": row.component, "keys": parse_owner_keys(row.owner), "place": row.place, "last": last}
     yield Reference(kind=ReferenceKind.LIST, facts=where)
-    yield from _cursor_references(connection, row)
+    yield from _read_cursor_references(connection, row)
     v, c = t.schema_version.c, t.ledger_copy.c
     versions = select(v.version).where(v.topic_id == row.topic_id, v.ledger_id == row.ledger_id).order_by(v.version)
     for version in connection.execute(versions).scalars():
@@ -199,12 +208,12 @@ def _references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
         facts = {"from": f"{at[0]}:{at[1]}", "to": f"{at[2]}:{at[3]}", "messages": messages}
         yield Reference(kind=ReferenceKind.DELAYED_INDEX, facts=facts)
     writing = (c.kind == CopyKind.OFFLOADED_LEDGER.value, c.state == CopyState.WRITING.value)
-    offloads = select(as_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
+    offloads = select(cast_to_text(c.context)).where(c.ledger_id == row.ledger_id, *writing)
     for context in connection.execute(offloads).scalars():
-        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": parse_context_or_empty(context).get("uuid")})
+        yield Reference(kind=ReferenceKind.OFFLOAD, facts={"uuid": parse_offload_context_or_empty(context).get("uuid")})
 
 
-def _cursor_references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
+def _read_cursor_references(connection: Connection, row: Row[Any]) -> Iterator[Reference]:
     """Yield, by name, subscriptions that have not acknowledged the whole ledger, or whose state the ledger holds."""
     c = t.cursor.c
     inside = and_(c.mark_ledger == row.ledger_id, c.mark_entry < row.entries - 1)

@@ -15,15 +15,15 @@ from infra.catalog import tables as t
 from infra.catalog.engine.dialect_sql import (
     BIG,
     TEXT,
-    Statement,
-    among,
-    bulk_parameter,
+    BulkStatement,
+    build_bulk_parameter,
+    build_insert_if_absent,
     dataclass_from_row,
-    insert_if_absent,
+    is_one_of,
 )
 from infra.catalog.identity.catalog_row import read_catalog_row
-from infra.catalog.records.tombstone_rows import bury_ledgers
-from infra.catalog.transactions.buffer_rows import forget_ledgers
+from infra.catalog.records.tombstone_rows import insert_ledger_tombstones
+from infra.catalog.transactions.buffer_rows import remove_ledgers_from_buffers
 from logstore.errors import IdsExhausted, UnknownObject
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerState, LedgerStatement
 from logstore.ports.catalog import Ledger
@@ -35,28 +35,28 @@ GROWING_COLUMNS: Final = ("entries", "size_bytes", "segments", "last_segment")
 _LISTS = t.ledger_list.c
 
 
-def canonical_json(keys: Mapping[str, str]) -> str:
+def format_canonical_json(keys: Mapping[str, str]) -> str:
     """Return the keys of a ledger owner as text. Equal keys give equal texts."""
     return json.dumps(dict(keys), sort_keys=True, separators=(",", ":"))
 
 
-def list_query(topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> Any:  # noqa: ANN401 - SQLAlchemy's select
+def select_list_id(topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> Any:  # noqa: ANN401 - SQLAlchemy's select
     """Return the query of the id of the list of one ledger owner."""
     conditions = (
         _LISTS.topic_id == topic_id,
         _LISTS.component == component.value,
-        _LISTS.owner == canonical_json(keys),
+        _LISTS.owner == format_canonical_json(keys),
     )
     return select(_LISTS.list_id).where(*conditions)
 
 
-def data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
+def read_data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
     """Return the id of the topic's list of data ledgers. Lock the list if `lock` is set.
 
     Raises:
         UnknownObject: The topic does not exist.
     """
-    query = list_query(topic_id, Component.MANAGED_LEDGER, {})
+    query = select_list_id(topic_id, Component.MANAGED_LEDGER, {})
     list_id = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
     if list_id is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
@@ -67,43 +67,43 @@ def lock_component_list(
     connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]
 ) -> int:
     """Lock a component's list. Return its id, or -1 if the component never had a ledger."""
-    list_id = connection.execute(list_query(topic_id, component, keys).with_for_update()).scalar_one_or_none()
+    list_id = connection.execute(select_list_id(topic_id, component, keys).with_for_update()).scalar_one_or_none()
     return -1 if list_id is None else int(list_id)
 
 
-def lock_lists(connection: Connection, *conditions: ColumnElement[bool]) -> list[int]:
+def lock_ledger_lists(connection: Connection, *conditions: ColumnElement[bool]) -> list[int]:
     """Lock the lists that satisfy the conditions, ascending, against deadlocks. Return their ids."""
     locked = select(_LISTS.list_id).where(*conditions).order_by(_LISTS.list_id).with_for_update()
     return list(connection.execute(locked).scalars())
 
 
-def ensure_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
+def ensure_ledger_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
     """Return the id of an owner's list. Create the list if necessary.
 
     The caller holds a share lock of the topic's row, and no lock of the list. If several callers create the list, its
     unique key decides.
     """
-    query = list_query(topic_id, component, keys)
+    query = select_list_id(topic_id, component, keys)
     list_id = connection.execute(query).scalar_one_or_none()
     if list_id is None:
-        row = {"topic_id": topic_id, "component": component.value, "owner": canonical_json(keys), "version": 0}
-        connection.execute(insert_if_absent(connection, t.ledger_list).values(row))
+        row = {"topic_id": topic_id, "component": component.value, "owner": format_canonical_json(keys), "version": 0}
+        connection.execute(build_insert_if_absent(connection, t.ledger_list).values(row))
         list_id = connection.execute(query).scalar_one()
     return int(list_id)
 
 
-def raise_version(connection: Connection, list_id: int) -> None:
+def raise_list_version(connection: Connection, list_id: int) -> None:
     """Raise the list version, for a change of the list or of a cursor on it."""
     change = update(t.ledger_list).where(_LISTS.list_id == list_id)
     connection.execute(change.values(version=_LISTS.version + 1))
 
 
-def remove_lists(connection: Connection, topic_id: TopicId) -> int:
+def remove_ledger_lists(connection: Connection, topic_id: TopicId) -> int:
     """Remove the locked, empty lists of a topic that is being deleted. Return their number."""
     return connection.execute(delete(t.ledger_list).where(_LISTS.topic_id == topic_id)).rowcount
 
 
-def insert_newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
+def insert_newborn_ledger(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
     """Insert a ledger with the next id, CREATING, and its primary copy. The caller need not lock the list.
 
     Raises:
@@ -119,11 +119,11 @@ def insert_newborn(connection: Connection, owner: LedgerOwner, list_id: int, *, 
         read_catalog_row(connection)
         raise IdsExhausted("ledger ids: expected one below the ceiling, found none; flush the record log")
     statement = LedgerStatement(owner=owner, ledger_id=LedgerId(allocated[0]), created_us=now_us, epoch=allocated[1])
-    _insert(connection, list_id, [statement])
+    _insert_ledgers(connection, list_id, [statement])
     return statement
 
 
-def _insert(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
+def _insert_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
     defaults = dict.fromkeys((*GROWING_COLUMNS, "generation"), 0) | {"list_id": list_id, "last_segment": -1}
     rows = [
         {
@@ -138,11 +138,11 @@ def _insert(connection: Connection, list_id: int, statements: Sequence[LedgerSta
     ]
     connection.execute(insert(t.ledger), rows)
     connection.execute(
-        insert(t.ledger_copy), [_copy(statement.ledger_id, CopyKind.LEDGER, {}) for statement in statements]
+        insert(t.ledger_copy), [_copy_row(statement.ledger_id, CopyKind.LEDGER, {}) for statement in statements]
     )
 
 
-def attach_newborn(
+def attach_newborn_ledger(
     connection: Connection, list_id: int, ledger_id: LedgerId, *, after: LedgerId | None, now_us: int
 ) -> None:
     """Put a newborn ledger at the end of the list, OPEN. Close the ledger before it if that is open."""
@@ -151,7 +151,9 @@ def attach_newborn(
     _add_to_list(connection, list_id, t.ledger.c.ledger_id == ledger_id, state=LedgerState.OPEN.value)
 
 
-def publish_newborn(connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int) -> None:
+def publish_component_ledger(
+    connection: Connection, row: Row[Any], *, size_bytes: int, sha256: str | None, now_us: int
+) -> None:
     """Put a component's newborn ledger into its list, CLOSED, with its one segment of one entry."""
     segment = {"ledger_id": row.ledger_id, "number": 0, "first_entry": 0, "entries": 1, "size_bytes": size_bytes}
     connection.execute(insert(t.segment).values(**segment, sha256=sha256, delayed=0))
@@ -163,15 +165,15 @@ def publish_newborn(connection: Connection, row: Row[Any], *, size_bytes: int, s
 def insert_stored_ledgers(connection: Connection, list_id: int, statements: Sequence[LedgerStatement]) -> None:
     """Insert data ledgers that only storage has, each in the place of its id, OPEN and empty."""
     if statements:
-        _insert(connection, list_id, statements)
-        list_newborns(connection, list_id, [statement.ledger_id for statement in statements])
+        _insert_ledgers(connection, list_id, statements)
+        add_newborns_to_list(connection, list_id, [statement.ledger_id for statement in statements])
 
 
-def list_newborns(connection: Connection, list_id: int, ledger_ids: Collection[LedgerId]) -> None:
+def add_newborns_to_list(connection: Connection, list_id: int, ledger_ids: Collection[LedgerId]) -> None:
     """Put newborn data ledgers into the list, OPEN. Storage must state that they were opened."""
     if ledger_ids:
         _add_to_list(
-            connection, list_id, among(connection, t.ledger.c.ledger_id, ledger_ids), state=LedgerState.OPEN.value
+            connection, list_id, is_one_of(connection, t.ledger.c.ledger_id, ledger_ids), state=LedgerState.OPEN.value
         )
 
 
@@ -188,7 +190,7 @@ def _add_to_list(connection: Connection, list_id: int, is_newborn: ColumnElement
     copies = update(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(select(t.ledger.c.ledger_id).where(is_newborn)))
     connection.execute(update(t.ledger).where(is_newborn).values(place=t.ledger.c.ledger_id, **columns))
     connection.execute(copies.values(state=CopyState.LIVE.value))
-    raise_version(connection, list_id)
+    raise_list_version(connection, list_id)
 
 
 def insert_segments(
@@ -198,20 +200,20 @@ def insert_segments(
 
     `segments` are rows of `segment`. `grown` are rows of ledger id and new values of `GROWING_COLUMNS`.
     """
-    inserted, grew = _insert_segments_statements(connection.dialect.name)
+    inserted, grew = _compile_segment_insert(connection.dialect.name)
     inserted.execute(connection, segments)
     grew.execute(connection, grown)
 
 
 @cache
-def _insert_segments_statements(dialect: str) -> tuple[Statement, Statement]:
-    added = bulk_parameter(dialect, "added", dict.fromkeys(t.segment.c.keys(), BIG) | {"sha256": TEXT})
+def _compile_segment_insert(dialect: str) -> tuple[BulkStatement, BulkStatement]:
+    added = build_bulk_parameter(dialect, "added", dict.fromkeys(t.segment.c.keys(), BIG) | {"sha256": TEXT})
     rows = select(*(added.source.c[name] for name in added.columns))
     inserted = insert(t.segment).from_select(added.columns, rows)
-    grown = bulk_parameter(dialect, "grown", dict.fromkeys(("ledger_id", *GROWING_COLUMNS), BIG))
+    grown = build_bulk_parameter(dialect, "grown", dict.fromkeys(("ledger_id", *GROWING_COLUMNS), BIG))
     grew = update(t.ledger).where(t.ledger.c.ledger_id == grown.source.c.ledger_id)
     values = {name: grown.source.c[name] for name in GROWING_COLUMNS}
-    return Statement(sql=inserted, rows=added), Statement(sql=grew.values(values), rows=grown)
+    return BulkStatement(sql=inserted, rows=added), BulkStatement(sql=grew.values(values), rows=grown)
 
 
 def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, int]) -> None:
@@ -219,21 +221,21 @@ def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, i
 
     A number that is not above the ledger's present number changes nothing.
     """
-    numbers = bulk_parameter(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
+    numbers = build_bulk_parameter(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
     is_above = (t.ledger.c.ledger_id == numbers.source.c.ledger_id, t.ledger.c.last_segment < numbers.source.c.number)
     change = update(t.ledger).where(*is_above).values(last_segment=numbers.source.c.number)
-    Statement(sql=change, rows=numbers).execute(connection, number_by_ledger.items())
+    BulkStatement(sql=change, rows=numbers).execute(connection, number_by_ledger.items())
 
 
-def begin_copy(
+def insert_writing_copy(
     connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
 ) -> None:
     """Insert a copy of a listed ledger, WRITING. The ledger must have no copy of this kind."""
-    connection.execute(insert(t.ledger_copy).values(_copy(ledger_id, kind, context)))
-    raise_version(connection, list_id)
+    connection.execute(insert(t.ledger_copy).values(_copy_row(ledger_id, kind, context)))
+    raise_list_version(connection, list_id)
 
 
-def _copy(ledger_id: int, kind: CopyKind, context: Mapping[str, str]) -> dict[str, Any]:
+def _copy_row(ledger_id: int, kind: CopyKind, context: Mapping[str, str]) -> dict[str, Any]:
     return {"ledger_id": ledger_id, "kind": kind.value, "state": CopyState.WRITING.value, "context": dict(context)}
 
 
@@ -242,7 +244,7 @@ def publish_copy(
 ) -> None:
     """Make a copy LIVE, with a new context."""
     set_copy_context(connection, ledger_id, kind, context, state=CopyState.LIVE.value)
-    raise_version(connection, list_id)
+    raise_list_version(connection, list_id)
 
 
 def set_copy_context(
@@ -273,13 +275,13 @@ def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, bu
     `buried_us`, tombstones with this time are left.
     """
     if buried_us is not None:
-        bury_ledgers(connection, condition, now_us=buried_us)
+        insert_ledger_tombstones(connection, condition, now_us=buried_us)
     listed = select(t.ledger.c.list_id).where(condition, t.ledger.c.place.is_not(None))
     change = update(t.ledger_list).where(_LISTS.list_id.in_(listed))
     connection.execute(change.values(version=_LISTS.version + 1))
     ids = select(t.ledger.c.ledger_id).where(condition)
     connection.execute(delete(t.segment).where(t.segment.c.ledger_id.in_(ids)))
-    forget_ledgers(connection, ids)
+    remove_ledgers_from_buffers(connection, ids)
     connection.execute(delete(t.ledger_copy).where(t.ledger_copy.c.ledger_id.in_(ids)))
     connection.execute(delete(t.ledger).where(condition))
 
@@ -291,7 +293,7 @@ def remove_copies(connection: Connection, list_id: int, kind: CopyKind, conditio
     copies = (t.ledger_copy.c.kind == kind.value, t.ledger_copy.c.ledger_id.in_(ids))
     connection.execute(delete(t.ledger_copy).where(*copies))
     connection.execute(update(t.ledger).where(is_in_list).values(generation=t.ledger.c.generation + 1))
-    raise_version(connection, list_id)
+    raise_list_version(connection, list_id)
 
 
 def set_generation(connection: Connection, ledger_id: LedgerId, generation: int) -> None:
@@ -299,19 +301,19 @@ def set_generation(connection: Connection, ledger_id: LedgerId, generation: int)
     connection.execute(update(t.ledger).where(t.ledger.c.ledger_id == ledger_id).values(generation=generation))
 
 
-def last_ledger_id(connection: Connection, list_id: int) -> int | None:
+def read_last_ledger_id(connection: Connection, list_id: int) -> int | None:
     """Return the id of the list's last ledger, or `None` if the list is empty."""
     query = select(func.max(t.ledger.c.place)).where(t.ledger.c.list_id == list_id)  # places are ids
     return connection.execute(query).scalar_one_or_none()
 
 
-def is_abandoned_newborn(before_us: int) -> ColumnElement[bool]:
+def match_abandoned_newborns(before_us: int) -> ColumnElement[bool]:
     """Select unlisted ledgers of any component that were created before `before_us`."""
     c = t.ledger.c
     return c.place.is_(None) & (c.state == LedgerState.CREATING.value) & (c.created_us < before_us)
 
 
-def to_ledger(
+def ledger_from_row(
     row: Row[Any],
     topic_id: TopicId,
     *,

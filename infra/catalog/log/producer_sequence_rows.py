@@ -15,8 +15,8 @@ from sqlalchemy import Connection, and_, case, delete, select, true, tuple_, upd
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, bulk_parameter, dialect_insert
-from infra.catalog.transactions.transaction_rows import read_states
+from infra.catalog.engine.dialect_sql import BIG, TEXT, BulkStatement, build_bulk_parameter, build_dialect_insert
+from infra.catalog.transactions.transaction_rows import read_transaction_states
 from logstore.log.producer_sequences import ProducerSequence
 from logstore.positions import TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
@@ -29,35 +29,39 @@ _COLUMNS: Final = (_P.topic_id, _P.producer, _P.sequence_id, _P.kept_id, _P.txn_
 _OF_TRANSACTION: Final = ("kept_id", "txn_tc", "txn_seq")
 
 
-def read_sequences(connection: Connection, topic_id: TopicId, producers: Iterable[str]) -> dict[str, ProducerSequence]:
+def read_producer_sequences(
+    connection: Connection, topic_id: TopicId, producers: Iterable[str]
+) -> dict[str, ProducerSequence]:
     """Return the sequences by producer. Producers without a row are left out."""
     query = select(*_COLUMNS).where(_P.topic_id == topic_id, _P.producer.in_(sorted(producers)))
-    sequences = _to_sequences(connection, connection.execute(query).all())
+    sequences = _sequences_from_rows(connection, connection.execute(query).all())
     return {producer: sequence for (_, producer), sequence in sequences.items()}
 
 
-def lock_sequences(connection: Connection, keys: Collection[ProducerKey]) -> dict[ProducerKey, ProducerSequence]:
+def lock_producer_sequences(
+    connection: Connection, keys: Collection[ProducerKey]
+) -> dict[ProducerKey, ProducerSequence]:
     """Lock the rows of producers. A missing row is protected by the lock of the topic's open ledger."""
-    rows = _locking(connection.dialect.name).execute(connection, keys).all() if keys else []
-    return _to_sequences(connection, rows)
+    rows = _compile_sequence_lock(connection.dialect.name).execute(connection, keys).all() if keys else []
+    return _sequences_from_rows(connection, rows)
 
 
 @cache
-def _locking(dialect: str) -> Statement:
-    requested = bulk_parameter(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
+def _compile_sequence_lock(dialect: str) -> BulkStatement:
+    requested = build_bulk_parameter(dialect, "asked", {"topic_id": BIG, "producer": TEXT})
     c = requested.source.c
     query = select(*_COLUMNS).join(requested.source, and_(_P.topic_id == c.topic_id, _P.producer == c.producer))
     in_order = query.order_by(_P.topic_id, _P.producer).with_for_update(of=t.producer_sequence)
-    return Statement(sql=in_order, rows=requested)
+    return BulkStatement(sql=in_order, rows=requested)
 
 
-def _to_sequences(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, ProducerSequence]:
+def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, ProducerSequence]:
     """Return the sequences of rows.
 
     A transaction that is decided meanwhile counts as open, so that its producer asks again.
     """
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
-    states = read_states(connection, txns) if txns else {}
+    states = read_transaction_states(connection, txns) if txns else {}
     return {
         (topic_id, producer): ProducerSequence(last, last)
         if tc_id is None
@@ -75,7 +79,7 @@ def _sequence_in_transaction(
     return ProducerSequence.without_transaction(last if state is None or state.is_commit else kept)
 
 
-def put_sequences(connection: Connection, sequences: Mapping[ProducerKey, ProducerSequence]) -> None:
+def store_producer_sequences(connection: Connection, sequences: Mapping[ProducerKey, ProducerSequence]) -> None:
     """Write sequences of producers whose rows are locked."""
     rows_without_txn = [(*key, sequence.last) for key, sequence in sequences.items() if sequence.txn is None]
     rows_in_txn = [
@@ -85,21 +89,23 @@ def put_sequences(connection: Connection, sequences: Mapping[ProducerKey, Produc
     ]
     for rows, columns in ((rows_without_txn, ()), (rows_in_txn, _OF_TRANSACTION)):
         if rows:
-            _putting(connection.dialect.name, columns).execute(connection, rows)
+            _compile_sequence_upsert(connection.dialect.name, columns).execute(connection, rows)
 
 
 @cache
-def _putting(dialect: str, more: tuple[str, ...]) -> Statement:
+def _compile_sequence_upsert(dialect: str, more: tuple[str, ...]) -> BulkStatement:
     """Return the statement that writes the columns and `more`. Other columns become null."""
     type_by_column: dict[str, TypeEngine[Any]] = {"topic_id": BIG, "producer": TEXT, "sequence_id": BIG}
-    moved = bulk_parameter(dialect, "moved", {**type_by_column, **dict.fromkeys(more, BIG)})
+    moved = build_bulk_parameter(dialect, "moved", {**type_by_column, **dict.fromkeys(more, BIG)})
     source = select(*(moved.source.c[name] for name in moved.columns)).where(true())  # or SQLite misreads ON as a join
-    statement = dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, source)
+    statement = build_dialect_insert(dialect, t.producer_sequence).from_select(moved.columns, source)
     new = {name: statement.excluded[name] for name in ("sequence_id", *_OF_TRANSACTION)}  # others become null
-    return Statement(sql=statement.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved)
+    return BulkStatement(
+        sql=statement.on_conflict_do_update(index_elements=["topic_id", "producer"], set_=new), rows=moved
+    )
 
 
-def conclude_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
+def store_outcomes_in_sequences(connection: Connection, state_by_txn: Mapping[TransactionId, TransactionState]) -> None:
     """Write the outcomes of transactions that are forgotten next. Aborted ids were never stored."""
     if not state_by_txn:
         return

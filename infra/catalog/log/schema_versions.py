@@ -5,11 +5,11 @@ from dataclasses import asdict
 from sqlalchemy import ColumnElement, Connection, delete, insert, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_rows import file_intents
+from infra.catalog.deletion.intent_rows import replace_ledgers_by_intents
 from infra.catalog.engine.database import CatalogAdapter
 from infra.catalog.engine.dialect_sql import dataclass_from_row
-from infra.catalog.log.component_ledgers import read_newborn, share_lock_newborn_topic
-from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
+from infra.catalog.log.component_ledgers import lock_topic_or_reopen_intent, read_newborn_or_reopen_intent
+from infra.catalog.log.ledger_rows import lock_component_list, publish_component_ledger
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.log.ledgers import Component
@@ -30,7 +30,7 @@ class SqlSchemas(CatalogAdapter):
         ]
 
     def newest(self, topic_id: TopicId) -> SchemaVersion | None:
-        return self._db.read(lambda connection: _newest(connection, topic_id))
+        return self._db.read(lambda connection: _read_newest_version(connection, topic_id))
 
     def publish(
         self,
@@ -45,20 +45,20 @@ class SqlSchemas(CatalogAdapter):
         """Publish a newborn ledger. A refusal is raised after the commit, which files the newborn's intent."""
 
         def work(connection: Connection) -> SchemaVersion | PreconditionFailed | None:
-            topic = share_lock_newborn_topic(connection, topic_id, ledger_id)
+            topic = lock_topic_or_reopen_intent(connection, topic_id, ledger_id)
             if topic is None:
                 return None
             list_id = lock_component_list(connection, topic_id, Component.SCHEMA_STORAGE, {"schema": topic.name})
-            row = read_newborn(connection, ledger_id, list_id)
+            row = read_newborn_or_reopen_intent(connection, ledger_id, list_id)
             if row is None or row.place is not None:
-                return _newest(connection, topic_id, _V.ledger_id == ledger_id)
-            newest, now_us = _newest(connection, topic_id), self._db.now_us(connection)
+                return _read_newest_version(connection, topic_id, _V.ledger_id == ledger_id)
+            newest, now_us = _read_newest_version(connection, topic_id), self._db.now_us(connection)
             is_known = newest is not None and newest.digest == digest
             if is_known or topic.state is not TopicState.ACTIVE:
-                file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us)
+                replace_ledgers_by_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now_us)
                 expected = f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}"
                 return newest if is_known else PreconditionFailed(expected)
-            publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now_us)
+            publish_component_ledger(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now_us)
             version = SchemaVersion(
                 version=0 if newest is None else newest.version + 1,
                 ledger_id=ledger_id,
@@ -76,18 +76,20 @@ class SqlSchemas(CatalogAdapter):
         return result
 
 
-def remove_versions(connection: Connection, topic_id: TopicId) -> int:
+def remove_schema_versions(connection: Connection, topic_id: TopicId) -> int:
     """Remove the schema versions of a topic that is being deleted, under the lock of its row. Return their number."""
     return connection.execute(delete(t.schema_version).where(_V.topic_id == topic_id)).rowcount
 
 
-def remove_versions_where(connection: Connection, condition: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
+def remove_schema_versions_where(connection: Connection, condition: ColumnElement[bool]) -> dict[LedgerId, TopicId]:
     """Remove schema versions. Return the topic of each of their ledgers."""
     rows = connection.execute(delete(t.schema_version).where(condition).returning(_V.ledger_id, _V.topic_id))
     return {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
 
 
-def _newest(connection: Connection, topic_id: TopicId, *conditions: ColumnElement[bool]) -> SchemaVersion | None:
+def _read_newest_version(
+    connection: Connection, topic_id: TopicId, *conditions: ColumnElement[bool]
+) -> SchemaVersion | None:
     query = select(t.schema_version).where(_V.topic_id == topic_id, *conditions).order_by(_V.version.desc()).limit(1)
     row = connection.execute(query).first()
     return None if row is None else dataclass_from_row(SchemaVersion, row)

@@ -6,8 +6,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, delete, insert, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import among, dataclass_from_row, insert_if_absent
-from infra.catalog.log.ledger_rows import ensure_list
+from infra.catalog.engine.dialect_sql import build_insert_if_absent, dataclass_from_row, is_one_of
+from infra.catalog.log.ledger_rows import ensure_ledger_list
 from logstore.deletion.retention import MAX_RETENTION_S, RetentionPolicy
 from logstore.errors import AlreadyExists, IdsExhausted, PreconditionFailed, UnknownObject
 from logstore.log.ledgers import Component
@@ -15,10 +15,10 @@ from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import TopicId
 
 TOPIC_QUERY: Final = select(t.topic)
-"""Query whose rows `to_topic` converts."""
+"""Query whose rows `topic_from_row` converts."""
 
 
-def create_topic(
+def insert_topic(
     connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None, now_us: int
 ) -> Topic:
     """Insert an ACTIVE topic with its empty list. If several callers create the name, its unique key decides.
@@ -31,7 +31,7 @@ def create_topic(
     if existing_state:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {existing_state}")
     inserted = connection.execute(
-        insert_if_absent(connection, t.topic)
+        build_insert_if_absent(connection, t.topic)
         .values(
             name=name,
             state=TopicState.ACTIVE.value,
@@ -47,7 +47,7 @@ def create_topic(
     topic_id, ceiling = inserted
     if topic_id >= ceiling:
         raise IdsExhausted(f"topic ids: expected one below {ceiling}, found {topic_id}; flush the record log")
-    ensure_list(connection, topic_id, Component.MANAGED_LEDGER, {})
+    ensure_ledger_list(connection, topic_id, Component.MANAGED_LEDGER, {})
     return Topic(
         topic_id=topic_id,
         name=name,
@@ -58,7 +58,7 @@ def create_topic(
     )
 
 
-def recreate_topic(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
+def insert_topic_found_in_storage(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
     """Insert an ACTIVE topic that only storage has. Its name must be free.
 
     Its limits are unknown, so it keeps all entries until an operator sets limits.
@@ -81,7 +81,9 @@ def add_share_lock(topics: Select[Any]) -> Select[Any]:
 def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
     """Share-lock topics, ascending, so that a deletion of their rows waits. Return the ACTIVE topics."""
     c = t.topic.c
-    locked = add_share_lock(select(c.topic_id, c.state).where(among(connection, c.topic_id, ids)).order_by(c.topic_id))
+    locked = add_share_lock(
+        select(c.topic_id, c.state).where(is_one_of(connection, c.topic_id, ids)).order_by(c.topic_id)
+    )
     return {row.topic_id for row in connection.execute(locked) if row.state == TopicState.ACTIVE.value}
 
 
@@ -95,7 +97,7 @@ def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False
     row = connection.execute(add_share_lock(query) if share else query).first()
     if row is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
-    return to_topic(row)
+    return topic_from_row(row)
 
 
 def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
@@ -110,12 +112,12 @@ def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     active = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     row = connection.execute(add_share_lock(active)).first()
     if row is not None:
-        return to_topic(row)
+        return topic_from_row(row)
     topic = read_topic(connection, topic_id)
     raise PreconditionFailed(f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}")
 
 
-def begin_deletion(connection: Connection, topic_id: TopicId) -> None:
+def mark_topic_deleting(connection: Connection, topic_id: TopicId) -> None:
     """Set the topic DELETING, for good, under a key-share lock of the row."""
     change = update(t.topic).where(t.topic.c.topic_id == topic_id)
     connection.execute(change.values(state=TopicState.DELETING.value))
@@ -126,7 +128,7 @@ def remove_topic(connection: Connection, topic_id: TopicId) -> None:
     connection.execute(delete(t.topic).where(t.topic.c.topic_id == topic_id))
 
 
-def to_topic(row: Row[Any]) -> Topic:
+def topic_from_row(row: Row[Any]) -> Topic:
     """Return the topic of a row."""
     policy = RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes)
     durable = None if row.durable_delete is None else bool(row.durable_delete)

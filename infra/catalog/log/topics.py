@@ -6,11 +6,11 @@ from operator import attrgetter
 from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import to_stored_cursor
-from infra.catalog.engine.database import CatalogAdapter, writes
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.topic_rows import TOPIC_QUERY, create_topic, read_topic, to_topic
-from infra.catalog.log.totals_and_backlogs import count_topic_backlogs, read_totals
+from infra.catalog.cursors.cursor_rows import stored_cursor_from_row
+from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.topic_rows import TOPIC_QUERY, insert_topic, read_topic, topic_from_row
+from infra.catalog.log.totals_and_backlogs import count_topic_backlogs, read_topic_totals
 from infra.catalog.transactions.buffer_rows import read_buffers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import UnknownObject
@@ -21,17 +21,17 @@ from logstore.positions import TopicId
 class SqlTopics(CatalogAdapter):
     """The `Topics` port."""
 
-    @writes("catalog.create_topic")
+    @in_write_transaction("catalog.create_topic")
     def create(
         self, connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None
     ) -> Topic:
-        return create_topic(connection, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(connection))
+        return insert_topic(connection, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(connection))
 
     def get(self, name: str) -> Topic:
         found = self._db.read(lambda connection: connection.execute(TOPIC_QUERY.where(t.topic.c.name == name)).first())
         if found is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
-        return to_topic(found)
+        return topic_from_row(found)
 
     def get_by_id(self, topic_id: TopicId) -> Topic:
         return self._db.read(lambda connection: read_topic(connection, topic_id))
@@ -41,21 +41,21 @@ class SqlTopics(CatalogAdapter):
         page = (
             TOPIC_QUERY.where(c.state == TopicState.ACTIVE.value, c.topic_id > after).order_by(c.topic_id).limit(limit)
         )
-        return [to_topic(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
+        return [topic_from_row(row) for row in self._db.read(lambda connection: connection.execute(page).all())]
 
     def page(
         self, *, prefix: str = "", state: TopicState | None = None, after: str = "", limit: int
     ) -> TopicSummaryPage:
-        return self._db.read(lambda c: _page_of(c, prefix=prefix, state=state, after=after, limit=limit))
+        return self._db.read(lambda c: _read_summary_page(c, prefix=prefix, state=state, after=after, limit=limit))
 
     def summary(self, topic: Topic) -> TopicSummary:
-        return self._db.read(lambda connection: _summaries(connection, [topic])[0])
+        return self._db.read(lambda connection: _summarize_topics(connection, [topic])[0])
 
 
 _PAST_ASCII = "\x7f"  # encoded names are printable ASCII
 
 
-def _page_of(
+def _read_summary_page(
     connection: Connection, *, prefix: str, state: TopicState | None, after: str, limit: int
 ) -> TopicSummaryPage:
     # Compare by bytes, like SQLite. PostgreSQL compares by its locale unless a collation is given.
@@ -65,16 +65,18 @@ def _page_of(
         conditions.append(t.topic.c.state == state.value)
     rows = connection.execute(select(t.topic).where(*conditions).order_by(name).limit(limit)).all()
     count = connection.execute(select(func.count()).select_from(t.topic).where(*conditions)).scalar_one()
-    return TopicSummaryPage(topics=_summaries(connection, [to_topic(row) for row in rows]), more=count - len(rows))
+    return TopicSummaryPage(
+        topics=_summarize_topics(connection, [topic_from_row(row) for row in rows]), more=count - len(rows)
+    )
 
 
-def _summaries(connection: Connection, topics: Sequence[Topic]) -> list[TopicSummary]:
+def _summarize_topics(connection: Connection, topics: Sequence[Topic]) -> list[TopicSummary]:
     ids = [topic.topic_id for topic in topics]
-    query = select(t.cursor).where(among(connection, t.cursor.c.topic_id, ids))
+    query = select(t.cursor).where(is_one_of(connection, t.cursor.c.topic_id, ids))
     rows = connection.execute(query).all()
-    cursors = {(TopicId(row.topic_id), row.name): to_stored_cursor(row) for row in rows}
+    cursors = {(TopicId(row.topic_id), row.name): stored_cursor_from_row(row) for row in rows}
     buffers = read_buffers(connection, ids)
-    totals = read_totals(connection, ids, buffers)
+    totals = read_topic_totals(connection, ids, buffers)
     backlogs = count_topic_backlogs(connection, ids, {key: cursor.state for key, cursor in cursors.items()}, buffers)
     cursors_by_topic: dict[TopicId, list[StoredCursor]] = {topic_id: [] for topic_id in ids}
     for (topic_id, _), cursor in cursors.items():

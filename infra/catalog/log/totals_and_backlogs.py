@@ -11,9 +11,9 @@ from typing import Any
 from sqlalchemy import Connection, Select, case, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import read_spans_by_topic
-from infra.catalog.engine.dialect_sql import among
-from infra.catalog.log.ledger_rows import list_query
+from infra.catalog.cursors.cursor_rows import read_visible_spans_by_topic
+from infra.catalog.engine.dialect_sql import is_one_of
+from infra.catalog.log.ledger_rows import select_list_id
 from infra.catalog.transactions.buffer_rows import BufferView, read_buffers
 from logstore.cursors.cursor_state import CursorState, count_backlog
 from logstore.log.ledgers import Component
@@ -30,23 +30,25 @@ BufferViewByTopic = Mapping[TopicId, BufferView]
 """Result of `read_buffers`, by topic, read after the topic's ledgers."""
 
 
-def read_totals(
+def read_topic_totals(
     connection: Connection, topic_ids: Collection[TopicId], buffers: BufferViewByTopic
 ) -> dict[TopicId, TopicTotals]:
     """Return totals of each topic's listed ledgers, their first entry, and the last entry that readers may see."""
     filled = case((_L.entries > 0, _L.ledger_id))
     sums = (func.count(), func.sum(_L.entries), func.sum(_L.size_bytes), func.min(filled), func.max(filled))
-    is_requested = among(connection, _LISTS.topic_id, topic_ids)
+    is_requested = is_one_of(connection, _LISTS.topic_id, topic_ids)
     query = select(_LISTS.topic_id, *sums).select_from(_LISTED).where(_IS_DATA, is_requested).group_by(_LISTS.topic_id)
     rows = connection.execute(query).all()
     last_ledgers = [last for *_, last in rows if last is not None]
     entries: dict[int, int] = {}
     if last_ledgers:
         last_rows = connection.execute(
-            select(_L.ledger_id, _L.entries).where(among(connection, _L.ledger_id, last_ledgers))
+            select(_L.ledger_id, _L.entries).where(is_one_of(connection, _L.ledger_id, last_ledgers))
         )
         entries = {row.ledger_id: row.entries for row in last_rows}
-    totals_by_topic = {TopicId(topic_id): _totals(sums_of_topic, entries) for topic_id, *sums_of_topic in rows}
+    totals_by_topic = {
+        TopicId(topic_id): _totals_from_sums(sums_of_topic, entries) for topic_id, *sums_of_topic in rows
+    }
     for topic_id, view in buffers.items():
         if view.first_open is not None:
             totals_by_topic[topic_id] = replace(
@@ -58,7 +60,7 @@ def read_totals(
 _NO_TOTALS = TopicTotals(ledgers=0, entries=0, size_bytes=0, first=None, last=None)
 
 
-def _totals(sums: Iterable[Any], entries: dict[int, int]) -> TopicTotals:
+def _totals_from_sums(sums: Iterable[Any], entries: dict[int, int]) -> TopicTotals:
     count, total, size_bytes, first, last = sums
     return TopicTotals(
         ledgers=count,
@@ -69,7 +71,7 @@ def _totals(sums: Iterable[Any], entries: dict[int, int]) -> TopicTotals:
     )
 
 
-def _count_backlogs_beside_transactions(
+def _count_backlogs_with_transactions(
     connection: Connection, states: Mapping[tuple[TopicId, str], CursorState], buffers: BufferViewByTopic
 ) -> dict[tuple[TopicId, str], int]:
     """Return backlogs of cursors on topics that have open transactions or hidden entries."""
@@ -81,24 +83,26 @@ def _count_backlogs_beside_transactions(
         if (buffer.first_open is not None or buffer.hidden)
         and any(cursor_topic == topic_id for cursor_topic, _ in states)
     }
-    spans_by_topic = read_spans_by_topic(connection, first_ledger_by_topic) if first_ledger_by_topic else {}
+    spans_by_topic = read_visible_spans_by_topic(connection, first_ledger_by_topic) if first_ledger_by_topic else {}
     return {
         key: count_backlog(state, spans_by_topic[key[0]]) for key, state in states.items() if key[0] in spans_by_topic
     }
 
 
-def count_backlogs(
+def count_cursor_backlogs(
     connection: Connection, topic_id: TopicId, listed: Select[Any], states: Sequence[CursorState]
 ) -> list[int]:
     """Return the backlog of each state. A state may include a snapshot, which rows lack."""
     if not states:
         return []
     keys = {(topic_id, str(number)): state for number, state in enumerate(states)}
-    backlogs = _count_backlogs_beside_transactions(connection, keys, read_buffers(connection, [topic_id]))
-    return [backlogs[key] if key in backlogs else _backlog(connection, listed, state) for key, state in keys.items()]
+    backlogs = _count_backlogs_with_transactions(connection, keys, read_buffers(connection, [topic_id]))
+    return [
+        backlogs[key] if key in backlogs else _count_backlog(connection, listed, state) for key, state in keys.items()
+    ]
 
 
-def _backlog(connection: Connection, listed: Select[Any], state: CursorState) -> int:
+def _count_backlog(connection: Connection, listed: Select[Any], state: CursorState) -> int:
     mark = state.mark_delete
     remaining = _entries_after(mark.ledger_id, mark.entry_id)
     query = listed.with_only_columns(func.sum(remaining)).where(_L.ledger_id >= mark.ledger_id)
@@ -121,7 +125,7 @@ def count_topic_backlogs(
         .select_from(
             t.cursor.join(t.ledger_list, _LISTS.topic_id == c.topic_id).join(t.ledger, _L.list_id == _LISTS.list_id)
         )
-        .where(among(connection, c.topic_id, topic_ids), _IS_DATA, _L.ledger_id >= c.mark_ledger)
+        .where(is_one_of(connection, c.topic_id, topic_ids), _IS_DATA, _L.ledger_id >= c.mark_ledger)
         .group_by(c.topic_id, c.name)
     )
     remaining_entries: dict[tuple[TopicId, str], int] = {
@@ -132,7 +136,7 @@ def count_topic_backlogs(
     backlogs = {
         key: _subtract_acknowledged(remaining_entries.get(key, 0), state, listed) for key, state in states.items()
     }
-    return backlogs | _count_backlogs_beside_transactions(connection, states, buffers)
+    return backlogs | _count_backlogs_with_transactions(connection, states, buffers)
 
 
 def _entries_after(mark_ledger: Any, mark_entry: Any) -> Any:  # noqa: ANN401 - numbers, or columns
@@ -144,7 +148,7 @@ def _entries_after(mark_ledger: Any, mark_entry: Any) -> Any:  # noqa: ANN401 - 
 def _filter_listed(connection: Connection, ledger_ids: Collection[LedgerId]) -> set[int]:
     if not ledger_ids:
         return set()
-    named = among(connection, _L.ledger_id, ledger_ids)
+    named = is_one_of(connection, _L.ledger_id, ledger_ids)
     return set(connection.execute(select(_L.ledger_id).select_from(_LISTED).where(_IS_DATA, named)).scalars())
 
 
@@ -157,7 +161,7 @@ def _subtract_acknowledged(visible_entries: int, state: CursorState, listed: set
 
 def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -> Frontier:
     """Return the entries that readers of a topic may see at one moment. The last entry is read before the buffers."""
-    end = last_entry(connection, topic_id)
+    end = read_last_position(connection, topic_id)
     view = read_buffers(connection, [topic_id], from_ledger=from_ledger)[topic_id]
     if end is None:
         return Frontier(last=None)
@@ -166,10 +170,10 @@ def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -
         return Frontier(last=end, hidden=view.hidden)
     if first.entry_id > 0:
         return Frontier(last=Position(first.ledger_id, first.entry_id - 1), hidden=view.hidden)
-    return Frontier(last=last_entry(connection, topic_id, before=first.ledger_id), hidden=view.hidden)
+    return Frontier(last=read_last_position(connection, topic_id, before=first.ledger_id), hidden=view.hidden)
 
 
-def last_entry(
+def read_last_position(
     connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None, empty_too: bool = False
 ) -> Position | None:
     """Return the topic's last entry, or the last entry of ledgers before `before`, or `None`.
@@ -177,7 +181,7 @@ def last_entry(
     With `empty_too`, an empty last ledger counts: the result is the position before its first entry, which never moves
     back.
     """
-    c, list_id = t.ledger.c, list_query(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
+    c, list_id = t.ledger.c, select_list_id(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
     conditions = [c.list_id == list_id, c.place.is_not(None)]
     conditions += [] if empty_too else [c.entries > 0]
     conditions += [] if before is None else [c.ledger_id < before]

@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import AuditedLedgers, audit
-from infra.catalog.deletion.intent_queries import count_filed
-from infra.catalog.deletion.intent_rows import adopt_stalled, file_copy_intents
-from infra.catalog.deletion.run_rows import fingerprint, open_run, run_once_per_batch
-from infra.catalog.engine.database import CatalogAdapter, reads, writes
-from infra.catalog.engine.dialect_sql import among, as_text, parse_context_or_empty
-from infra.catalog.log.ledger_rows import begin_copy, data_list_id, publish_copy
+from infra.catalog.audit_log import AuditedLedgers, insert_audit_row
+from infra.catalog.deletion.intent_queries import count_filed_intents
+from infra.catalog.deletion.intent_rows import adopt_stalled_intents, replace_copies_by_intents
+from infra.catalog.deletion.run_rows import fingerprint_request, insert_batch_run, lock_or_find_earlier_detach
+from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
+from infra.catalog.engine.dialect_sql import cast_to_text, is_one_of, parse_offload_context_or_empty
+from infra.catalog.log.ledger_rows import insert_writing_copy, publish_copy, read_data_list_id
 from infra.catalog.log.topic_rows import lock_active_topic, read_topic
-from infra.catalog.offload.upload_ends import TIERED, build_statement, end_upload, read_tiered_copy
+from infra.catalog.offload.upload_ends import TIERED, build_ledger_statement, end_upload, read_tiered_copy
 from logstore.errors import PreconditionFailed, UnknownObject, Unsupported
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState, require_named_topic
 from logstore.offload.tiered_copy import CopyLengths, UploadStart, context_after_upload, decide_upload_start
@@ -37,7 +37,7 @@ _primary, _tiered = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("ti
 _GONE = OffloadStart(answer=OffloadAnswer.GONE)
 
 
-class _Attempt(NamedTuple):
+class _UploadAttempt(NamedTuple):
     uuid: str
     driver_metadata: Mapping[str, str]
     timeout_us: int
@@ -46,7 +46,7 @@ class _Attempt(NamedTuple):
 class SqlOffloads(CatalogAdapter):
     """The `Offloads` port."""
 
-    @writes("catalog.begin_offload")
+    @in_write_transaction("catalog.begin_offload")
     def begin(
         self,
         connection: Connection,
@@ -64,19 +64,19 @@ class SqlOffloads(CatalogAdapter):
         require_named_topic(ledger_id, owner.name, topic)
         if row.component != Component.MANAGED_LEDGER.value:
             raise Unsupported(f"ledger {ledger_id}: expected a ledger of messages, found one of {row.component}")
-        list_id = data_list_id(connection, row.topic_id, lock=True)
+        list_id = read_data_list_id(connection, row.topic_id, lock=True)
         row = _read_listed_ledger(connection, ledger_id)
         if row is None:
             return _GONE
-        attempt = _Attempt(uuid=uuid, driver_metadata=driver_metadata, timeout_us=int(timeout_s * 1_000_000))
-        return self._begin(connection, owner, row, list_id, attempt)
+        attempt = _UploadAttempt(uuid=uuid, driver_metadata=driver_metadata, timeout_us=int(timeout_s * 1_000_000))
+        return self._begin_upload(connection, owner, row, list_id, attempt)
 
-    def _begin(
-        self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _Attempt
+    def _begin_upload(
+        self, connection: Connection, topic: Topic, row: Row[Any], list_id: int, attempt: _UploadAttempt
     ) -> OffloadStart:
-        statement, now_us = build_statement(topic, row), self._db.now_us(connection)
+        statement, now_us = build_ledger_statement(topic, row), self._db.now_us(connection)
         copy = read_tiered_copy(connection, row.ledger_id)
-        tiered = (copy.state, parse_context_or_empty(copy.context)) if copy else None
+        tiered = (copy.state, parse_offload_context_or_empty(copy.context)) if copy else None
         start = decide_upload_start(
             row.ledger_id,
             attempt.uuid,
@@ -88,22 +88,22 @@ class SqlOffloads(CatalogAdapter):
         if start is UploadStart.ANEW:
             context = {**attempt.driver_metadata, "uuid": attempt.uuid, "until_us": str(now_us + attempt.timeout_us)}
             is_ledger = t.ledger.c.ledger_id == row.ledger_id
-            file_copy_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
-            begin_copy(connection, list_id, row.ledger_id, TIERED, context)
+            replace_copies_by_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
+            insert_writing_copy(connection, list_id, row.ledger_id, TIERED, context)
         answer = OffloadAnswer.ALREADY if start is UploadStart.ALREADY else OffloadAnswer.BEGUN
         return OffloadStart(answer=answer, statement=statement, entries=row.entries, context=context)
 
-    @writes("catalog.publish_offload")
+    @in_write_transaction("catalog.publish_offload")
     def publish(
         self, connection: Connection, ledger_id: LedgerId, uuid: str, *, lengths: CopyLengths | None = None
     ) -> bool:
-        list_id, state = _lock_ledger(connection, ledger_id)
+        list_id, state = _lock_topic_and_list(connection, ledger_id)
         copy = read_tiered_copy(connection, ledger_id)
-        is_own = copy is not None and parse_context_or_empty(copy.context).get("uuid") == uuid
+        is_own = copy is not None and parse_offload_context_or_empty(copy.context).get("uuid") == uuid
         if copy is not None and is_own and copy.state == _LIVE:
             return True
         if copy is not None and is_own and list_id is not None and state is TopicState.ACTIVE:
-            context = context_after_upload(parse_context_or_empty(copy.context), None) | (
+            context = context_after_upload(parse_offload_context_or_empty(copy.context), None) | (
                 lengths.to_context() if lengths else {}
             )
             publish_copy(connection, list_id, ledger_id, TIERED, context)
@@ -111,19 +111,19 @@ class SqlOffloads(CatalogAdapter):
         end_upload(connection, list_id, ledger_id, uuid, until_us=None, now_us=self._db.now_us(connection))
         return False
 
-    @writes("catalog.abandon_offload")
+    @in_write_transaction("catalog.abandon_offload")
     def abandon(self, connection: Connection, ledger_id: LedgerId, uuid: str) -> None:
-        list_id, _ = _lock_ledger(connection, ledger_id)
+        list_id, _ = _lock_topic_and_list(connection, ledger_id)
         now = self._db.now_us(connection)
         end_upload(connection, list_id, ledger_id, uuid, until_us=now, now_us=now)
 
-    @reads
+    @in_read_transaction
     def copies(self, connection: Connection, ledger_id: LedgerId) -> ReadableCopies | None:
         c = t.ledger_copy.c
-        query = select(c.kind, as_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
+        query = select(c.kind, cast_to_text(c.context)).where(c.ledger_id == ledger_id, c.state == _LIVE)
         if _read_listed_ledger(connection, ledger_id) is None:
             return None
-        live = {row.kind: parse_context_or_empty(row.context) for row in connection.execute(query)}
+        live = {row.kind: parse_offload_context_or_empty(row.context) for row in connection.execute(query)}
         return ReadableCopies(primary=CopyKind.LEDGER.value in live, tiered=live.get(TIERED.value))
 
     def require_offloadable(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> None:
@@ -131,7 +131,7 @@ class SqlOffloads(CatalogAdapter):
             raise UnknownObject("ledger", expected="a ledger in the topic's list", found=ledger_id)
 
     def find_missing(self, topic_id: TopicId, ledger_ids: Sequence[LedgerId]) -> list[LedgerId]:
-        state_by_ledger = {row.ledger_id: row.state for row in self._rows(topic_id, ledger_ids, [])}
+        state_by_ledger = {row.ledger_id: row.state for row in self._read_listed_rows(topic_id, ledger_ids, [])}
         for ledger_id, state in sorted(state_by_ledger.items()):
             if state != LedgerState.CLOSED.value:
                 raise PreconditionFailed(f"ledger {ledger_id}: expected state CLOSED, found {state}")
@@ -148,10 +148,12 @@ class SqlOffloads(CatalogAdapter):
             ledger.ledger_id > after,
             ~has_tiered,
         ]
-        return [LedgerId(row.ledger_id) for row in self._rows(topic_id, ledger_ids, conditions, limit=limit)]
+        return [
+            LedgerId(row.ledger_id) for row in self._read_listed_rows(topic_id, ledger_ids, conditions, limit=limit)
+        ]
 
-    @reads
-    def _rows(
+    @in_read_transaction
+    def _read_listed_rows(
         self,
         connection: Connection,
         topic_id: TopicId,
@@ -160,12 +162,12 @@ class SqlOffloads(CatalogAdapter):
         limit: int | None = None,
     ) -> Sequence[Any]:
         ledger = t.ledger.c
-        is_requested = [] if ledger_ids is None else [among(connection, ledger.ledger_id, ledger_ids)]
-        is_listed = (ledger.list_id == data_list_id(connection, topic_id), ledger.place.is_not(None))
+        is_requested = [] if ledger_ids is None else [is_one_of(connection, ledger.ledger_id, ledger_ids)]
+        is_listed = (ledger.list_id == read_data_list_id(connection, topic_id), ledger.place.is_not(None))
         query = select(ledger.ledger_id, ledger.state).where(*is_listed, *is_requested, *conditions)
         return connection.execute(query.order_by(ledger.ledger_id).limit(limit)).all()
 
-    @reads
+    @in_read_transaction
     def list_removable(
         self,
         connection: Connection,
@@ -176,18 +178,20 @@ class SqlOffloads(CatalogAdapter):
         limit: int,
     ) -> list[PublishedCopy]:
         topic = read_topic(connection, topic_id)
-        condition = _is_removable(connection, data_list_id(connection, topic_id), ledger_ids)
-        rows = connection.execute(_removable_query(condition & (t.ledger.c.ledger_id > after)).limit(limit)).all()
+        condition = _match_removable_primaries(connection, read_data_list_id(connection, topic_id), ledger_ids)
+        rows = connection.execute(
+            _select_ledgers_with_tiered_copy(condition & (t.ledger.c.ledger_id > after)).limit(limit)
+        ).all()
         return [
             PublishedCopy(
-                statement=build_statement(topic, row),
+                statement=build_ledger_statement(topic, row),
                 entries=row.entries,
-                context=parse_context_or_empty(row.tiered_context),
+                context=parse_offload_context_or_empty(row.tiered_context),
             )
             for row in rows
         ]
 
-    @writes("catalog.remove_primaries")
+    @in_write_transaction("catalog.remove_primaries")
     def remove_primaries(
         self,
         connection: Connection,
@@ -199,29 +203,29 @@ class SqlOffloads(CatalogAdapter):
         claim: Claim,
         cause: Cause,
     ) -> DetachedBatch:
-        request = fingerprint(f"primaries/{topic_id}", ledger_ids)
+        request = fingerprint_request(f"primaries/{topic_id}", ledger_ids)
 
         def lock() -> tuple[Topic, int]:
-            return read_topic(connection, topic_id, share=True), data_list_id(connection, topic_id, lock=True)
+            return read_topic(connection, topic_id, share=True), read_data_list_id(connection, topic_id, lock=True)
 
-        locked = run_once_per_batch(connection, batch_id, request, lock)
+        locked = lock_or_find_earlier_detach(connection, batch_id, request, lock)
         if isinstance(locked, DetachedBatch):
             return locked
         topic, list_id = locked
         now_us = self._db.now_us(connection)
-        stalled = adopt_stalled(
+        stalled = adopt_stalled_intents(
             connection, topic_id, ledger_ids, batch_id=batch_id, now_us=now_us, copy=CopyKind.LEDGER
         )
-        ids = _proved_ids(connection, list_id, ledger_ids, proved)
-        to_delete = among(connection, t.ledger.c.ledger_id, ids)
-        filed = file_copy_intents(
+        ids = _filter_proved_ledgers(connection, list_id, ledger_ids, proved)
+        to_delete = is_one_of(connection, t.ledger.c.ledger_id, ids)
+        filed = replace_copies_by_intents(
             connection, list_id, CopyKind.LEDGER, to_delete, batch_id=batch_id, now_us=now_us, cause=cause
         )
         result = DetachedBatch(batch_id=batch_id, ledgers=len(ids), intents=filed + stalled)
         if result.intents:
-            open_run(connection, result, topic_id, claim, now_us, request=request)
+            insert_batch_run(connection, result, topic_id, claim, now_us, request=request)
         if ids:
-            audit(
+            insert_audit_row(
                 connection,
                 "remove-primaries",
                 cause,
@@ -232,7 +236,7 @@ class SqlOffloads(CatalogAdapter):
                 detail={},
                 span=AuditedLedgers.from_ids(ids),
             )
-        return replace(result, filed_counts=count_filed(connection, batch_id, now_us) if ids else ())
+        return replace(result, filed_counts=count_filed_intents(connection, batch_id, now_us) if ids else ())
 
     def now_us(self) -> int:
         return self._db.read(self._db.now_us)
@@ -246,12 +250,12 @@ def _read_listed_ledger(connection: Connection, ledger_id: LedgerId) -> Row[Any]
     return connection.execute(query).first()
 
 
-def _lock_ledger(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, TopicState | None]:
+def _lock_topic_and_list(connection: Connection, ledger_id: LedgerId) -> tuple[int | None, TopicState | None]:
     """Lock topic and list of a listed ledger, in this order. Return list id and topic state, or `None` for both."""
     row = _read_listed_ledger(connection, ledger_id)
     try:
         topic = read_topic(connection, row.topic_id, share=True) if row else None
-        list_id = data_list_id(connection, topic.topic_id, lock=True) if topic else None
+        list_id = read_data_list_id(connection, topic.topic_id, lock=True) if topic else None
     except UnknownObject:
         return None, None
     if topic is None or _read_listed_ledger(connection, ledger_id) is None:
@@ -265,29 +269,33 @@ def _read_primary_state(connection: Connection, row: Row[Any]) -> str | None:
     return connection.execute(primary).scalar_one_or_none()
 
 
-def _is_removable(connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None) -> ColumnElement[bool]:
+def _match_removable_primaries(
+    connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None
+) -> ColumnElement[bool]:
     c = _primary.c
     has_primary = exists().where(c.ledger_id == t.ledger.c.ledger_id, c.kind == CopyKind.LEDGER.value, c.state == _LIVE)
     condition = (t.ledger.c.list_id == list_id) & t.ledger.c.place.is_not(None) & has_primary
     condition &= t.ledger.c.state == LedgerState.CLOSED.value
-    return condition if ledger_ids is None else condition & among(connection, t.ledger.c.ledger_id, ledger_ids)
+    return condition if ledger_ids is None else condition & is_one_of(connection, t.ledger.c.ledger_id, ledger_ids)
 
 
-def _removable_query(condition: ColumnElement[bool]) -> Select[Any]:
+def _select_ledgers_with_tiered_copy(condition: ColumnElement[bool]) -> Select[Any]:
     """Return the query of ledgers with a LIVE tiered copy and its context, ascending."""
     c = _tiered.c
     is_live = (c.ledger_id == t.ledger.c.ledger_id) & (c.kind == TIERED.value) & (c.state == _LIVE)
     source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).join(_tiered, is_live)
-    columns = (t.ledger, t.ledger_list.c.component, as_text(c.context, "tiered_context"))
+    columns = (t.ledger, t.ledger_list.c.component, cast_to_text(c.context, "tiered_context"))
     return select(*columns).select_from(source).where(condition).order_by(t.ledger.c.ledger_id)
 
 
-def _proved_ids(
+def _filter_proved_ledgers(
     connection: Connection, list_id: int, ledger_ids: Sequence[LedgerId] | None, proved: Mapping[LedgerId, str]
 ) -> list[LedgerId]:
-    condition = _is_removable(connection, list_id, ledger_ids) & among(connection, t.ledger.c.ledger_id, proved)
+    condition = _match_removable_primaries(connection, list_id, ledger_ids) & is_one_of(
+        connection, t.ledger.c.ledger_id, proved
+    )
     uuid_by_ledger = {
-        row.ledger_id: parse_context_or_empty(row.tiered_context).get("uuid")
-        for row in connection.execute(_removable_query(condition))
+        row.ledger_id: parse_offload_context_or_empty(row.tiered_context).get("uuid")
+        for row in connection.execute(_select_ledgers_with_tiered_copy(condition))
     }
     return [LedgerId(ledger_id) for ledger_id, uuid in uuid_by_ledger.items() if uuid == proved[LedgerId(ledger_id)]]

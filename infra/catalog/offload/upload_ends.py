@@ -5,9 +5,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Text, case, cast, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_queries import INTENT
-from infra.catalog.deletion.intent_rows import file_copy_intents, refile_intent, set_intent_context
-from infra.catalog.engine.dialect_sql import ReadableJson, as_text, parse_context_or_empty
+from infra.catalog.deletion.intent_queries import INTENT_COLUMNS
+from infra.catalog.deletion.intent_rows import file_intent_again, replace_copies_by_intents, set_intent_context
+from infra.catalog.engine.dialect_sql import JsonOrNull, cast_to_text, parse_offload_context_or_empty
 from infra.catalog.log.ledger_rows import set_copy_context
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner, LedgerStatement
@@ -19,20 +19,20 @@ TIERED = CopyKind.OFFLOADED_LEDGER
 _P = t.pending_deletion
 
 
-def is_abandoned_upload(now_us: int) -> ColumnElement[bool]:
+def match_abandoned_uploads(now_us: int) -> ColumnElement[bool]:
     """Select tiered copies whose upload has ended and that will never be published.
 
     If the context has no valid time, the copy and its ledger stay.
     """
     c = t.ledger_copy.c
-    stored_end = cast(ReadableJson(c.context)["until_us"].as_string(), Text)
+    stored_end = cast(JsonOrNull(c.context)["until_us"].as_string(), Text)
     is_number = func.length(stored_end).between(1, 18) & (func.ltrim(stored_end, "0123456789") == "")
     end_us = case((is_number, cast(stored_end, t.Big)), else_=now_us)
     has_ended = end_us + UPLOAD_GRACE_S * 1_000_000 <= now_us
     return (c.kind == TIERED.value) & (c.state == CopyState.WRITING.value) & has_ended
 
 
-def build_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
+def build_ledger_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
     """Return the expected statement of a ledger of messages. `row` must include the `component` of its list."""
     owner = LedgerOwner(
         application=row.application,
@@ -47,7 +47,7 @@ def build_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
 def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
     """Return the row of the ledger's tiered copy, with the offload context as text."""
     c = t.ledger_copy.c
-    query = select(c.ledger_id, c.kind, c.state, as_text(c.context))
+    query = select(c.ledger_id, c.kind, c.state, cast_to_text(c.context))
     return connection.execute(query.where(c.ledger_id == ledger_id, c.kind == TIERED.value)).first()
 
 
@@ -59,14 +59,14 @@ def end_upload(
     `until_us` is the time of the attempt's last request, or `None` if all requests were answered.
     """
     copy = read_tiered_copy(connection, ledger_id)
-    if copy is None or parse_context_or_empty(copy.context).get("uuid") != uuid:
+    if copy is None or parse_offload_context_or_empty(copy.context).get("uuid") != uuid:
         _end_upload_of_intents(connection, ledger_id, uuid, until_us, now_us)
     elif copy.state == CopyState.WRITING.value and list_id is not None:
         set_copy_context(
-            connection, ledger_id, TIERED, context_after_upload(parse_context_or_empty(copy.context), until_us)
+            connection, ledger_id, TIERED, context_after_upload(parse_offload_context_or_empty(copy.context), until_us)
         )
         is_ledger = t.ledger.c.ledger_id == ledger_id
-        file_copy_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
+        replace_copies_by_intents(connection, list_id, TIERED, is_ledger, batch_id="", now_us=now_us)
 
 
 def _end_upload_of_intents(
@@ -79,9 +79,11 @@ def _end_upload_of_intents(
     earlier call has done this.
     """
     conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
-    rows = connection.execute(select(*INTENT).where(*conditions).order_by(_P.c.generation).with_for_update()).all()
-    attempt_rows = [row for row in rows if parse_context_or_empty(row.context).get("uuid") == uuid]
-    last_context = parse_context_or_empty(attempt_rows[-1].context) if attempt_rows else {}
+    rows = connection.execute(
+        select(*INTENT_COLUMNS).where(*conditions).order_by(_P.c.generation).with_for_update()
+    ).all()
+    attempt_rows = [row for row in rows if parse_offload_context_or_empty(row.context).get("uuid") == uuid]
+    last_context = parse_offload_context_or_empty(attempt_rows[-1].context) if attempt_rows else {}
     end_us = upload_ends_us(last_context)
     if end_us is None:
         return
@@ -89,4 +91,4 @@ def _end_upload_of_intents(
     if last_intent.state == DeletionState.PENDING.value and end_us > now_us:
         set_intent_context(connection, last_intent.row_id, context)
     else:
-        refile_intent(connection, last_intent, context, now_us)
+        file_intent_again(connection, last_intent, context, now_us)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, select
 
 from infra.catalog import tables as t
 from infra.catalog.engine.database import CatalogAdapter
-from infra.catalog.engine.dialect_sql import dataclass_from_row, dialect_insert
+from infra.catalog.engine.dialect_sql import build_dialect_insert, dataclass_from_row
 from infra.catalog.identity.catalog_row import read_catalog_row
 from logstore.errors import CatalogBusy, InvalidInput, NotOwner
 from logstore.failpoints import effect
@@ -33,7 +33,7 @@ class SqlFences(CatalogAdapter):
     """Implementation of the port `Fences`."""
 
     def count_bundles(self) -> int:
-        return self._db.read(_bundles)
+        return self._db.read(_read_bundle_count)
 
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """Insert or increment counters in one statement, so that two workers never get the same number.
@@ -45,39 +45,41 @@ class SqlFences(CatalogAdapter):
             return []
         ordered = sorted(set(bundles))
         with effect("catalog.raise_fence"):
-            leases = self._db.write(lambda connection: self._raise_unlocked(connection, ordered, worker_id))
+            leases = self._db.write(lambda connection: self._raise_unlocked_fences(connection, ordered, worker_id))
             locked = sorted(set(ordered) - {lease.bundle for lease in leases})
-            return sorted(leases + self._raise_locked(locked, worker_id), key=lambda lease: lease.bundle)
+            return sorted(leases + self._raise_locked_fences(locked, worker_id), key=lambda lease: lease.bundle)
 
-    def _raise_unlocked(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
-        _require_valid(connection, bundles, worker_id)
+    def _raise_unlocked_fences(
+        self, connection: Connection, bundles: Sequence[BundleId], worker_id: str
+    ) -> list[Lease]:
+        _require_valid_request(connection, bundles, worker_id)
         query = select(_F.bundle).where(_F.bundle.in_(bundles)).order_by(_F.bundle)
         existing = set(connection.execute(query).scalars())
         unlocked = set(connection.execute(query.with_for_update(key_share=True, skip_locked=True)).scalars())
         can_raise = [bundle for bundle in bundles if bundle in unlocked or bundle not in existing]
-        return self._raise(connection, can_raise, worker_id)
+        return self._upsert_fences(connection, can_raise, worker_id)
 
-    def _raise_locked(self, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
+    def _raise_locked_fences(self, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
         """Wait in the queue of each row's lock, so that busy writers cannot keep this call out."""
         leases: list[Lease] = []
         deadline_s = time.monotonic() + _MAX_TOTAL_WAIT_S
         for bundle in bundles:
             if time.monotonic() >= deadline_s:
                 break
-            raise_one = partial(self._raise, bundles=[bundle], worker_id=worker_id)
+            raise_one = partial(self._upsert_fences, bundles=[bundle], worker_id=worker_id)
             try:
                 leases += self._db.write(raise_one, patience_s=_MAX_ROW_WAIT_S)
             except CatalogBusy as error:
                 _log.warning("bundle %s: a write under an earlier lease does not end: %s", bundle, error)
         return leases
 
-    def _raise(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
+    def _upsert_fences(self, connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> list[Lease]:
         holder = {"worker_id": worker_id, "raised_us": self._db.now_us(connection)}
         counters: dict[int, int] = {}
         for start in range(0, len(bundles), _ROWS_PER_STATEMENT):
             page = bundles[start : start + _ROWS_PER_STATEMENT]
             rows = [{"bundle": bundle, "counter": 1, **holder} for bundle in page]
-            put = dialect_insert(connection.dialect.name, t.bundle_fence).values(rows)
+            put = build_dialect_insert(connection.dialect.name, t.bundle_fence).values(rows)
             raised = put.on_conflict_do_update(index_elements=[_F.bundle], set_={"counter": _F.counter + 1, **holder})
             counters |= {row.bundle: row.counter for row in connection.execute(raised.returning(_F.bundle, _F.counter))}
         return [Lease(bundle=bundle, fence=int(counters[bundle]), worker_id=worker_id) for bundle in bundles]
@@ -93,10 +95,10 @@ class SqlFences(CatalogAdapter):
 
     def verify(self, lease: Lease) -> None:
         query = _SELECT.where(_F.bundle == lease.bundle)
-        _require_last(self._db.read(lambda connection: connection.execute(query).first()), lease)
+        _require_same_fence(self._db.read(lambda connection: connection.execute(query).first()), lease)
 
 
-class LeasedPort(CatalogAdapter):
+class LeaseBoundAdapter(CatalogAdapter):
     """Port that may be bound to a lease. Its writes then require the lease."""
 
     _lease: Lease | None = None
@@ -107,7 +109,7 @@ class LeasedPort(CatalogAdapter):
         return bound
 
 
-def hold_lease(connection: Connection, lease: Lease | None) -> None:
+def lock_fence_of_lease(connection: Connection, lease: Lease | None) -> None:
     """Lock the lease's fence, so that no process can raise it until this transaction ends. `None` requires nothing.
 
     Lock order: after topic, ledger list and ledger; before intents, cursors and runs; and before any write.
@@ -122,24 +124,24 @@ def hold_lease(connection: Connection, lease: Lease | None) -> None:
     if lease is None:
         return
     query = _SELECT.where(_F.bundle == lease.bundle).with_for_update(key_share=True)
-    _require_last(connection.execute(query).first(), lease)
+    _require_same_fence(connection.execute(query).first(), lease)
 
 
-def _require_last(row: Row[Any] | None, lease: Lease) -> None:
+def _require_same_fence(row: Row[Any] | None, lease: Lease) -> None:
     """Compare worker and counter for equality, because a catalog restored from a backup repeats counters."""
     if row is None or (row.counter, row.worker_id) != (lease.fence, lease.worker_id):
         found = "that no worker ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"
         raise NotOwner(lease.bundle, expected=f"fence {lease.fence} of worker {lease.worker_id}", found=found)
 
 
-def _bundles(connection: Connection) -> int:
+def _read_bundle_count(connection: Connection) -> int:
     return int(read_catalog_row(connection).bundles)
 
 
-def _require_valid(connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> None:
+def _require_valid_request(connection: Connection, bundles: Sequence[BundleId], worker_id: str) -> None:
     if not worker_id:
         raise InvalidInput("worker_id", expected="the name of a worker", found=worker_id)
-    count = _bundles(connection)
+    count = _read_bundle_count(connection)
     for bundle in bundles:
         if not 0 <= bundle < count:
             raise InvalidInput("bundle", expected=f"0 to {count - 1}", found=bundle)

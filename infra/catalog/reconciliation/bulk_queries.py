@@ -10,10 +10,10 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, Text, case, cast, exists, func, literal_column, or_, select, union
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.run_rows import is_stalled
-from infra.catalog.engine.dialect_sql import DatabaseClock, as_text, text_or_empty
+from infra.catalog.deletion.run_rows import match_stalled_intents
+from infra.catalog.engine.dialect_sql import DatabaseClock, cast_to_text, cast_to_text_or_empty
 from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.reconciliation.rows_naming_ledgers import segment_totals
+from infra.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_aggregates
 from logstore.deletion.intents import DeletionState
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerState
@@ -28,7 +28,7 @@ OTHER_APPLICATION: Final = 4
 """Bits of `flags`. They replace two texts, which in millions of rows would cost as much as all other columns."""
 
 
-def ledgers(first: int, end: int, application: str) -> Select[Any]:
+def select_ledgers(first: int, end: int, application: str) -> Select[Any]:
     """Select ledgers of a range. `flags` encodes state, place, and whether the ledger is of another application."""
     flags = (
         _to_flag(_L.state == LedgerState.CREATING.value)
@@ -45,7 +45,7 @@ SIZE_MODULUS: Final = 65_521
 """Primes that keep the moment of a ledger of some millions of segments within 64 bits."""
 
 
-def segment_moments(first: int, end: int) -> Select[Any]:
+def select_weighted_segment_sums(first: int, end: int) -> Select[Any]:
     """Select a weighted sum of segment sizes for each ledger with two or more segments.
 
     The weights are the squares of segment numbers. A plain sum of sizes does not show that two segments of different
@@ -58,10 +58,10 @@ def segment_moments(first: int, end: int) -> Select[Any]:
     return query.group_by(c.ledger_id).having(func.count() > one).order_by(c.ledger_id)
 
 
-def ledgers_with_wrong_segment_sums(first: int, end: int) -> Select[Any]:
+def select_ledgers_with_wrong_sums(first: int, end: int) -> Select[Any]:
     """Select ledgers whose row has other sums than the rows of their segments at the same moment."""
     c, zero = t.segment.c, literal_column("0", t.Big)
-    totals = segment_totals()
+    totals = build_segment_sum_aggregates()
     columns = [total.label(name) for name, total in totals.items()]
     sums = select(c.ledger_id, *columns).where(*_is_in_range(c.ledger_id, first, end)).group_by(c.ledger_id).subquery()
     differs = or_(*(_L[name] != func.coalesce(sums.c[name], zero) for name in totals))
@@ -69,13 +69,13 @@ def ledgers_with_wrong_segment_sums(first: int, end: int) -> Select[Any]:
     return select(_L.ledger_id).select_from(source).where(*_is_in_range(_L.ledger_id, first, end), differs)
 
 
-def max_segments(first: int, end: int) -> Select[Any]:
+def select_max_segments(first: int, end: int) -> Select[Any]:
     """Select the highest number of segments in a ledger of a range, or 0 without ledgers."""
     segments = func.coalesce(func.max(_L.segments), literal_column("0", t.Big))
     return select(cast(segments, t.Big).label("segments")).where(*_is_in_range(_L.ledger_id, first, end))
 
 
-def applications(first: int, end: int, application: str) -> Select[Any]:
+def select_ledgers_of_other_applications(first: int, end: int, application: str) -> Select[Any]:
     """Select ledgers of another application, with its name."""
     within = _is_in_range(_L.ledger_id, first, end)
     return select(_L.ledger_id, _L.application).where(*within, _L.application != application).order_by(_L.ledger_id)
@@ -86,7 +86,7 @@ TIERED: Final = 2
 """Bits of a copy's `flags`."""
 
 
-def copies(first: int, end: int) -> Select[Any]:
+def select_copies(first: int, end: int) -> Select[Any]:
     """Select copies without their contexts, by ledger."""
     flags = _to_flag(_C.state == CopyState.LIVE.value) + _to_flag(
         _C.kind == CopyKind.OFFLOADED_LEDGER.value
@@ -95,7 +95,7 @@ def copies(first: int, end: int) -> Select[Any]:
     return select(_C.ledger_id, flags.label("flags")).where(*within).order_by(_C.ledger_id)
 
 
-def named_ledgers(first: int, end: int) -> Select[Any]:
+def select_referenced_ledgers(first: int, end: int) -> Select[Any]:
     """Select ledgers that a row of a component in `REFERRING_COLUMN_BY_COMPONENT` names, with that component.
 
     Such a row keeps a ledger in use, with or without a place in the list.
@@ -110,26 +110,26 @@ def named_ledgers(first: int, end: int) -> Select[Any]:
     return select(named.c.ledger_id, named.c.component)
 
 
-def lists() -> Select[Any]:
+def select_ledger_lists() -> Select[Any]:
     """Select lists of ledgers with their topic's encoded name, by `list_id`. `owner` is one JSON object."""
     c = t.ledger_list.c
     source = t.ledger_list.outerjoin(t.topic, t.topic.c.topic_id == c.topic_id)
-    columns = (c.list_id, c.topic_id, c.component, c.owner, text_or_empty(t.topic.c.name, "topic"))
+    columns = (c.list_id, c.topic_id, c.component, c.owner, cast_to_text_or_empty(t.topic.c.name, "topic"))
     return select(*columns).select_from(source).order_by(c.list_id)
 
 
-def tiered_copies(first: int, end: int) -> Select[Any]:
+def select_tiered_copies(first: int, end: int) -> Select[Any]:
     """Select tiered copies with their context as stored, and with columns of the ledger's row.
 
     A copy whose ledger has lost its row still names objects. Time and size of that ledger are null.
     """
     source = t.ledger_copy.outerjoin(t.ledger, _L.ledger_id == _C.ledger_id)
-    columns = (_C.ledger_id, _L.created_us, _C.state, as_text(_C.context), _L.size_bytes)
+    columns = (_C.ledger_id, _L.created_us, _C.state, cast_to_text(_C.context), _L.size_bytes)
     is_tiered = (_C.kind == CopyKind.OFFLOADED_LEDGER.value, *_is_in_range(_C.ledger_id, first, end))
     return select(*columns).select_from(source).where(*is_tiered).order_by(_C.ledger_id)
 
 
-def intents(first: int, end: int) -> Select[Any]:
+def select_intents(first: int, end: int) -> Select[Any]:
     """Select unfinished intents and dead letters. `stalled` is 1 if no workflow works on an intent.
 
     The end of a claim is judged by the database's clock.
@@ -141,10 +141,10 @@ def intents(first: int, end: int) -> Select[Any]:
             _P.ledger_id,
             _P.copy,
             _P.state,
-            as_text(_P.context),
+            cast_to_text(_P.context),
             _P.topic,
             _P.size_bytes,
-            _to_flag(is_stalled(now)).label("stalled"),
+            _to_flag(match_stalled_intents(now)).label("stalled"),
             _P.created_us,
         )
         .where(_P.state != DeletionState.DELETED.value, *_is_in_range(_P.row_id, first, end))
@@ -152,12 +152,12 @@ def intents(first: int, end: int) -> Select[Any]:
     )
 
 
-def copies_with_context(ledger_ids: Collection[int]) -> Select[Any]:
+def select_copies_with_context(ledger_ids: Collection[int]) -> Select[Any]:
     """Select copies with their context as stored."""
-    return select(_C.ledger_id, _C.kind, as_text(_C.context)).where(_is_among(_C.ledger_id, ledger_ids))
+    return select(_C.ledger_id, _C.kind, cast_to_text(_C.context)).where(_is_among(_C.ledger_id, ledger_ids))
 
 
-def segments(ledger_ids: Collection[int]) -> Select[Any]:
+def select_segments(ledger_ids: Collection[int]) -> Select[Any]:
     """Select segments by ledger and number."""
     c = t.segment.c
     return (
@@ -167,7 +167,7 @@ def segments(ledger_ids: Collection[int]) -> Select[Any]:
     )
 
 
-def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
+def select_unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
     """Select the given ledgers that have a row, are not CREATING and have no reference.
 
     One statement sees a ledger and the rows that name it at one moment. Queries of ranges read table by table, and a
@@ -183,13 +183,13 @@ def unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
     return select(_L.ledger_id).select_from(source).where(_is_among(_L.ledger_id, ledger_ids), attached, unnamed)
 
 
-def stalled_intents(row_ids: Collection[int]) -> Select[Any]:
+def select_stalled_intents(row_ids: Collection[int]) -> Select[Any]:
     """Select intents that no workflow works on, by the database's clock."""
     now = select(DatabaseClock()).scalar_subquery()
-    return select(_P.row_id).where(_is_among(_P.row_id, row_ids, "row ids"), is_stalled(now))
+    return select(_P.row_id).where(_is_among(_P.row_id, row_ids, "row ids"), match_stalled_intents(now))
 
 
-def topic_segments(topic_id: int) -> Select[Any]:
+def select_topic_segments(topic_id: int) -> Select[Any]:
     """Select the segments of a topic's listed data ledgers that have a primary copy, in entry order."""
     c, lists = t.segment.c, t.ledger_list
     source = (
@@ -202,11 +202,11 @@ def topic_segments(topic_id: int) -> Select[Any]:
         lists.c.component == Component.MANAGED_LEDGER.value,
         _L.place.is_not(None),
     )
-    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, text_or_empty(c.sha256, "sha256"))
+    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, cast_to_text_or_empty(c.sha256, "sha256"))
     return select(*columns).select_from(source).where(*is_of_topic).order_by(_L.place, c.number)
 
 
-def scrubbed_ledgers(first: int, end: int, topics: Collection[int]) -> Select[Any]:
+def select_copy_sizes_to_scrub(first: int, end: int, topics: Collection[int]) -> Select[Any]:
     """Select LIVE copies with their bytes and their number of objects. Empty `topics` selects every topic.
 
     A tiered copy counts as one object.
@@ -215,10 +215,15 @@ def scrubbed_ledgers(first: int, end: int, topics: Collection[int]) -> Select[An
     objects = case((tiered, literal_column("1", t.Big)), else_=_L.segments).label("objects")
     columns = (_L.ledger_id, _L.size_bytes, objects)
     source = t.ledger.join(t.ledger_copy, _C.ledger_id == _L.ledger_id)
-    return select(*columns).select_from(source).where(*_is_scrubbed(first, end, topics)).order_by(_L.ledger_id)
+    return (
+        select(*columns)
+        .select_from(source)
+        .where(*_match_live_copies_to_scrub(first, end, topics))
+        .order_by(_L.ledger_id)
+    )
 
 
-def scrubbed_segments(first: int, end: int, topics: Collection[int]) -> Select[Any]:
+def select_segments_to_scrub(first: int, end: int, topics: Collection[int]) -> Select[Any]:
     """Select the segments of ledgers with a LIVE primary copy, with their topic, by ledger and number."""
     c, lists = t.segment.c, t.ledger_list.c
     source = (
@@ -227,16 +232,16 @@ def scrubbed_segments(first: int, end: int, topics: Collection[int]) -> Select[A
         .outerjoin(t.ledger_list, lists.list_id == _L.list_id)
         .outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
     )
-    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, text_or_empty(c.sha256, "sha256"))
+    columns = (c.ledger_id, c.number, c.first_entry, c.entries, c.size_bytes, cast_to_text_or_empty(c.sha256, "sha256"))
     return (
-        select(*columns, text_or_empty(t.topic.c.name, "topic"))
+        select(*columns, cast_to_text_or_empty(t.topic.c.name, "topic"))
         .select_from(source)
-        .where(*_is_scrubbed(first, end, topics))
+        .where(*_match_live_copies_to_scrub(first, end, topics))
         .order_by(c.ledger_id, c.number)
     )
 
 
-def scrubbed_copies(first: int, end: int, topics: Collection[int]) -> Select[Any]:
+def select_tiered_copies_to_scrub(first: int, end: int, topics: Collection[int]) -> Select[Any]:
     """Select LIVE tiered copies with their context as stored, and with their topic."""
     lists = t.ledger_list.c
     source = (
@@ -244,18 +249,23 @@ def scrubbed_copies(first: int, end: int, topics: Collection[int]) -> Select[Any
         .outerjoin(t.ledger_list, lists.list_id == _L.list_id)
         .outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
     )
-    columns = (_L.ledger_id, as_text(_C.context), _L.size_bytes, text_or_empty(t.topic.c.name, "topic"))
-    return select(*columns).select_from(source).where(*_is_scrubbed(first, end, topics)).order_by(_L.ledger_id)
+    columns = (_L.ledger_id, cast_to_text(_C.context), _L.size_bytes, cast_to_text_or_empty(t.topic.c.name, "topic"))
+    return (
+        select(*columns)
+        .select_from(source)
+        .where(*_match_live_copies_to_scrub(first, end, topics))
+        .order_by(_L.ledger_id)
+    )
 
 
-def _is_scrubbed(first: int, end: int, topics: Collection[int]) -> tuple[ColumnElement[bool], ...]:
+def _match_live_copies_to_scrub(first: int, end: int, topics: Collection[int]) -> tuple[ColumnElement[bool], ...]:
     lists = t.ledger_list.c
     list_ids = select(lists.list_id).where(_is_among(lists.topic_id, topics, "topic ids"))
     is_of_topics = (_L.list_id.in_(list_ids),) if topics else ()
     return (_C.state == CopyState.LIVE.value, *_is_in_range(_L.ledger_id, first, end), *is_of_topics)
 
 
-def topic_sizes() -> Select[Any]:
+def select_topic_sizes() -> Select[Any]:
     """Select topics that are not being deleted. `size` is the number of segments of their data ledgers."""
     c, lists = t.topic.c, t.ledger_list
     data = (lists.c.topic_id == c.topic_id) & (lists.c.component == Component.MANAGED_LEDGER.value)
@@ -271,8 +281,8 @@ def _is_among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger
     return key.in_([int(number) for number in ids])
 
 
-def bounds() -> Select[Any]:
-    """Select `first_ledger`, `last_ledger`, `ledgers` (rows), and `first_row` and `last_row` of the intents.
+def select_id_bounds() -> Select[Any]:
+    """Select `first_ledger`, `last_ledger`, `select_ledgers` (rows), and `first_row` and `last_row` of the intents.
 
     In an empty table, the first id is 0 and the last is -1.
     """

@@ -14,24 +14,24 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import AuditedLedgers, audit
-from infra.catalog.deletion.intent_queries import count_filed, select_fileable
-from infra.catalog.deletion.intent_rows import file_intents, insert_intents, move_to_batch
+from infra.catalog.audit_log import AuditedLedgers, insert_audit_row
+from infra.catalog.deletion.intent_queries import count_filed_intents, select_fileable_ledgers
+from infra.catalog.deletion.intent_rows import insert_intents, move_intents_to_batch, replace_ledgers_by_intents
 from infra.catalog.deletion.run_rows import (
-    DELETES,
-    NOTHING_YET,
+    DELETION_RUN_KIND,
+    EMPTY_SUMMARY,
     SEVERAL_TOPICS,
-    begin_run,
     find_earlier_summary,
-    is_stalled,
-    set_summary,
+    insert_run_if_absent,
+    match_stalled_intents,
+    set_run_summary,
 )
-from infra.catalog.engine.dialect_sql import among, as_text, parse_context
+from infra.catalog.engine.dialect_sql import cast_to_text, is_one_of, parse_offload_context
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.log.ledger_rows import canonical_json, lock_lists, set_generation
+from infra.catalog.log.ledger_rows import format_canonical_json, lock_ledger_lists, set_generation
 from infra.catalog.log.topic_rows import share_lock_topics
-from infra.catalog.reconciliation.rows_naming_ledgers import read_ledger_rows
+from infra.catalog.reconciliation.rows_naming_ledgers import read_rows_naming_ledgers
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import CopyKind, LedgerState
 from logstore.ports.catalog import DetachedBatch
@@ -42,53 +42,60 @@ from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, doubt_or
 _P, _L = t.pending_deletion.c, t.ledger.c
 
 
-def _request(findings: FindingsToFile) -> str:
+def _fingerprint_findings(findings: FindingsToFile) -> str:
     """Return a digest of the findings. Another digest shows that another request has used the batch id."""
     orphans = sorted(
-        (orphan.number, orphan.copy.value, orphan.statement.ledger_id, _uuid(orphan)) for orphan in findings.orphans
+        (orphan.number, orphan.copy.value, orphan.statement.ledger_id, _upload_uuid(orphan))
+        for orphan in findings.orphans
     )
     asked = [orphans, sorted(findings.unreferenced.items()), sorted(findings.stalled.items())]
     return hashlib.sha256(f"findings/{json.dumps(asked)}".encode()).hexdigest()
 
 
-def file_page(connection: Connection, page: PageOfFindings, now_us: int) -> FilingResult:
-    """File the findings that `_decide` has no reason to keep. A repeated call returns the first result."""
-    request = _request(page)
-    opened = NOTHING_YET | {"kept": {}, "request": request}
+def file_findings(connection: Connection, page: PageOfFindings, now_us: int) -> FilingResult:
+    """File the findings that `_decide_what_to_file` has no reason to keep. A repeated call returns the first result."""
+    request = _fingerprint_findings(page)
+    opened = EMPTY_SUMMARY | {"kept": {}, "request": request}
     summary = find_earlier_summary(connection, page.batch_id, request)
-    if summary is None and not begin_run(connection, page.batch_id, DELETES, opened, claim=page.claim, now_us=now_us):
+    if summary is None and not insert_run_if_absent(
+        connection, page.batch_id, DELETION_RUN_KIND, opened, claim=page.claim, now_us=now_us
+    ):
         summary = find_earlier_summary(connection, page.batch_id, request)  # of the call for which this call waited
     if summary is not None:
-        reasons = _reasons(summary.pop("kept"))
+        reasons = _parse_stored_reasons(summary.pop("kept"))
         return FilingResult(detached=DetachedBatch(batch_id=page.batch_id, **summary), kept=reasons)
-    return _file(connection, page, request, now_us)
+    return _file_under_locks(connection, page, request, now_us)
 
 
 def preview_filing(connection: Connection, findings: FindingsToFile, now_us: int) -> dict[int, str]:
-    """Return the reasons for which `file_page` would keep findings. Takes no lock."""
-    summary = find_earlier_summary(connection, findings.batch_id, _request(findings))
+    """Return the reasons for which `file_findings` would keep findings. Takes no lock."""
+    summary = find_earlier_summary(connection, findings.batch_id, _fingerprint_findings(findings))
     if summary is not None:
-        return _reasons(summary["kept"])
-    return dict(_decide(connection, findings, now_us, lock=False).reasons)
+        return _parse_stored_reasons(summary["kept"])
+    return dict(_decide_what_to_file(connection, findings, now_us, lock=False).reasons)
 
 
-def _reasons(kept: Mapping[str, str]) -> dict[int, str]:
+def _parse_stored_reasons(kept: Mapping[str, str]) -> dict[int, str]:
     return {int(number): reason for number, reason in kept.items()}
 
 
-def _file(connection: Connection, page: PageOfFindings, request: str, now_us: int) -> FilingResult:
-    _lock_lists(connection, {orphan.statement.ledger_id for orphan in page.orphans} | set(page.unreferenced.values()))
-    decision = _decide(connection, page, now_us, lock=True)
+def _file_under_locks(connection: Connection, page: PageOfFindings, request: str, now_us: int) -> FilingResult:
+    _lock_topics_and_lists(
+        connection, {orphan.statement.ledger_id for orphan in page.orphans} | set(page.unreferenced.values())
+    )
+    decision = _decide_what_to_file(connection, page, now_us, lock=True)
     kept = dict(decision.reasons)
     orphans = _file_orphans(connection, page, decision, kept, now_us)
     ledgers = {ledger_id for number, ledger_id in page.unreferenced.items() if number not in kept}
     copies = 0
     if ledgers:
-        to_delete = among(connection, _L.ledger_id, ledgers)
-        copies = file_intents(connection, to_delete, batch_id=page.batch_id, now_us=now_us, cause=page.cause)
+        to_delete = is_one_of(connection, _L.ledger_id, ledgers)
+        copies = replace_ledgers_by_intents(
+            connection, to_delete, batch_id=page.batch_id, now_us=now_us, cause=page.cause
+        )
     stalled_rows = {row_id for number, row_id in page.stalled.items() if number not in kept}
     resumed = (
-        move_to_batch(connection, among(connection, _P.row_id, stalled_rows), batch_id=page.batch_id)
+        move_intents_to_batch(connection, is_one_of(connection, _P.row_id, stalled_rows), batch_id=page.batch_id)
         if stalled_rows
         else 0
     )
@@ -96,11 +103,11 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
         batch_id=page.batch_id,
         ledgers=len(ledgers),
         intents=orphans + copies + resumed,
-        filed_counts=count_filed(connection, page.batch_id, now_us),
+        filed_counts=count_filed_intents(connection, page.batch_id, now_us),
     )
-    done = NOTHING_YET | {"ledgers": detached.ledgers, "intents": detached.intents}
-    set_summary(connection, page.batch_id, done | {"kept": kept, "request": request})
-    audit(
+    done = EMPTY_SUMMARY | {"ledgers": detached.ledgers, "intents": detached.intents}
+    set_run_summary(connection, page.batch_id, done | {"kept": kept, "request": request})
+    insert_audit_row(
         connection,
         "file-findings",
         page.cause,
@@ -114,13 +121,13 @@ def _file(connection: Connection, page: PageOfFindings, request: str, now_us: in
     return FilingResult(detached=detached, kept=kept)
 
 
-def _lock_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
+def _lock_topics_and_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
     """Lock the topics and lists of ledgers that have rows, in the lock order of every writer."""
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.list_id, t.ledger_list.c.topic_id).select_from(of_list)
-    rows = connection.execute(query.where(among(connection, _L.ledger_id, ledger_ids)).distinct()).all()
+    rows = connection.execute(query.where(is_one_of(connection, _L.ledger_id, ledger_ids)).distinct()).all()
     share_lock_topics(connection, {row.topic_id for row in rows})
-    lock_lists(connection, among(connection, t.ledger_list.c.list_id, {row.list_id for row in rows}))
+    lock_ledger_lists(connection, is_one_of(connection, t.ledger_list.c.list_id, {row.list_id for row in rows}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,18 +137,20 @@ class _FilingDecision:
     with_row: frozenset[int]  # ledgers of orphans that have a row
 
 
-def _decide(connection: Connection, findings: FindingsToFile, now_us: int, *, lock: bool) -> _FilingDecision:
+def _decide_what_to_file(
+    connection: Connection, findings: FindingsToFile, now_us: int, *, lock: bool
+) -> _FilingDecision:
     """Decide which findings to file. With `lock`, this locks intents, after the caller has locked the lists."""
-    decision = _decide_orphans(connection, findings.orphans, lock=lock)
+    decision = _decide_orphans_to_file(connection, findings.orphans, lock=lock)
     reasons = {
         **decision.reasons,
-        **_keep_unreferenced(connection, findings.unreferenced),
-        **_keep_stalled(connection, findings.stalled, now_us, lock=lock),
+        **_find_reasons_to_keep_unreferenced(connection, findings.unreferenced),
+        **_find_reasons_to_keep_stalled(connection, findings.stalled, now_us, lock=lock),
     }
     return _FilingDecision(reasons, decision.generations, decision.with_row)
 
 
-def _decide_orphans(connection: Connection, orphans: Sequence[OrphanCopy], *, lock: bool) -> _FilingDecision:
+def _decide_orphans_to_file(connection: Connection, orphans: Sequence[OrphanCopy], *, lock: bool) -> _FilingDecision:
     """Decide which orphans to file.
 
     The next ledger id is read before the rows, so every lower id has or had its row by then. Copies are read before
@@ -149,20 +158,20 @@ def _decide_orphans(connection: Connection, orphans: Sequence[OrphanCopy], *, lo
     """
     catalog = read_catalog_row(connection)
     ids = {orphan.statement.ledger_id for orphan in orphans}
-    rows_by_ledger = read_ledger_rows(lambda query: map(dict, connection.execute(query).mappings()), ids)
-    columns = (_P.row_id, _P.ledger_id, _P.copy, _P.generation, _P.state, as_text(_P.context))
-    query = select(*columns).where(among(connection, _P.ledger_id, ids)).order_by(_P.row_id)
+    rows_by_ledger = read_rows_naming_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)
+    columns = (_P.row_id, _P.ledger_id, _P.copy, _P.generation, _P.state, cast_to_text(_P.context))
+    query = select(*columns).where(is_one_of(connection, _P.ledger_id, ids)).order_by(_P.row_id)
     intents = _group_by_ledger(connection.execute(query.with_for_update() if lock else query))
-    ledgers = select(_L.ledger_id, _L.generation).where(among(connection, _L.ledger_id, ids))
+    ledgers = select(_L.ledger_id, _L.generation).where(is_one_of(connection, _L.ledger_id, ids))
     generation_by_ledger = {row.ledger_id: row.generation for row in connection.execute(ledgers)}
     reasons, copies = dict[int, str](), set[tuple[int, CopyKind, str]]()
     for orphan in orphans:
         ledger_id = int(orphan.statement.ledger_id)
-        copy = (ledger_id, orphan.copy, _uuid(orphan))
+        copy = (ledger_id, orphan.copy, _upload_uuid(orphan))
         reason = (
-            _never_ours(orphan, catalog)
-            or _awaited(orphan, intents[ledger_id])
-            or _contradicted(orphan, rows_by_ledger[ledger_id])
+            _describe_foreign_id(orphan, catalog)
+            or _describe_unfinished_deletion(orphan, intents[ledger_id])
+            or _describe_contradicting_rows(orphan, rows_by_ledger[ledger_id])
             or (f"ledger {ledger_id}: the plan names this copy twice" if copy in copies else None)
         )
         if reason:
@@ -188,7 +197,7 @@ def _file_orphans(
         if orphan.number not in kept:
             ledger_id = int(orphan.statement.ledger_id)
             generations[ledger_id] = generations.get(ledger_id, 0) + 1
-            rows[orphan.number] = _intent_row(orphan, page, generations[ledger_id], now_us)
+            rows[orphan.number] = _build_intent_row(orphan, page, generations[ledger_id], now_us)
     filed = insert_intents(connection, list(rows.values()))
     for number, row in rows.items():
         if (row["ledger_id"], row["copy"], row["generation"]) not in filed:
@@ -198,7 +207,7 @@ def _file_orphans(
     return len(filed)
 
 
-def _never_ours(orphan: OrphanCopy, catalog: Any) -> str | None:  # noqa: ANN401 - a row
+def _describe_foreign_id(orphan: OrphanCopy, catalog: Any) -> str | None:  # noqa: ANN401 - a row
     statement = orphan.statement
     if not 0 <= statement.ledger_id < catalog.next_ledger_id:
         return f"ledger {statement.ledger_id}: this catalog never gave out that id"
@@ -214,33 +223,33 @@ def _group_by_ledger(rows: Iterable[Any]) -> defaultdict[int, list[Any]]:
     return rows_by_ledger
 
 
-def _contradicted(orphan: OrphanCopy, rows: LedgerRows) -> str | None:
-    doubt = doubt_orphan(orphan.statement, orphan.copy, _uuid(orphan), rows)
+def _describe_contradicting_rows(orphan: OrphanCopy, rows: LedgerRows) -> str | None:
+    doubt = doubt_orphan(orphan.statement, orphan.copy, _upload_uuid(orphan), rows)
     return f"ledger {orphan.statement.ledger_id}: {doubt.reason}" if doubt else None
 
 
-def _awaited(orphan: OrphanCopy, intents: Sequence[Any]) -> str | None:
+def _describe_unfinished_deletion(orphan: OrphanCopy, intents: Sequence[Any]) -> str | None:
     for row in intents:
         copy = row.copy if row.copy in set(CopyKind) else orphan.copy.value  # a damaged row may be of any copy
-        if row.state != DeletionState.DELETED.value and _is_same(orphan, copy, row.context):
+        if row.state != DeletionState.DELETED.value and _is_row_of_copy(orphan, copy, row.context):
             ledger_id = orphan.statement.ledger_id
             return f"ledger {ledger_id}: deletion {row.row_id}: the deletion of this copy is {row.state}"
     return None
 
 
-def _is_same(orphan: OrphanCopy, copy: str, context: str) -> bool:
+def _is_row_of_copy(orphan: OrphanCopy, copy: str, context: str) -> bool:
     """Return whether a row of the ledger is of this copy. An unreadable context may be of any copy."""
     if copy != orphan.copy.value:
         return False
-    fields = parse_context(context)
-    return orphan.copy is CopyKind.LEDGER or fields is None or fields.get("uuid", "") == _uuid(orphan)
+    fields = parse_offload_context(context)
+    return orphan.copy is CopyKind.LEDGER or fields is None or fields.get("uuid", "") == _upload_uuid(orphan)
 
 
-def _uuid(orphan: OrphanCopy) -> str:
+def _upload_uuid(orphan: OrphanCopy) -> str:
     return orphan.context.get("uuid", "")
 
 
-def _intent_row(orphan: OrphanCopy, page: PageOfFindings, generation: int, now_us: int) -> dict[str, Any]:
+def _build_intent_row(orphan: OrphanCopy, page: PageOfFindings, generation: int, now_us: int) -> dict[str, Any]:
     """Return the intent of an orphan, with the owner that storage states."""
     statement, owner = orphan.statement, orphan.statement.owner
     return {
@@ -252,7 +261,7 @@ def _intent_row(orphan: OrphanCopy, page: PageOfFindings, generation: int, now_u
         "component": owner.component.value,
         "topic_id": owner.topic_id,
         "topic": owner.topic,
-        "keys": canonical_json(owner.keys),
+        "keys": format_canonical_json(owner.keys),
         "context": dict(orphan.context),
         "segments": 0,
         "last_segment": -1,
@@ -265,20 +274,20 @@ def _intent_row(orphan: OrphanCopy, page: PageOfFindings, generation: int, now_u
     }
 
 
-def _keep_unreferenced(connection: Connection, unreferenced: Mapping[int, LedgerId]) -> dict[int, str]:
+def _find_reasons_to_keep_unreferenced(connection: Connection, unreferenced: Mapping[int, LedgerId]) -> dict[int, str]:
     ids = set(unreferenced.values())
     of_list = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.ledger_id, _L.place, _L.state, t.ledger_list.c.component).select_from(of_list)
-    ledgers = {row.ledger_id: row for row in connection.execute(query.where(among(connection, _L.ledger_id, ids)))}
+    ledgers = {row.ledger_id: row for row in connection.execute(query.where(is_one_of(connection, _L.ledger_id, ids)))}
     by_row = {
-        component: set(connection.execute(select(key).where(among(connection, key, ids))).scalars())
+        component: set(connection.execute(select(key).where(is_one_of(connection, key, ids))).scalars())
         for component, key in REFERRING_COLUMN_BY_COMPONENT.items()
     }
-    rows = read_ledger_rows(lambda query: map(dict, connection.execute(query).mappings()), ids)
-    fileable = set(connection.execute(select_fileable(among(connection, _L.ledger_id, ids))).scalars())
+    rows = read_rows_naming_ledgers(lambda query: map(dict, connection.execute(query).mappings()), ids)
+    fileable = set(connection.execute(select_fileable_ledgers(is_one_of(connection, _L.ledger_id, ids))).scalars())
     reasons = dict[int, str]()
     for number, ledger_id in unreferenced.items():
-        reason = _reason_to_stay(ledgers.get(ledger_id), by_row, rows[ledger_id])
+        reason = _find_reason_to_keep_ledger(ledgers.get(ledger_id), by_row, rows[ledger_id])
         if reason is None and ledger_id not in fileable:
             reason = "its copies, its list or its topic have no row"
         if reason:
@@ -286,7 +295,7 @@ def _keep_unreferenced(connection: Connection, unreferenced: Mapping[int, Ledger
     return reasons
 
 
-def _reason_to_stay(row: Any, by_row: Mapping[str, set[int]], rows: LedgerRows) -> str | None:  # noqa: ANN401 - a row
+def _find_reason_to_keep_ledger(row: Any, by_row: Mapping[str, set[int]], rows: LedgerRows) -> str | None:  # noqa: ANN401 - a row
     if row is None:
         return "it has left the catalog"
     if row.state == LedgerState.CREATING.value:
@@ -298,14 +307,14 @@ def _reason_to_stay(row: Any, by_row: Mapping[str, set[int]], rows: LedgerRows) 
     return doubt.reason if doubt else None
 
 
-def _keep_stalled(
+def _find_reasons_to_keep_stalled(
     connection: Connection, stalled_rows: Mapping[int, int], now_us: int, *, lock: bool
 ) -> dict[int, str]:
-    """Return why intents must stay. A separate statement locks them, as for `move_to_batch`."""
-    is_asked = among(connection, _P.row_id, stalled_rows.values())
+    """Return why intents must stay. A separate statement locks them, as for `move_intents_to_batch`."""
+    is_asked = is_one_of(connection, _P.row_id, stalled_rows.values())
     if lock:
         connection.execute(select(_P.row_id).where(is_asked).order_by(_P.row_id).with_for_update())
-    idle = set(connection.execute(select(_P.row_id).where(is_asked, is_stalled(now_us))).scalars())
+    idle = set(connection.execute(select(_P.row_id).where(is_asked, match_stalled_intents(now_us))).scalars())
     return {
         number: f"deletion {row_id}: a workflow works on it, or it has ended"
         for number, row_id in stalled_rows.items()

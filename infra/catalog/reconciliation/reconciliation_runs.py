@@ -6,24 +6,24 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, and_, func, literal, select
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import AuditedLedgers, audit
-from infra.catalog.deletion.intent_queries import INTENT, to_intent
+from infra.catalog.audit_log import AuditedLedgers, insert_audit_row
+from infra.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
 from infra.catalog.deletion.run_rows import (
     SEVERAL_TOPICS,
-    begin_run,
     finish_run,
-    forget_runs,
-    is_held,
+    insert_run_if_absent,
+    match_held_runs,
+    remove_runs,
     renew_run,
-    set_summary,
+    set_run_summary,
 )
-from infra.catalog.engine.database import CatalogAdapter, reads, writes
-from infra.catalog.engine.dialect_sql import BIG, Statement, among, bulk_parameter, dataclass_from_row
+from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
+from infra.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, dataclass_from_row, is_one_of
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.log.ledger_rows import raise_last_segments
 from infra.catalog.log.topic_rows import share_lock_topics
-from infra.catalog.reconciliation.findings_filing import file_page, preview_filing
-from infra.catalog.reconciliation.rows_naming_ledgers import segment_sums
+from infra.catalog.reconciliation.findings_filing import file_findings, preview_filing
+from infra.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_columns
 from infra.catalog.records.outbox_rows import enqueue_records
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.log.ledger_object_keys import segment_key
@@ -51,7 +51,7 @@ _IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 class SqlReconciliation(CatalogAdapter):
     """The `Reconciliation` port."""
 
-    @reads
+    @in_read_transaction
     def catalog_state(self, connection: Connection) -> CatalogState:
         row = read_catalog_row(connection)
         now = self._db.now_us(connection)
@@ -61,38 +61,38 @@ class SqlReconciliation(CatalogAdapter):
         query = select(func.count()).where(_L.ledger_id < below)
         return self._db.read(lambda connection: connection.execute(query).scalar_one())
 
-    @writes("catalog.open_run")
+    @in_write_transaction("catalog.open_run")
     def open_run(
         self, connection: Connection, run_id: str, kind: RunKind, *, claim: Claim, summary: Mapping[str, Any]
     ) -> ReconciliationRun:
         now = self._db.now_us(connection)
-        begun = begin_run(connection, run_id, kind.value, summary, claim=claim, now_us=now)
+        begun = insert_run_if_absent(connection, run_id, kind.value, summary, claim=claim, now_us=now)
         row = connection.execute(select(t.run).where(_R.run_id == run_id).with_for_update()).one()
         if row.kind != kind.value:
             raise PreconditionFailed(f"run {run_id}: expected one of {kind.value}, found one of {row.kind}")
         if not begun and row.finished_us is None:
             renew_run(connection, run_id, claim, now)
-        return _to_run(row)
+        return _run_from_row(row)
 
-    @writes("catalog.close_run")
+    @in_write_transaction("catalog.close_run")
     def close_run(self, connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
         _require_run(connection, run_id)
         if finish_run(connection, run_id, self._db.now_us(connection)) is not None:
-            set_summary(connection, run_id, summary)
+            set_run_summary(connection, run_id, summary)
 
     def run(self, run_id: str) -> ReconciliationRun:
-        return self._db.read(lambda connection: _to_run(_require_run(connection, run_id)))
+        return self._db.read(lambda connection: _run_from_row(_require_run(connection, run_id)))
 
     def runs(self, kind: RunKind, *, limit: int) -> list[ReconciliationRun]:
         query = select(t.run).where(_R.kind == kind.value).order_by(_R.created_us.desc(), _R.run_id.desc()).limit(limit)
-        return self._db.read(lambda connection: [_to_run(row) for row in connection.execute(query)])
+        return self._db.read(lambda connection: [_run_from_row(row) for row in connection.execute(query)])
 
-    @writes("catalog.forget_runs")
+    @in_write_transaction("catalog.forget_runs")
     def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> list[str]:
         now = self._db.now_us(connection)
         finished = select(_R.run_id).where(_R.kind == RunKind.PLAN.value, _R.finished_us.is_not(None))
         newest = connection.execute(finished.order_by(_R.created_us.desc(), _R.run_id.desc()).limit(1)).scalar()
-        old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~is_held(now))
+        old = and_(_R.created_us < now - int(older_than_s * 1_000_000), ~match_held_runs(now))
         unfinished = select(_R.run_id).where(_R.kind == RunKind.APPLY.value, _R.finished_us.is_(None), ~old)
         needed = {newest or "", *map(plan_run_id, connection.execute(unfinished).scalars())}
         page = (
@@ -101,25 +101,25 @@ class SqlReconciliation(CatalogAdapter):
             .order_by(_R.created_us, _R.run_id)
         )
         run_ids = list(connection.execute(page.limit(limit).with_for_update()).scalars())
-        forget_runs(connection, select(_R.run_id).where(_R.run_id.in_(run_ids)))
+        remove_runs(connection, select(_R.run_id).where(_R.run_id.in_(run_ids)))
         return run_ids
 
-    @writes("catalog.file_findings")
+    @in_write_transaction("catalog.file_findings")
     def file(self, connection: Connection, page: PageOfFindings) -> FilingResult:
-        return file_page(connection, page, self._db.now_us(connection))
+        return file_findings(connection, page, self._db.now_us(connection))
 
-    @reads
+    @in_read_transaction
     def preview_filing(self, connection: Connection, findings: FindingsToFile) -> Mapping[int, str]:
         return preview_filing(connection, findings, self._db.now_us(connection))
 
-    @writes("catalog.pass_over")
+    @in_write_transaction("catalog.pass_over")
     def pass_over(
         self, connection: Connection, segments: Mapping[int, tuple[LedgerId, int]], *, cause: Cause
     ) -> Mapping[int, str]:
         # Lock order of an append: topics, then ledgers.
-        _lock_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
-        ledgers = _select_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
-        kept = _keep_segments(connection, segments, ledgers, {})
+        _lock_topics_and_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
+        ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segments.values()})
+        kept = _find_reasons_to_keep_segments(connection, segments, ledgers, {})
         passed = sorted(segment for number, segment in segments.items() if number not in kept)
         if passed:
             highest: dict[int, int] = {
@@ -131,15 +131,17 @@ class SqlReconciliation(CatalogAdapter):
             ids = sorted({ledger_id for ledger_id, _ in passed})
             now_us = self._db.now_us(connection)
             # Triggers do not record `last_segment`, because a segment's own record has it. Here there is no segment.
-            changed = select(literal("ledger"), _L.ledger_id, literal("")).where(among(connection, _L.ledger_id, ids))
+            changed = select(literal("ledger"), _L.ledger_id, literal("")).where(
+                is_one_of(connection, _L.ledger_id, ids)
+            )
             enqueue_records(connection, changed, at_us=now_us)
-            about: dict[str, Any] = {**_select_topic(connection, ids), "span": AuditedLedgers.from_ids(ids)}
+            about: dict[str, Any] = {**_read_common_topic(connection, ids), "span": AuditedLedgers.from_ids(ids)}
             keys = [segment_key(ledger_id, number) for ledger_id, number in passed[:_MAX_AUDITED_KEYS]]
             detail = {"segments": len(passed), "kept": len(kept), "keys": keys}
-            audit(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
+            insert_audit_row(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
         return kept
 
-    @reads
+    @in_read_transaction
     def preview_pass_over(
         self,
         connection: Connection,
@@ -147,12 +149,14 @@ class SqlReconciliation(CatalogAdapter):
         *,
         passed_over: Mapping[LedgerId, int],
     ) -> Mapping[int, str]:
-        ledgers = _select_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
-        return _keep_segments(connection, segments, ledgers, passed_over)
+        ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segments.values()})
+        return _find_reasons_to_keep_segments(connection, segments, ledgers, passed_over)
 
     def filed(self, batch_id: str, *, after: int, limit: int) -> list[FiledCopy]:
-        query = select(*INTENT).where(_P.batch_id == batch_id, _P.row_id > after).order_by(_P.row_id).limit(limit)
-        return self._db.read(lambda connection: [_to_filed_copy(row) for row in connection.execute(query)])
+        query = (
+            select(*INTENT_COLUMNS).where(_P.batch_id == batch_id, _P.row_id > after).order_by(_P.row_id).limit(limit)
+        )
+        return self._db.read(lambda connection: [_filed_copy_from_row(row) for row in connection.execute(query)])
 
 
 def _require_run(connection: Connection, run_id: str) -> Row[Any]:
@@ -162,12 +166,12 @@ def _require_run(connection: Connection, run_id: str) -> Row[Any]:
     return row
 
 
-def _to_run(row: Row[Any]) -> ReconciliationRun:
+def _run_from_row(row: Row[Any]) -> ReconciliationRun:
     return dataclass_from_row(ReconciliationRun, row, kind=RunKind(row.kind))
 
 
-def _to_filed_copy(row: Row[Any]) -> FiledCopy:
-    intent = to_intent(row)
+def _filed_copy_from_row(row: Row[Any]) -> FiledCopy:
+    intent = intent_from_row(row)
     return FiledCopy(
         row_id=intent.row_id,
         ledger_id=intent.ledger_id,
@@ -180,59 +184,67 @@ def _to_filed_copy(row: Row[Any]) -> FiledCopy:
     )
 
 
-def _select_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
+def _read_common_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
     """Return id and name of the topic of the ledgers. Ledgers of several topics have no name."""
     of_ledgers = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     named = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
-    query = select(t.topic.c.topic_id, t.topic.c.name).select_from(named).where(among(connection, _L.ledger_id, ids))
+    query = (
+        select(t.topic.c.topic_id, t.topic.c.name).select_from(named).where(is_one_of(connection, _L.ledger_id, ids))
+    )
     topics = connection.execute(query.distinct().limit(2)).all()
     topic = topics[0] if len(topics) == 1 else None
     return {"topic_id": topic.topic_id if topic else SEVERAL_TOPICS, "topic": topic.name if topic else None}
 
 
-def _lock_ledgers(connection: Connection, ids: set[LedgerId]) -> None:
-    is_asked = among(connection, _L.ledger_id, ids)
+def _lock_topics_and_ledgers(connection: Connection, ids: set[LedgerId]) -> None:
+    is_asked = is_one_of(connection, _L.ledger_id, ids)
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     topics = select(t.ledger_list.c.topic_id).select_from(of_list).where(is_asked).distinct()
     share_lock_topics(connection, connection.execute(topics).scalars())
     connection.execute(select(_L.ledger_id).where(is_asked).order_by(_L.ledger_id).with_for_update())
 
 
-def _select_ledgers(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
+def _read_ledgers_by_id(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
     """Return ledgers by id, with their primary copy and the sums of their rows of segments."""
     copy = and_(_C.ledger_id == _L.ledger_id, _C.kind == CopyKind.LEDGER.value)
     columns = (_L.ledger_id, _L.state, _L.last_segment, _L.segments, _L.entries, _L.size_bytes)
-    query = select(*columns, _C.kind.label("primary"), *segment_sums())
+    query = select(*columns, _C.kind.label("primary"), *build_segment_sum_columns())
     rows = connection.execute(
-        query.select_from(t.ledger.outerjoin(t.ledger_copy, copy)).where(among(connection, _L.ledger_id, ids))
+        query.select_from(t.ledger.outerjoin(t.ledger_copy, copy)).where(is_one_of(connection, _L.ledger_id, ids))
     )
     return {row.ledger_id: row for row in rows}
 
 
-def _keep_segments(
+def _find_reasons_to_keep_segments(
     connection: Connection,
     segments: Mapping[int, tuple[LedgerId, int]],
     ledgers: Mapping[int, Any],
     passed_over: Mapping[LedgerId, int],
 ) -> dict[int, str]:
     """Return why segments must be kept. Numbers of a ledger up to `passed_over` count as used."""
-    registered = _select_registered(connection, sorted(set(segments.values())))
+    registered = _filter_registered_segments(connection, sorted(set(segments.values())))
     return {
         number: f"segment {segment[1]} of ledger {segment[0]}: {reason}"
         for number, segment in segments.items()
-        if (reason := _reason_to_keep(ledgers.get(segment[0]), segment, registered, passed_over.get(segment[0], -1)))
+        if (
+            reason := _find_reason_to_keep_segment(
+                ledgers.get(segment[0]), segment, registered, passed_over.get(segment[0], -1)
+            )
+        )
     }
 
 
-def _select_registered(connection: Connection, segments: Sequence[tuple[LedgerId, int]]) -> set[tuple[int, int]]:
+def _filter_registered_segments(
+    connection: Connection, segments: Sequence[tuple[LedgerId, int]]
+) -> set[tuple[int, int]]:
     """Return the segments that have rows."""
-    rows = bulk_parameter(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
+    rows = build_bulk_parameter(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
     same = and_(_S.ledger_id == rows.source.c.ledger_id, _S.number == rows.source.c.number)
-    query = Statement(sql=select(_S.ledger_id, _S.number).join_from(t.segment, rows.source, same), rows=rows)
+    query = BulkStatement(sql=select(_S.ledger_id, _S.number).join_from(t.segment, rows.source, same), rows=rows)
     return {(row.ledger_id, row.number) for row in query.execute(connection, segments)}
 
 
-def _reason_to_keep(
+def _find_reason_to_keep_segment(
     ledger: Any,  # noqa: ANN401 - a row
     segment: tuple[int, int],
     registered: set[tuple[int, int]],

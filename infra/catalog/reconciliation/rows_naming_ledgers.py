@@ -8,7 +8,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Select, Text, cast, func, literal_column, select, union
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import as_text, parse_context, text_or_empty
+from infra.catalog.engine.dialect_sql import cast_to_text, cast_to_text_or_empty, parse_offload_context
 from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from logstore.deletion.intents import DeletionState
 from logstore.log.ledgers import Component, CopyKind, CopyState, LedgerOwner
@@ -22,7 +22,7 @@ ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
 """Function that runs a query and returns rows by column name."""
 
 
-def read_ledger_rows(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
+def read_rows_naming_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
     """Return the rows that name each ledger. Ledgers without such rows have an empty entry.
 
     Copies are read before deletions, so a copy that is detached in between is seen as a copy or as a deletion.
@@ -33,22 +33,27 @@ def read_ledger_rows(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, L
         ids = all_ids[start : start + _MAX_LEDGERS_PER_QUERY]
         owners, copies, tables, deletions = (
             _group_by_ledger(read(select_rows(ids)))
-            for select_rows in (_ledger_owners, _copy_states, _naming_tables, _deletions)
+            for select_rows in (
+                _select_ledger_owners,
+                _select_copy_states,
+                _select_tables_naming_ledgers,
+                _select_deletions,
+            )
         )
-        successors = _successors(read, [row for rows in owners.values() for row in rows])
+        successors = _find_successors(read, [row for rows in owners.values() for row in rows])
         for ledger_id in ids:
             rows, deletion_rows = owners[ledger_id], deletions[ledger_id]
             stated_owners = [
-                *(_to_owner(row, "the ledger's row") for row in rows),
-                *(_to_owner(row, f"deletion {row['row_id']}") for row in deletion_rows),
+                *(_owner_from_row(row, "the ledger's row") for row in rows),
+                *(_owner_from_row(row, f"deletion {row['row_id']}") for row in deletion_rows),
             ]
             rows_by_ledger[ledger_id] = LedgerRows(
                 has_row=bool(rows),
                 component=rows[0]["component"] if rows else "",
-                counted=_sums(rows[0], "") if rows else SegmentSums(),
-                summed=_sums(rows[0], "summed_") if rows else SegmentSums(),
+                counted=_segment_sums_from_row(rows[0], "") if rows else SegmentSums(),
+                summed=_segment_sums_from_row(rows[0], "summed_") if rows else SegmentSums(),
                 successor=successors.get(ledger_id),
-                copies=[_to_copy(row) for row in copies[ledger_id]],
+                copies=[_copy_from_row(row) for row in copies[ledger_id]],
                 owners=[owner for owner in stated_owners if owner],
                 tables=[str(row["named_by"]) for row in tables[ledger_id]],
                 is_primary_deleted=any(_is_ended_primary_deletion(row) for row in deletion_rows),
@@ -63,7 +68,7 @@ def _group_by_ledger(rows: Iterable[Mapping[str, Any]]) -> Mapping[int, Sequence
     return rows_by_ledger
 
 
-def _to_owner(row: Mapping[str, Any], name: str) -> OwnerInRow | None:
+def _owner_from_row(row: Mapping[str, Any], name: str) -> OwnerInRow | None:
     """Return the owner that a row states. `None`: the row is damaged, or its list or topic has no row."""
     if not row["topic"]:
         return None
@@ -80,12 +85,12 @@ def _to_owner(row: Mapping[str, Any], name: str) -> OwnerInRow | None:
         return None
 
 
-def _sums(row: Mapping[str, Any], prefix: str) -> SegmentSums:
+def _segment_sums_from_row(row: Mapping[str, Any], prefix: str) -> SegmentSums:
     names = ("segments", "entries", "size_bytes")
     return SegmentSums(**{name: int(row[f"{prefix}{name}"]) for name in names})
 
 
-def _successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
+def _find_successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
     """Return, by ledger, the newer ledger that its cursor or its topic's transaction snapshot names now.
 
     A cursor that is younger than the ledger is another cursor of the same name. It proves nothing.
@@ -95,19 +100,19 @@ def _successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[in
         for component in (Component.MANAGED_CURSOR, Component.TXN_SNAPSHOT)
     )
     newest: dict[tuple[int, str], tuple[int, int]] = {}
-    for rows, query in ((cursors, _cursor_snapshots), (snapshots, _buffer_snapshots)):
+    for rows, query in ((cursors, _select_cursor_snapshots), (snapshots, _select_buffer_snapshots)):
         topic_ids = {int(row["topic_id"]) for row in rows}
         for row in read(query(topic_ids)) if topic_ids else ():
             newest[int(row["topic_id"]), str(row["cursor"])] = int(row["newest"]), int(row["since_us"])
     successors: dict[int, LedgerId] = {}
     for row in (*cursors, *snapshots):
-        newest_id, since_us = newest.get((int(row["topic_id"]), _cursor_name(row)), (-1, 0))
+        newest_id, since_us = newest.get((int(row["topic_id"]), _parse_cursor_name(row)), (-1, 0))
         if newest_id > int(row["ledger_id"]) and since_us <= int(row["created_us"]):
             successors[int(row["ledger_id"])] = LedgerId(newest_id)
     return successors
 
 
-def _cursor_name(row: Mapping[str, Any]) -> str:
+def _parse_cursor_name(row: Mapping[str, Any]) -> str:
     """Return the cursor in the list's keys. The name is empty without a cursor, or if the row is damaged."""
     try:
         return str(json.loads(row["keys"]).get("cursor", ""))
@@ -115,8 +120,8 @@ def _cursor_name(row: Mapping[str, Any]) -> str:
         return ""
 
 
-def _to_copy(row: Mapping[str, Any]) -> CopyRow:
-    context = parse_context(row["context"])
+def _copy_from_row(row: Mapping[str, Any]) -> CopyRow:
+    context = parse_offload_context(row["context"])
     uuid = None if context is None else context.get("uuid", "")
     return CopyRow(kind=row["kind"], uuid=uuid, is_live=row["state"] == CopyState.LIVE.value)
 
@@ -125,7 +130,7 @@ def _is_ended_primary_deletion(row: Mapping[str, Any]) -> bool:
     return bool(row["copy"] == CopyKind.LEDGER.value and row["state"] == DeletionState.DELETED.value)
 
 
-def _ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
+def _select_ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
     """Select ledgers with the owner that their lists and topics state. `keys` is one JSON object.
 
     If the list or the topic has no row, its texts are empty and its numbers are 0.
@@ -135,63 +140,63 @@ def _ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
     source = source.outerjoin(t.topic, t.topic.c.topic_id == lists.topic_id)
     columns = (
         _L.ledger_id,
-        text_or_empty(_L.application, "application"),
-        text_or_empty(lists.component, "component"),
+        cast_to_text_or_empty(_L.application, "application"),
+        cast_to_text_or_empty(lists.component, "component"),
         cast(func.coalesce(lists.topic_id, zero), t.Big).label("topic_id"),
-        text_or_empty(t.topic.c.name, "topic"),
-        text_or_empty(lists.owner, "keys"),
+        cast_to_text_or_empty(t.topic.c.name, "topic"),
+        cast_to_text_or_empty(lists.owner, "keys"),
         _L.created_us,
         _L.segments,
         _L.entries,
         _L.size_bytes,
-        *segment_sums(),
+        *build_segment_sum_columns(),
     )
     return select(*columns).select_from(source).where(_L.ledger_id.in_(ledger_ids))
 
 
-def segment_sums() -> list[ColumnElement[int]]:
+def build_segment_sum_columns() -> list[ColumnElement[int]]:
     """Return the columns `summed_segments`, `summed_entries` and `summed_size_bytes` of a ledger's segments."""
     of_ledger, zero = t.segment.c.ledger_id == _L.ledger_id, literal_column("0", t.Big)
     return [
         func.coalesce(select(total).where(of_ledger).scalar_subquery(), zero).label(f"summed_{name}")
-        for name, total in segment_totals().items()
+        for name, total in build_segment_sum_aggregates().items()
     ]
 
 
-def segment_totals() -> dict[str, ColumnElement[int]]:
+def build_segment_sum_aggregates() -> dict[str, ColumnElement[int]]:
     """Return aggregates over rows of `segment`, by the column of `ledger` with the same sum."""
     c = t.segment.c
     totals = {"segments": func.count(), "entries": func.sum(c.entries), "size_bytes": func.sum(c.size_bytes)}
     return {name: cast(total, t.Big) for name, total in totals.items()}
 
 
-def _cursor_snapshots(topic_ids: Collection[int]) -> Select[Any]:
+def _select_cursor_snapshots(topic_ids: Collection[int]) -> Select[Any]:
     """Select cursors that have a snapshot, with the snapshot's ledger and the cursor's creation time."""
     c = t.cursor.c
     columns = (c.topic_id, c.name.label("cursor"), c.snapshot_ledger.label("newest"), c.created_us.label("since_us"))
     return select(*columns).where(c.topic_id.in_(topic_ids), c.snapshot_ledger.is_not(None))
 
 
-def _buffer_snapshots(topic_ids: Collection[int]) -> Select[Any]:
-    """Select the ledgers of transaction snapshots, in the columns of `_cursor_snapshots`."""
+def _select_buffer_snapshots(topic_ids: Collection[int]) -> Select[Any]:
+    """Select the ledgers of transaction snapshots, in the columns of `_select_cursor_snapshots`."""
     c, zero = t.transaction_snapshot.c, literal_column("0", t.Big)
     columns = (c.topic_id, literal_column("''", Text).label("cursor"), c.ledger_id.label("newest"))
     return select(*columns, zero.label("since_us")).where(c.topic_id.in_(topic_ids), c.ledger_id.is_not(None))
 
 
-def _copy_states(ledger_ids: Collection[int]) -> Select[Any]:
-    columns = (_C.ledger_id, _C.kind, _C.state, as_text(_C.context))
+def _select_copy_states(ledger_ids: Collection[int]) -> Select[Any]:
+    columns = (_C.ledger_id, _C.kind, _C.state, cast_to_text(_C.context))
     return select(*columns).where(_C.ledger_id.in_(ledger_ids))
 
 
-def _deletions(ledger_ids: Collection[int]) -> Select[Any]:
+def _select_deletions(ledger_ids: Collection[int]) -> Select[Any]:
     """Select unfinished and finished deletions with the owner that each states, by row id."""
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.state, _P.application, _P.component, _P.topic_id, _P.topic)
     owner = (_P["keys"], _P.ledger_created_us.label("created_us"))
     return select(*columns, *owner).where(_P.ledger_id.in_(ledger_ids)).order_by(_P.row_id)
 
 
-def _naming_tables(ledger_ids: Collection[int]) -> Select[Any]:
+def _select_tables_naming_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
     """Select ledgers with each other table whose rows name them. Such a row is removed only with the ledger."""
     keys = (
         t.segment.c.ledger_id,

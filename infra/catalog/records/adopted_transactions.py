@@ -8,10 +8,14 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.transactions.buffer_rows import forget_entries_from, hide_entries, insert_ranges
-from infra.catalog.transactions.participant_rows import insert_participants, replace_held
-from infra.catalog.transactions.transaction_decisions import settle_cursors, store_decisions
-from infra.catalog.transactions.transaction_rows import insert_open, lock_transactions, read_states
+from infra.catalog.transactions.buffer_rows import hide_entries, insert_buffer_ranges, remove_entries_from_buffers
+from infra.catalog.transactions.participant_rows import insert_participants, replace_held_entries
+from infra.catalog.transactions.transaction_decisions import apply_decisions_to_cursors, store_transaction_decisions
+from infra.catalog.transactions.transaction_rows import (
+    insert_open_transactions,
+    lock_transactions,
+    read_transaction_states,
+)
 from logstore.cursors.cursor_state import unpack_acknowledged
 from logstore.ports.catalog import StoredParticipant
 from logstore.positions import LedgerId, TopicId
@@ -68,8 +72,8 @@ class _TransactionAdoption:
             for run in segment.upload.transactions
         ]
         txns = {txn for *_, txn in ranges} | {marker.txn for marker in self._markers}
-        if txns and (unknown := sorted(txns - read_states(self._connection, txns).keys())):
-            insert_open(self._connection, [(txn, -1) for txn in unknown], now_us=self._now_us)
+        if txns and (unknown := sorted(txns - read_transaction_states(self._connection, txns).keys())):
+            insert_open_transactions(self._connection, [(txn, -1) for txn in unknown], now_us=self._now_us)
         participants = {(txn, Participant(self._topic_id), self._topic_name) for *_, txn in ranges}
         participants |= {
             (marker.txn, self._to_participant(marker), self._topic_name)
@@ -78,7 +82,7 @@ class _TransactionAdoption:
         }
         insert_participants(self._connection, participants)
         self._forget_lost_entries()
-        insert_ranges(self._connection, [(*columns, txn.tc_id, txn.sequence) for *columns, txn in ranges])
+        insert_buffer_ranges(self._connection, [(*columns, txn.tc_id, txn.sequence) for *columns, txn in ranges])
         self._hide_markers()
         self._apply_markers()
 
@@ -88,7 +92,7 @@ class _TransactionAdoption:
         for segment in self._segments:
             first_entry = first_entry_by_ledger.get(segment.ledger_id, segment.first_entry)
             first_entry_by_ledger[segment.ledger_id] = min(first_entry, segment.first_entry)
-        forget_entries_from(self._connection, first_entry_by_ledger)
+        remove_entries_from_buffers(self._connection, first_entry_by_ledger)
 
     def _hide_markers(self) -> None:
         entries_by_ledger: dict[LedgerId, BitMap] = {}
@@ -105,15 +109,17 @@ class _TransactionAdoption:
         ]
         for marker in acknowledging:
             positions = unpack_acknowledged(b64decode(marker.positions))
-            replace_held(self._connection, marker.txn, self._to_participant(marker), positions)
-        states = read_states(self._connection, marked) if marked else {}
+            replace_held_entries(self._connection, marker.txn, self._to_participant(marker), positions)
+        states = read_transaction_states(self._connection, marked) if marked else {}
         decisions = {
             marker.txn: TransactionState.COMMITTING if marker.commits else TransactionState.ABORTING
             for marker in self._markers
             if states[marker.txn] is TransactionState.OPEN
         }
-        store_decisions(self._connection, decisions, now_us=max(self._now_us, _read_flushed_us(self._connection) + 1))
-        settle_cursors(
+        store_transaction_decisions(
+            self._connection, decisions, now_us=max(self._now_us, _read_flushed_us(self._connection) + 1)
+        )
+        apply_decisions_to_cursors(
             self._connection,
             [
                 StoredParticipant(

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, among, bulk_parameter, insert_if_absent
+from infra.catalog.engine.dialect_sql import (
+    BIG,
+    TEXT,
+    BulkStatement,
+    build_bulk_parameter,
+    build_insert_if_absent,
+    is_one_of,
+)
 from logstore.ports.catalog.catalog_rebuild import MAX_SAMPLE_ITEMS, AdoptionOutcome, StagedLedger, StorageDiscrepancy
 from logstore.positions import LedgerId, TopicId
 
@@ -26,7 +33,7 @@ def _ledger_adapter() -> "TypeAdapter[StagedLedger]":
     return TypeAdapter(StagedLedger)
 
 
-def replace_staged(
+def replace_staged_ledgers(
     connection: Connection, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None
 ) -> None:
     """Replace the unsettled rows of a part of a shard: ids above `above`, up to and including `up_to`."""
@@ -46,25 +53,25 @@ def replace_staged(
         for ledger in ledgers
     ]
     if rows:
-        connection.execute(insert_if_absent(connection, t.adoption), rows)
+        connection.execute(build_insert_if_absent(connection, t.adoption), rows)
 
 
-def unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: int) -> list[TopicId]:
+def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: int) -> list[TopicId]:
     """Return topics with unsettled rows, ascending."""
     page = select(_A.topic_id).where(_A.adoptee.is_(None), _A.topic_id > after).distinct()
     return [TopicId(topic_id) for topic_id in connection.execute(page.order_by(_A.topic_id).limit(limit)).scalars()]
 
 
-def iterate_staged(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
+def iterate_staged_ledgers(connection: Connection, topic_id: TopicId) -> Iterator[list[StagedLedger]]:
     """Yield the unsettled ledgers of a topic, ascending. A page has a few MB, or one ledger."""
     after = -1
-    while ids := _next_page(connection, topic_id, after):
-        facts = select(_A.facts).where(among(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
+    while ids := _read_next_page_ids(connection, topic_id, after):
+        facts = select(_A.facts).where(is_one_of(connection, _A.ledger_id, ids)).order_by(_A.ledger_id)
         yield [_ledger_adapter().validate_json(text) for text in connection.execute(facts).scalars()]
         after = ids[-1]
 
 
-def _next_page(connection: Connection, topic_id: TopicId, after: int) -> list[int]:
+def _read_next_page_ids(connection: Connection, topic_id: TopicId, after: int) -> list[int]:
     mine = (_A.topic_id == topic_id, _A.ledger_id > after, _A.adoptee.is_(None))
     sizes = select(_A.ledger_id, func.length(_A.facts)).where(*mine)
     sizes = sizes.order_by(_A.ledger_id).limit(_MAX_LEDGERS_PER_PAGE)
@@ -77,7 +84,7 @@ def _next_page(connection: Connection, topic_id: TopicId, after: int) -> list[in
     return ids
 
 
-def settle_ledgers(
+def store_adoption_outcomes(
     connection: Connection,
     adoptee_by_ledger: Mapping[LedgerId, AdoptionOutcome],
     segments_by_ledger: Mapping[LedgerId, int],
@@ -87,19 +94,19 @@ def settle_ledgers(
         (ledger_id, adoptee.value, segments_by_ledger.get(ledger_id, 0))
         for ledger_id, adoptee in adoptee_by_ledger.items()
     ]
-    _compile_settling(connection.dialect.name).execute(connection, rows, facts="{}")
+    _compile_outcome_update(connection.dialect.name).execute(connection, rows, facts="{}")
 
 
 @cache
-def _compile_settling(dialect: str) -> Statement:
-    settled = bulk_parameter(dialect, "settled", {"ledger_id": BIG, "adoptee": TEXT, "segments": BIG})
+def _compile_outcome_update(dialect: str) -> BulkStatement:
+    settled = build_bulk_parameter(dialect, "settled", {"ledger_id": BIG, "adoptee": TEXT, "segments": BIG})
     c = settled.source.c
     mine = update(t.adoption).where(_A.ledger_id == c.ledger_id)
     values = {"adoptee": c.adoptee, "segments": c.segments, "facts": bindparam("facts")}
-    return Statement(sql=mine.values(values), rows=settled)
+    return BulkStatement(sql=mine.values(values), rows=settled)
 
 
-def settle_unstaged(
+def store_outcomes_of_unstaged_ledgers(
     connection: Connection,
     topic_by_ledger: Mapping[LedgerId, TopicId],
     adoptee: AdoptionOutcome,
@@ -120,25 +127,25 @@ def settle_unstaged(
         for ledger_id, topic_id in topic_by_ledger.items()
     ]
     if rows:
-        connection.execute(insert_if_absent(connection, t.adoption), rows)
+        connection.execute(build_insert_if_absent(connection, t.adoption), rows)
         if overwrite:
-            settle_ledgers(connection, dict.fromkeys(topic_by_ledger, adoptee), {})
+            store_adoption_outcomes(connection, dict.fromkeys(topic_by_ledger, adoptee), {})
 
 
-def count_adoptees(connection: Connection) -> dict[AdoptionOutcome, tuple[int, int]]:
+def count_ledgers_by_outcome(connection: Connection) -> dict[AdoptionOutcome, tuple[int, int]]:
     """Return the number of ledgers and of adopted segments for each outcome."""
     query = select(_A.adoptee, func.count(), func.sum(_A.segments)).where(_A.adoptee.is_not(None))
     rows = connection.execute(query.group_by(_A.adoptee))
     return {AdoptionOutcome(name): (ledgers, int(segments)) for name, ledgers, segments in rows}
 
 
-def count_absent(connection: Connection) -> int:
+def count_absent_ledgers(connection: Connection) -> int:
     """Count the ledgers that were staged as ABSENT, whether settled or not."""
     query = select(func.count()).select_from(t.adoption).where(_A.standing == StorageDiscrepancy.ABSENT.value)
     return connection.execute(query).scalar_one()
 
 
-def count_removed(connection: Connection) -> int:
+def count_removed_ledgers(connection: Connection) -> int:
     """Count the ledgers whose rows adoption has removed. Ledgers that were deleted before the flush are not counted.
 
     The count keeps the share of absent ledgers constant if a process dies between two steps.
@@ -162,6 +169,6 @@ def sample_topic_names(connection: Connection, adoptee: AdoptionOutcome) -> tupl
     return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)).scalars())
 
 
-def has_unsettled(connection: Connection) -> bool:
+def has_unsettled_topic(connection: Connection) -> bool:
     """Return whether a topic is not settled."""
     return bool(connection.execute(select(exists().where(_A.adoptee.is_(None)))).scalar())

@@ -7,30 +7,30 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import close_holes
-from infra.catalog.cursors.cursor_rows import drop_snapshots as drop_cursors_snapshots
-from infra.catalog.delayed.bucket_rows import clear_lists, recount_all_unsealed
-from infra.catalog.deletion.intent_queries import keys_of
-from infra.catalog.deletion.intent_rows import move_to_batch
-from infra.catalog.engine.database import CatalogAdapter, reads, writes
-from infra.catalog.engine.dialect_sql import among, dataclass_from_row
+from infra.catalog.cursors.cursor_rows import forget_cursor_snapshots as drop_cursors_snapshots
+from infra.catalog.cursors.cursor_rows import move_cursors_past_removed_ledgers
+from infra.catalog.delayed.bucket_rows import clear_bucket_lists, recount_unsealed_entries_of_all_topics
+from infra.catalog.deletion.intent_queries import parse_owner_keys
+from infra.catalog.deletion.intent_rows import move_intents_to_batch
+from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
+from infra.catalog.engine.dialect_sql import dataclass_from_row, is_one_of
 from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
 from infra.catalog.log.ledger_rows import close_followed_ledgers, remove_ledgers
-from infra.catalog.log.schema_versions import remove_versions_where
+from infra.catalog.log.schema_versions import remove_schema_versions_where
 from infra.catalog.records.adoption_rows import (
-    count_absent,
-    count_adoptees,
-    count_removed,
-    has_unsettled,
-    replace_staged,
+    count_absent_ledgers,
+    count_ledgers_by_outcome,
+    count_removed_ledgers,
+    has_unsettled_topic,
+    read_unsettled_topic_ids,
+    replace_staged_ledgers,
     sample_ledger_ids,
     sample_topic_names,
-    settle_unstaged,
-    unsettled_topic_ids,
+    store_outcomes_of_unstaged_ledgers,
 )
-from infra.catalog.records.record_log_row import end_adoption, is_adopting, read_log_state
-from infra.catalog.records.topic_adoption import settle_topic
-from infra.catalog.transactions.buffer_snapshots import drop_snapshots
+from infra.catalog.records.record_log_row import is_adopting, mark_adoption_complete, read_log_state
+from infra.catalog.records.topic_adoption import adopt_staged_ledgers
+from infra.catalog.transactions.buffer_snapshots import forget_buffer_snapshots
 from logstore.deletion.intents import DeletionState
 from logstore.errors import PreconditionFailed
 from logstore.log.ledger_object_keys import SHARDS
@@ -54,32 +54,32 @@ _LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id
 class SqlAdoption(CatalogAdapter):
     """SQL implementation of `Adoption`."""
 
-    @reads
+    @in_read_transaction
     def issued_ids(self, connection: Connection) -> IssuedIds:
         _require_adopting(connection)
         state = read_log_state(connection, now_us=0)
         ids = state.next_ids  # no id is given out before the catalog is READY
         return IssuedIds(epoch=state.epoch, ledger=ids.ledger, topic=ids.topic, transaction=ids.transaction)
 
-    @reads
+    @in_read_transaction
     def is_adopting(self, connection: Connection) -> bool:
         return is_adopting(connection)
 
     def loaded_ledgers(self, shard: int, *, after: LedgerId, limit: int) -> list[LoadedLedger]:
-        return self._db.read(lambda connection: _read_known_ledgers(connection, shard, after, limit))
+        return self._db.read(lambda connection: _read_loaded_ledgers(connection, shard, after, limit))
 
-    @reads
+    @in_read_transaction
     def missing_row_causes(
         self, connection: Connection, ledger_ids: Collection[LedgerId]
     ) -> Mapping[LedgerId, MissingRowCause]:
-        detached = select(_P.ledger_id).where(among(connection, _P.ledger_id, ledger_ids))
-        tombstoned = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, among(connection, _T.id, ledger_ids))
+        detached = select(_P.ledger_id).where(is_one_of(connection, _P.ledger_id, ledger_ids))
+        tombstoned = select(_T.id).where(_T.kind == RecordKind.LEDGER.value, is_one_of(connection, _T.id, ledger_ids))
         fates = dict.fromkeys(ledger_ids, MissingRowCause.UNKNOWN)
         for query, fate in ((tombstoned, MissingRowCause.TOMBSTONED), (detached, MissingRowCause.DETACHED)):
             fates |= {LedgerId(ledger_id): fate for ledger_id in connection.execute(query).scalars()}
         return fates
 
-    @reads
+    @in_read_transaction
     def highest_ledger_id(self, connection: Connection) -> LedgerId:
         next_id = select(t.catalog.c.next_ledger_id).scalar_subquery()
         columns = ((_L.ledger_id, ()), (_P.ledger_id, ()), (_T.id, (_T.kind == RecordKind.LEDGER.value,)))
@@ -87,7 +87,7 @@ class SqlAdoption(CatalogAdapter):
         highest_ids = [connection.execute(query).scalar() for query in queries]
         return LedgerId(max((ledger_id for ledger_id in highest_ids if ledger_id is not None), default=-1))
 
-    @writes()
+    @in_write_transaction()
     def stage_ledgers(
         self,
         connection: Connection,
@@ -98,48 +98,48 @@ class SqlAdoption(CatalogAdapter):
         up_to: LedgerId | None = None,
     ) -> None:
         _require_adopting(connection)
-        replace_staged(connection, shard, ledgers, above=above, up_to=up_to)
+        replace_staged_ledgers(connection, shard, ledgers, above=above, up_to=up_to)
 
     def count_absent_ledgers(self) -> AbsenceCounts:
-        return self._db.read(_read_absence)
+        return self._db.read(_count_absent_ledgers)
 
     def unsettled_topics(self, *, after: TopicId, limit: int) -> list[TopicId]:
-        return self._db.read(lambda connection: unsettled_topic_ids(connection, after=after, limit=limit))
+        return self._db.read(lambda connection: read_unsettled_topic_ids(connection, after=after, limit=limit))
 
-    @writes()
+    @in_write_transaction()
     def settle_topic(self, connection: Connection, topic_id: TopicId, *, rows_epoch: int) -> None:
         _require_adopting(connection)
-        settle_topic(connection, topic_id, rows_epoch=rows_epoch, now_us=self._db.now_us(connection))
+        adopt_staged_ledgers(connection, topic_id, rows_epoch=rows_epoch, now_us=self._db.now_us(connection))
 
-    @writes()
+    @in_write_transaction()
     def settle_remaining_rows(self, connection: Connection) -> None:
         """Run all steps in one transaction, because each step reads the rows that earlier steps left."""
         if not is_adopting(connection):
             return
         now_us = self._db.now_us(connection)
-        _remove_revived(connection)
+        _remove_revived_ledgers(connection)
         _forget_lost_snapshots(connection)
-        schema_ledgers = remove_versions_where(connection, ~_is_listed(t.schema_version.c.ledger_id))
-        settle_unstaged(connection, schema_ledgers, AdoptionOutcome.LEFT_OUT, overwrite=True)
-        _remove_unnamed(connection)
+        schema_ledgers = remove_schema_versions_where(connection, ~_is_listed(t.schema_version.c.ledger_id))
+        store_outcomes_of_unstaged_ledgers(connection, schema_ledgers, AdoptionOutcome.LEFT_OUT, overwrite=True)
+        _remove_unreferenced_ledgers(connection)
         close_followed_ledgers(connection, now_us=now_us)
-        recount_all_unsealed(connection)
+        recount_unsealed_entries_of_all_topics(connection)
         # workflows of these intents name another epoch, and may still run under the next workflow id
-        move_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
+        move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
 
     def report(self) -> AdoptionReport:
-        return self._db.read(_report)
+        return self._db.read(_build_report)
 
-    @writes()
+    @in_write_transaction()
     def finish(self, connection: Connection) -> None:
         """Make the catalog READY.
 
         Raises:
             PreconditionFailed: A topic is not settled.
         """
-        if has_unsettled(connection):
+        if has_unsettled_topic(connection):
             raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
-        end_adoption(connection)
+        mark_adoption_complete(connection)
 
 
 def _require_adopting(connection: Connection) -> None:
@@ -147,15 +147,15 @@ def _require_adopting(connection: Connection) -> None:
         raise PreconditionFailed("adoption: expected a catalog that is being adopted, found one that is complete")
 
 
-def _read_absence(connection: Connection) -> AbsenceCounts:
+def _count_absent_ledgers(connection: Connection) -> AbsenceCounts:
     if not is_adopting(connection):
         return AbsenceCounts()
     listed = select(func.count()).select_from(t.ledger).where(_L.place.is_not(None))
-    ledgers = connection.execute(listed).scalar_one() + count_removed(connection)
-    return AbsenceCounts(absent_ledgers=count_absent(connection), total_ledgers=ledgers)
+    ledgers = connection.execute(listed).scalar_one() + count_removed_ledgers(connection)
+    return AbsenceCounts(absent_ledgers=count_absent_ledgers(connection), total_ledgers=ledgers)
 
 
-def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:
+def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, limit: int) -> list[LoadedLedger]:
     """Return ledgers whose list and topic have rows, ascending."""
     columns = (
         t.ledger,
@@ -169,10 +169,10 @@ def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, lim
     rows = connection.execute(page.order_by(_L.ledger_id).limit(limit)).all()
     ids = [row.ledger_id for row in rows]
     numbers_by_ledger: dict[int, list[int]] = defaultdict(list)
-    segments = select(_S.ledger_id, _S.number).where(among(connection, _S.ledger_id, ids))
+    segments = select(_S.ledger_id, _S.number).where(is_one_of(connection, _S.ledger_id, ids))
     for ledger_id, number in connection.execute(segments.order_by(_S.ledger_id, _S.number)):
         numbers_by_ledger[ledger_id].append(number)
-    copies = select(t.ledger_copy).where(among(connection, _C.ledger_id, ids), _C.state == CopyState.LIVE.value)
+    copies = select(t.ledger_copy).where(is_one_of(connection, _C.ledger_id, ids), _C.state == CopyState.LIVE.value)
     context_by_copy = {(row.ledger_id, row.kind): row.context for row in connection.execute(copies)}
     return [
         dataclass_from_row(
@@ -184,7 +184,7 @@ def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, lim
                 component=Component(row.component),
                 topic_id=TopicId(row.topic_id),
                 topic=row.topic,
-                keys=keys_of(row.keys),
+                keys=parse_owner_keys(row.keys),
             ),
             state=LedgerState(row.state),
             is_listed=row.place is not None,
@@ -196,7 +196,7 @@ def _read_known_ledgers(connection: Connection, shard: int, after: LedgerId, lim
     ]
 
 
-def _remove_revived(connection: Connection) -> None:
+def _remove_revived_ledgers(connection: Connection) -> None:
     """Remove ledgers of which an old record version returned. Their objects stay.
 
     No list names such a ledger, or an intent has a later generation. Ledgers without a list are removed too.
@@ -206,17 +206,17 @@ def _remove_revived(connection: Connection) -> None:
     query = select(_L.ledger_id, t.ledger_list.c.topic_id)
     rows = connection.execute(query.select_from(_LEDGERS_WITH_LIST).where(or_(is_unlisted, is_superseded))).all()
     topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
-    remove_ledgers(connection, among(connection, _L.ledger_id, topic_by_ledger))
+    remove_ledgers(connection, is_one_of(connection, _L.ledger_id, topic_by_ledger))
     remove_ledgers(connection, ~exists().where(t.ledger_list.c.list_id == _L.list_id))
     ledgers_by_topic: dict[TopicId, list[LedgerId]] = defaultdict(list)
     for ledger_id, topic_id in topic_by_ledger.items():
         ledgers_by_topic[topic_id].append(ledger_id)
     for topic_id, ledger_ids in ledgers_by_topic.items():
-        close_holes(connection, topic_id, ledger_ids)
-    settle_unstaged(connection, topic_by_ledger, AdoptionOutcome.REVIVED)
+        move_cursors_past_removed_ledgers(connection, topic_id, ledger_ids)
+    store_outcomes_of_unstaged_ledgers(connection, topic_by_ledger, AdoptionOutcome.REVIVED)
 
 
-def _is_lost(column: ColumnElement[Any]) -> ColumnElement[bool]:
+def _match_lost_references(column: ColumnElement[Any]) -> ColumnElement[bool]:
     """Select rows that name a ledger which is in no list or lacks objects."""
     is_missing = exists().where(t.adoption.c.ledger_id == column, t.adoption.c.adoptee == AdoptionOutcome.MISSING.value)
     return and_(column.is_not(None), or_(~_is_listed(column), is_missing))
@@ -231,14 +231,16 @@ def _forget_lost_snapshots(connection: Connection) -> None:
 
     Cursors, transaction buffers and delayed indexes then do without the snapshots.
     """
-    drop_cursors_snapshots(connection, _is_lost(t.cursor.c.snapshot_ledger))
-    drop_snapshots(connection, _is_lost(t.transaction_snapshot.c.ledger_id))
+    drop_cursors_snapshots(connection, _match_lost_references(t.cursor.c.snapshot_ledger))
+    forget_buffer_snapshots(connection, _match_lost_references(t.transaction_snapshot.c.ledger_id))
     bucket = t.delayed_bucket.c
-    topic_ids = connection.execute(select(bucket.topic_id).where(_is_lost(bucket.ledger_id)).distinct()).scalars()
-    clear_lists(connection, [TopicId(topic_id) for topic_id in topic_ids])
+    topic_ids = connection.execute(
+        select(bucket.topic_id).where(_match_lost_references(bucket.ledger_id)).distinct()
+    ).scalars()
+    clear_bucket_lists(connection, [TopicId(topic_id) for topic_id in topic_ids])
 
 
-def _remove_unnamed(connection: Connection) -> None:
+def _remove_unreferenced_ledgers(connection: Connection) -> None:
     """Remove newborn ledgers, and component ledgers that no row names. Their objects stay."""
     component = t.ledger_list.c.component
     is_named = or_(
@@ -252,12 +254,12 @@ def _remove_unnamed(connection: Connection) -> None:
     query = select(_L.ledger_id, t.ledger_list.c.topic_id).select_from(_LEDGERS_WITH_LIST)
     rows = connection.execute(query.where(or_(is_unnamed, is_newborn)))
     topic_by_ledger = {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}
-    remove_ledgers(connection, among(connection, _L.ledger_id, topic_by_ledger))
-    settle_unstaged(connection, topic_by_ledger, AdoptionOutcome.DETACHED)
+    remove_ledgers(connection, is_one_of(connection, _L.ledger_id, topic_by_ledger))
+    store_outcomes_of_unstaged_ledgers(connection, topic_by_ledger, AdoptionOutcome.DETACHED)
 
 
-def _report(connection: Connection) -> AdoptionReport:
-    counts = count_adoptees(connection)
+def _build_report(connection: Connection) -> AdoptionReport:
+    counts = count_ledgers_by_outcome(connection)
 
     def count_ledgers(adoptee: AdoptionOutcome) -> int:
         return counts.get(adoptee, (0, 0))[0]

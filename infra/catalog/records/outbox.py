@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, cast, exists, func, or_, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_queries import INTENT, to_intent
-from infra.catalog.engine.database import CatalogAdapter, reads
-from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, among, bulk_parameter
+from infra.catalog.deletion.intent_queries import INTENT_COLUMNS, intent_from_row
+from infra.catalog.engine.database import CatalogAdapter, in_read_transaction
+from infra.catalog.engine.dialect_sql import BIG, TEXT, BulkStatement, build_bulk_parameter, is_one_of
 from infra.catalog.records.outbox_rows import (
     SOURCES,
     enqueue_records,
-    is_unflushed,
-    remove_changes,
-    select_all_records,
-    unflushed_ids,
+    match_unflushed_records,
+    remove_outbox_rows,
+    select_keys_of_all_records,
+    select_unflushed_ids,
 )
 from infra.catalog.records.record_log_row import (
-    begin_stamp,
+    add_pending_stamp,
+    claim_record_log,
     is_manifest_settled,
     read_known_manifest,
     read_log_state,
-    release_claim,
-    settle_manifest,
+    release_record_log_claim,
     stage_blocks,
-    take_claim,
+    store_newest_manifest,
     unstage_blocks,
 )
 from logstore.deletion.intents import DeletionIntent, DeletionState
@@ -60,13 +60,13 @@ class SqlRecords(CatalogAdapter):
         return self._db.read(lambda connection: read_log_state(connection, now_us=self._db.now_us(connection)))
 
     def claim(self, claim: Claim) -> bool:
-        return self._db.write(lambda c: take_claim(c, claim, now_us=self._db.now_us(c)))
+        return self._db.write(lambda c: claim_record_log(c, claim, now_us=self._db.now_us(c)))
 
     def release(self, workflow_id: str) -> None:
-        self._db.write(lambda connection: release_claim(connection, workflow_id))
+        self._db.write(lambda connection: release_record_log_claim(connection, workflow_id))
 
     def begin_manifest(self, stamp: str) -> None:
-        self._db.write(lambda c: begin_stamp(c, stamp, now_us=self._db.now_us(c)))
+        self._db.write(lambda c: add_pending_stamp(c, stamp, now_us=self._db.now_us(c)))
 
     @contextmanager
     def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlChanges]":
@@ -77,7 +77,7 @@ class SqlRecords(CatalogAdapter):
 
     def requeue_all_records(self) -> None:
         """Use one transaction for each kind, so that writers do not wait for all kinds."""
-        for keys in select_all_records():
+        for keys in select_keys_of_all_records():
             self._db.write(lambda c, keys=keys: enqueue_records(c, keys, at_us=self._db.now_us(c)))  # type: ignore[misc]
 
     def settle_manifest(
@@ -97,43 +97,43 @@ class SqlRecords(CatalogAdapter):
         """
         versions = iter(outbox_rows)
 
-        def settle_first(connection: Connection, first_versions: Sequence[int]) -> bool:
+        def settle_and_remove_first_rows(connection: Connection, first_versions: Sequence[int]) -> bool:
             if is_manifest_settled(connection, number):
                 if shows_own_moment:
-                    remove_changes(connection, first_versions)
+                    remove_outbox_rows(connection, first_versions)
                 return shows_own_moment
             now_us = self._db.now_us(connection)
-            settle_manifest(connection, number=number, stamp=stamp, ceilings=ceilings, now_us=now_us)
+            store_newest_manifest(connection, number=number, stamp=stamp, ceilings=ceilings, now_us=now_us)
             stage_blocks(connection, number, staged_blocks) if not shows_own_moment else unstage_blocks(connection)
-            remove_changes(connection, first_versions)
+            remove_outbox_rows(connection, first_versions)
             return True
 
         first_versions = list(islice(versions, _OUTBOX_ROWS_PER_TRANSACTION))
-        if not self._db.write(partial(settle_first, first_versions=first_versions)):
+        if not self._db.write(partial(settle_and_remove_first_rows, first_versions=first_versions)):
             return
         while next_versions := list(islice(versions, _OUTBOX_ROWS_PER_TRANSACTION)):
             raise_if_stopped()
             if self._db.is_sqlite:
                 time.sleep(_SQLITE_PAUSE_S)
-            self._db.write(partial(remove_changes, versions=next_versions))
+            self._db.write(partial(remove_outbox_rows, versions=next_versions))
 
-    @reads
+    @in_read_transaction
     def unflushed_ledgers(self, connection: Connection, ledger_ids: Sequence[int]) -> frozenset[int]:
         statement = _compile_unflushed_ledgers(connection.dialect.name)
         return frozenset(statement.execute(connection, ((ledger_id,) for ledger_id in ledger_ids)).scalars())
 
-    @reads
+    @in_read_transaction
     def finished_deletions(self, connection: Connection, ledger_ids: Collection[int]) -> Sequence[DeletionIntent]:
-        mine = among(connection, _P.ledger_id, ledger_ids)
+        mine = is_one_of(connection, _P.ledger_id, ledger_ids)
         finished = (_P.copy == CopyKind.LEDGER.value, _P.state == DeletionState.DELETED.value)
-        return [to_intent(row) for row in connection.execute(select(*INTENT).where(mine, *finished))]
+        return [intent_from_row(row) for row in connection.execute(select(*INTENT_COLUMNS).where(mine, *finished))]
 
-    @reads
+    @in_read_transaction
     def count_unflushed_deletions(self, connection: Connection) -> int:
         unfinished = select(func.count()).select_from(t.pending_deletion).where(_P.state != DeletionState.DELETED.value)
         has_staged_blocks = connection.execute(select(exists().select_from(t.record_staged))).scalar_one()
         if not has_staged_blocks:
-            unfinished = unfinished.where(_P.row_id.in_(unflushed_ids(RecordKind.DELETION.value)))
+            unfinished = unfinished.where(_P.row_id.in_(select_unflushed_ids(RecordKind.DELETION.value)))
         return int(connection.execute(unfinished).scalar_one())
 
     def existence_mask(self, kind: RecordKind, keys: "pa.Table") -> "pa.BooleanArray":
@@ -142,15 +142,15 @@ class SqlRecords(CatalogAdapter):
         ids, subs = keys.column("id").to_pylist(), keys.column("sub").to_pylist()
         has_row = [False] * len(ids)
 
-        def look_up(connection: Connection) -> None:
-            statement = _compile_lookup(connection.dialect.name, kind)
+        def mark_existing_records(connection: Connection) -> None:
+            statement = _compile_existence_lookup(connection.dialect.name, kind)
             for start in range(0, len(ids), _KEYS_PER_STATEMENT):
                 end = start + _KEYS_PER_STATEMENT
                 rows = zip(range(start, len(ids)), ids[start:end], subs[start:end])  # noqa: B905 - the first is longer
                 for index in statement.execute(connection, rows).scalars():
                     has_row[index] = True
 
-        self._db.read(look_up)
+        self._db.read(mark_existing_records)
         return pa.array(has_row, pa.bool_())
 
 
@@ -158,25 +158,25 @@ _LEDGER = RecordKind.LEDGER.value
 
 
 @cache
-def _compile_unflushed_ledgers(dialect: str) -> Statement:
+def _compile_unflushed_ledgers(dialect: str) -> BulkStatement:
     """Select ledgers whose tombstone, intent or remaining copy has an unflushed change."""
-    ledgers = bulk_parameter(dialect, "ledgers", {"id": BIG})
+    ledgers = build_bulk_parameter(dialect, "ledgers", {"id": BIG})
     ids = select(ledgers.source.c.id)
-    tombstones = select(_S.id).where(_S.kind == _LEDGER, _S.id.in_(ids), is_unflushed(_LEDGER, _S.id))
+    tombstones = select(_S.id).where(_S.kind == _LEDGER, _S.id.in_(ids), match_unflushed_records(_LEDGER, _S.id))
     # the end of an intent is also a change, but needs no block
     unfinished = _P.state != DeletionState.DELETED.value
     intents = select(_P.ledger_id).where(_P.ledger_id.in_(ids), unfinished)
-    intents = intents.where(is_unflushed(RecordKind.DELETION.value, _P.row_id))
+    intents = intents.where(match_unflushed_records(RecordKind.DELETION.value, _P.row_id))
     # If one copy of a ledger is deleted, a block must have the other copy. Otherwise a rebuild would not find the
     # ledger.
-    copies = select(_L.ledger_id).where(_L.ledger_id.in_(ids), is_unflushed(_LEDGER, _L.ledger_id))
-    return Statement(sql=tombstones.union(intents, copies), rows=ledgers)
+    copies = select(_L.ledger_id).where(_L.ledger_id.in_(ids), match_unflushed_records(_LEDGER, _L.ledger_id))
+    return BulkStatement(sql=tombstones.union(intents, copies), rows=ledgers)
 
 
-def _compile_lookup(dialect: str, kind: RecordKind) -> Statement:
+def _compile_existence_lookup(dialect: str, kind: RecordKind) -> BulkStatement:
     source = SOURCES[kind]
     table: Any = t.metadata.tables[source.table]
-    keys = bulk_parameter(dialect, "keys", {"at": BIG, "id": BIG, "sub": TEXT})
+    keys = build_bulk_parameter(dialect, "keys", {"at": BIG, "id": BIG, "sub": TEXT})
     c = keys.source.c
     same_key = [table.c[source.id] == c.id]
     if source.sub:
@@ -185,4 +185,4 @@ def _compile_lookup(dialect: str, kind: RecordKind) -> Statement:
     has_row = or_(exists().where(*same_key))
     if kind in TOMBSTONED_KINDS:
         has_row = or_(has_row, exists().where(_S.kind == kind.value, _S.id == c.id))
-    return Statement(sql=select(c.at).where(has_row), rows=keys)
+    return BulkStatement(sql=select(c.at).where(has_row), rows=keys)

@@ -50,7 +50,7 @@ _EXPECTED_BY_TYPE: Final = {
 _O, _S = t.record_outbox.c, t.tombstone.c
 _PRIMARY, _TIERED = t.ledger_copy.alias("primary_copy"), t.ledger_copy.alias("tiered_copy")
 _COLUMN_BY_FIELD: Final = {"list_version": "version", "ledger_epoch": "epoch"}  # fields whose column has another name
-_PARTS: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple[str, ...]]]]] = {
+_PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple[str, ...]]]]] = {
     RecordKind.TRANSACTION: {
         "participants": (t.transaction_participant, ("sequence", "tc_id")),
         "ranges": (t.buffer_range, ("sequence", "tc_id")),
@@ -69,7 +69,11 @@ class SqlChanges:
         A bitmap holds the versions, because there may be many millions of them, mostly without gaps.
         """
         self._connection, self._at_us = connection, at_us
-        self._condition = _select_changes(cursors=cursors) if page is None else _oldest(connection, page, cursors)
+        self._condition = (
+            _match_changes_to_flush(cursors=cursors)
+            if page is None
+            else _match_oldest_changes(connection, page, cursors)
+        )
         versions = select(_O.version).where(self._condition)
         rows = connection.execute(versions, execution_options={"yield_per": _ROWS_PER_BATCH})
         self._versions = BitMap64()
@@ -95,42 +99,47 @@ class SqlChanges:
     def batches(self) -> Iterator[tuple[RecordKind, pa.RecordBatch]]:
         for kind in self._kinds:
             size = _LISTS_PER_BATCH if kind is RecordKind.LIST else _ROWS_PER_BATCH
-            latest = _select_latest(kind, self._condition)
-            query = _select_versions(kind, latest, self._epoch, self._connection.dialect.name)
+            latest = _select_latest_changes(kind, self._condition)
+            query = _select_record_versions(kind, latest, self._epoch, self._connection.dialect.name)
             with self._connection.execute(query, execution_options={"yield_per": size}) as result:
                 for rows in result.partitions(size):
-                    for batch in self._to_batches(kind, latest, list(result.keys()), rows):
+                    for batch in self._iterate_convertible_batches(kind, latest, list(result.keys()), rows):
                         yield kind, batch
 
-    def _to_batches(
+    def _iterate_convertible_batches(
         self, kind: RecordKind, latest: FromClause, names: Sequence[str], rows: Sequence[Any]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows as one batch, or in halves without the rows that no batch can hold."""
         try:
-            yield self._to_batch(kind, latest, names, rows)
+            yield self._build_batch(kind, latest, names, rows)
         except _CONVERSION_ERRORS as error:
             if len(rows) == 1:
-                self._refused.append(_to_unrecordable(kind, names, rows[0], error))
+                self._refused.append(_describe_unrecordable_row(kind, names, rows[0], error))
                 self._versions.discard(rows[0].version)
                 return
             middle = len(rows) // 2
-            yield from self._to_batches(kind, latest, names, rows[:middle])
-            yield from self._to_batches(kind, latest, names, rows[middle:])
+            yield from self._iterate_convertible_batches(kind, latest, names, rows[:middle])
+            yield from self._iterate_convertible_batches(kind, latest, names, rows[middle:])
 
-    def _to_batch(
+    def _build_batch(
         self, kind: RecordKind, latest: FromClause, names: Sequence[str], rows: Sequence[Any]
     ) -> pa.RecordBatch:
         columns: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
         if kind is RecordKind.LIST:
             columns["ledgers"] = tuple(_pack_ids(ids) for ids in columns["ledgers"])
-        for name, (table, keys) in _PARTS.get(kind, {}).items():
-            parts = _read_parts(self._connection, table, keys, latest, first=rows[0].id, last=rows[-1].id)
+        for name, (table, keys) in _PART_TABLES_BY_FIELD.get(kind, {}).items():
+            parts = _read_part_rows(self._connection, table, keys, latest, first=rows[0].id, last=rows[-1].id)
             columns[name] = tuple(json.dumps(parts[row.id, row.sub]) for row in rows)
         arrays = [pa.array(columns[field.name], field.type) for field in block_schema(kind)]
         return pa.record_batch(arrays, schema=block_schema(kind))
 
 
-def _to_unrecordable(kind: RecordKind, names: Sequence[str], row: Any, error: Exception) -> UnrecordableRecord:  # noqa: ANN401
+def _describe_unrecordable_row(
+    kind: RecordKind,
+    names: Sequence[str],
+    row: Any,  # noqa: ANN401
+    error: Exception,
+) -> UnrecordableRecord:
     """Return the refusal of a row. It names the first field that cannot be converted, if there is one."""
     values = dict(zip(names, row, strict=True))
     name, expected, found = "", "values that Arrow can hold", ascii(str(error))
@@ -147,7 +156,7 @@ def _to_unrecordable(kind: RecordKind, names: Sequence[str], row: Any, error: Ex
     )
 
 
-def _select_changes(*, cursors: bool) -> ColumnElement[bool]:
+def _match_changes_to_flush(*, cursors: bool) -> ColumnElement[bool]:
     """Select all outbox rows. Without `cursors`, leave out cursors that can wait.
 
     Two sorts of cursors cannot wait:
@@ -162,10 +171,12 @@ def _select_changes(*, cursors: bool) -> ColumnElement[bool]:
     intents = t.pending_deletion.join(filed, and_(filed.c.kind == RecordKind.DELETION.value, filed.c.id == p.row_id))
     topic_ids = select(p.topic_id).select_from(intents).where(p.component == Component.MANAGED_CURSOR.value)
     cursor_ids = select(t.cursor.c.cursor_id).where(t.cursor.c.topic_id.in_(topic_ids))
-    return or_(_O.kind != RecordKind.CURSOR.value, _O.id.in_(cursor_ids), _O.id.in_(_cursors_of_transactions()))
+    return or_(
+        _O.kind != RecordKind.CURSOR.value, _O.id.in_(cursor_ids), _O.id.in_(_select_cursors_of_changed_transactions())
+    )
 
 
-def _oldest(connection: Connection, page: int, cursors: bool) -> ColumnElement[bool]:
+def _match_oldest_changes(connection: Connection, page: int, cursors: bool) -> ColumnElement[bool]:
     """Select the `page` oldest outbox rows. Cursors that are left out are flushed at the end of the flush."""
     is_selected = true() if cursors else _O.kind != RecordKind.CURSOR.value
     first_rows = select(_O.version).where(is_selected).order_by(_O.version).limit(page).subquery("page")
@@ -173,7 +184,7 @@ def _oldest(connection: Connection, page: int, cursors: bool) -> ColumnElement[b
     return and_(is_selected, _O.version <= (-1 if last is None else last))
 
 
-def _cursors_of_transactions() -> Select[tuple[int]]:
+def _select_cursors_of_changed_transactions() -> Select[tuple[int]]:
     """Select the cursors of subscriptions that acknowledged entries in a changed transaction."""
     p, changed = t.transaction_participant.c, t.record_outbox.alias("changed")
     same_sequence = and_(changed.c.kind == RecordKind.TRANSACTION.value, changed.c.id == p.sequence)
@@ -182,20 +193,20 @@ def _cursors_of_transactions() -> Select[tuple[int]]:
     return select(t.cursor.c.cursor_id).select_from(joined.join(t.cursor, same_cursor)).where(p.subscription != "")
 
 
-def _select_latest(kind: RecordKind, condition: ColumnElement[bool]) -> FromClause:
+def _select_latest_changes(kind: RecordKind, condition: ColumnElement[bool]) -> FromClause:
     newest = (func.max(_O.version).label("version"), func.max(_O.at_us).label("at_us"))
     mine = select(_O.id, _O.sub, *newest).where(_O.kind == kind.value, condition)
     return mine.group_by(_O.id, _O.sub).subquery("latest")
 
 
-def _select_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: str) -> Select[Any]:
+def _select_record_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: str) -> Select[Any]:
     """Select record versions of a kind, ascending by id and sub, with the columns of the kind."""
     source, changed = SOURCES[kind], latest.c
     row = t.metadata.tables[source.table]
     key, has_generation = row.c[source.id], "generation" in row.c
     generation: ColumnElement[Any] = row.c.generation if has_generation else literal(0)
     at_us: ColumnElement[Any] = changed.at_us
-    joined = latest.outerjoin(row, _is_row_of(kind, changed, row))
+    joined = latest.outerjoin(row, _match_changed_row(kind, changed, row))
     exists_now: ColumnElement[bool] = key.is_not(None)
     if kind in TOMBSTONED_KINDS:
         joined = joined.outerjoin(t.tombstone, and_(_S.kind == kind.value, _S.id == changed.id))
@@ -207,13 +218,13 @@ def _select_versions(kind: RecordKind, latest: FromClause, epoch: int, dialect: 
     columns = {
         "id": changed.id, "sub": changed.sub, "epoch": literal(epoch), "version": changed.version,
         "generation": generation, "at_us": at_us, "tombstone": key.is_(None),
-    } | _select_fields(kind, row, dialect)  # fmt: skip
+    } | _build_field_columns(kind, row, dialect)  # fmt: skip
     sub = changed.sub if dialect == "sqlite" else changed.sub.collate("C")
     labelled = [column.label(name) for name, column in columns.items()]
     return select(*labelled).select_from(joined).where(exists_now).order_by(changed.id, sub)
 
 
-def _is_row_of(kind: RecordKind, changed: Any, row: Any) -> ColumnElement[bool]:  # noqa: ANN401 - columns
+def _match_changed_row(kind: RecordKind, changed: Any, row: Any) -> ColumnElement[bool]:  # noqa: ANN401 - columns
     source = SOURCES[kind]
     same_id: ColumnElement[bool] = row.c[source.id] == changed.id
     if not source.sub:
@@ -231,7 +242,7 @@ def _join_ledger_parts(ledgers: Any) -> Any:  # noqa: ANN401 - a join
     return joined
 
 
-def _select_fields(kind: RecordKind, row: Any, dialect: str) -> dict[str, ColumnElement[Any]]:  # noqa: ANN401 - a table
+def _build_field_columns(kind: RecordKind, row: Any, dialect: str) -> dict[str, ColumnElement[Any]]:  # noqa: ANN401 - a table
     """Return the columns of the kind's fields. Ledgers and lists also have columns of other tables."""
     joined: dict[str, ColumnElement[Any]] = {}
     if kind is RecordKind.LIST:
@@ -242,7 +253,11 @@ def _select_fields(kind: RecordKind, row: Any, dialect: str) -> dict[str, Column
         joined |= {"component": ledger_list.component, "owner": ledger_list.owner}
         for name, copy in (("primary", _PRIMARY), ("tiered", _TIERED)):
             joined |= {f"{name}_state": copy.c.state, f"{name}_context": _json_as_text(copy.c.context)}
-    own = [name for name, _ in COLUMNS_BY_KIND[kind] if name not in joined and name not in _PARTS.get(kind, {})]
+    own = [
+        name
+        for name, _ in COLUMNS_BY_KIND[kind]
+        if name not in joined and name not in _PART_TABLES_BY_FIELD.get(kind, {})
+    ]
     return {name: _json_as_text(row.c[_COLUMN_BY_FIELD.get(name, name)]) for name in own} | joined
 
 
@@ -262,7 +277,7 @@ def _pack_ids(ids: str | Sequence[int] | None) -> bytes:
     return bytes(BitMap64(parsed or ()).serialize())
 
 
-def _read_parts(
+def _read_part_rows(
     connection: Connection,
     table: Table,
     keys: tuple[str, ...],

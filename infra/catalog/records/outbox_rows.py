@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import among
+from infra.catalog.engine.dialect_sql import is_one_of
 from logstore.records.record_kinds import RecordKind
 
 
@@ -58,7 +58,7 @@ SOURCES: Final[Mapping[RecordKind, RecordSource]] = {
 }
 
 
-def select_all_records() -> Iterator[Select[Any]]:
+def select_keys_of_all_records() -> Iterator[Select[Any]]:
     """Yield selects of (kind, id, sub): one for each kind, and one for all tombstones."""
     for kind, source in SOURCES.items():
         c = t.metadata.tables[source.table].c
@@ -67,13 +67,13 @@ def select_all_records() -> Iterator[Select[Any]]:
     yield select(t.tombstone.c.kind, t.tombstone.c.id, literal(""))
 
 
-def is_unflushed(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
+def match_unflushed_records(kind: str, record_id: ColumnElement[int]) -> ColumnElement[bool]:
     """Select deletions, ledgers or topics with a change in the outbox. While blocks are staged, all of them match."""
     in_outbox = exists().where(t.record_outbox.c.kind == kind, t.record_outbox.c.id == record_id, _INDEXED_KINDS)
     return or_(in_outbox, exists().select_from(t.record_staged))
 
 
-def unflushed_ids(kind: str) -> Select[tuple[int]]:
+def select_unflushed_ids(kind: str) -> Select[tuple[int]]:
     """Select the ids of deletions, ledgers or topics with a change in the outbox."""
     return select(t.record_outbox.c.id).where(t.record_outbox.c.kind == kind, _INDEXED_KINDS)
 
@@ -88,11 +88,11 @@ def enqueue_records(connection: Connection, keys: Select[Any], *, at_us: int) ->
     connection.execute(insert(t.record_outbox).from_select(["kind", "id", "sub", "at_us"], rows))
 
 
-def remove_changes(connection: Connection, versions: Sequence[int]) -> None:
+def remove_outbox_rows(connection: Connection, versions: Sequence[int]) -> None:
     """Remove the outbox rows with these versions. Versions without a gap are removed as a range."""
     if not versions:
         return
     version, first, last = t.record_outbox.c.version, min(versions), max(versions)
     is_run = last - first + 1 == len(versions)
-    selected = version.between(first, last) if is_run else among(connection, version, versions)
+    selected = version.between(first, last) if is_run else is_one_of(connection, version, versions)
     connection.execute(delete(t.record_outbox).where(selected))

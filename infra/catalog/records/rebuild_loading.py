@@ -17,12 +17,12 @@ import pyarrow as pa
 from sqlalchemy import URL, Connection, func, select
 
 from infra.catalog import tables as t
-from infra.catalog.cursors.cursor_rows import releases_statement
-from infra.catalog.engine.arrow_bulk import ArrowWriter, arrow_type, open_arrow_writer
-from infra.catalog.engine.catalog_version import check_version, upgrade, version
+from infra.catalog.cursors.cursor_rows import compile_releases_restart
+from infra.catalog.engine.arrow_bulk import ArrowWriter, open_arrow_writer, to_arrow_type
+from infra.catalog.engine.catalog_version import migrate_catalog, read_catalog_version, require_current_version
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.database_connections import mask_passwords, parse_database_url
-from infra.catalog.records.record_log_row import ADOPTING, REPLICA, end_rebuild, read_log_row
+from infra.catalog.records.record_log_row import ADOPTING, REPLICA, mark_rebuild_complete, read_log_row
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.catalog.catalog_rebuild import CatalogLoad, RebuildTarget
@@ -49,9 +49,9 @@ class SqlRebuild:
 
     def read_target(self) -> RebuildTarget:
         with closing(Database(self._url, pool_size=1)) as database:
-            if database.is_absent or version(database) is None:
+            if database.is_absent or read_catalog_version(database) is None:
                 return RebuildTarget()
-            check_version(database)
+            require_current_version(database)
             with database.open_read_only() as read_only:
                 return read_only.read(self._read_target)
 
@@ -59,7 +59,7 @@ class SqlRebuild:
         row = read_log_row(connection)
         if row.rebuild and row.state != REPLICA:
             return RebuildTarget(rebuild=row.rebuild, state=row.state)
-        if content := describe_content(connection):
+        if content := describe_database_content(connection):
             raise self._not_empty_error(content)
         return RebuildTarget()
 
@@ -71,20 +71,20 @@ class SqlRebuild:
         if self.read_target().rebuild == load.rebuild:
             return
         if self._parsed_url.get_backend_name() == "sqlite":
-            self._load_file(load, files, proceed)
+            self._load_into_new_file(load, files, proceed)
             return
         with closing(Database(self._url, pool_size=1)) as database:
-            upgrade(database, bundles=load.manifest.bundles)
+            migrate_catalog(database, bundles=load.manifest.bundles)
         with effect("records.load_rows"), open_arrow_writer(self._url) as writer:
             writer.execute(f"LOCK TABLE {', '.join(_LOCKED_TABLES)} IN ACCESS EXCLUSIVE MODE")
-            self._require_unloaded(writer, load)
+            self._require_no_loaded_rows(writer, load)
             _load_tables(writer, load, files, proceed)
 
     def end_rebuild(self, rebuild: str) -> None:
         with closing(Database(self._url, pool_size=1)) as database:
-            database.write(lambda connection: end_rebuild(connection, rebuild))
+            database.write(lambda connection: mark_rebuild_complete(connection, rebuild))
 
-    def _require_unloaded(self, writer: ArrowWriter, load: CatalogLoad) -> None:
+    def _require_no_loaded_rows(self, writer: ArrowWriter, load: CatalogLoad) -> None:
         """Check again under the locks: if two loads run at once, the second finds the rows of the first."""
         ((rebuild, manifest),) = writer.execute("SELECT rebuild, manifest FROM record_log")
         if rebuild or manifest:
@@ -92,7 +92,7 @@ class SqlRebuild:
                 f"a catalog of rebuild {rebuild}, which is not {load.rebuild}, or loaded meanwhile"
             )
 
-    def _load_file(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
+    def _load_into_new_file(self, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
         path = Path(str(self._parsed_url.database))
         # Files of attempts that died. If the file of a live attempt is removed here, that attempt fails and is
         # repeated.
@@ -103,17 +103,17 @@ class SqlRebuild:
         try:
             with effect("records.load_rows"):
                 with closing(Database(url, pool_size=1)) as database:
-                    upgrade(database, bundles=load.manifest.bundles)
+                    migrate_catalog(database, bundles=load.manifest.bundles)
                 with open_arrow_writer(url) as writer:
                     _load_tables(writer, load, files, proceed)
-                _sync(new)
+                _sync_to_disk(new)
             with effect("records.name_database"):
-                self._publish_file(new, path)
+                self._move_file_to_target(new, path)
         finally:
             for leftover in path.parent.glob(f"{new.name}*"):
                 leftover.unlink(missing_ok=True)
 
-    def _publish_file(self, new: Path, path: Path) -> None:
+    def _move_file_to_target(self, new: Path, path: Path) -> None:
         """Give the file its name. An empty catalog with that name is removed."""
         if path.exists():
             if self.read_target().rebuild:
@@ -121,10 +121,10 @@ class SqlRebuild:
             for old_file in (path, *(path.with_name(f"{path.name}-{suffix}") for suffix in ("wal", "shm"))):
                 old_file.unlink(missing_ok=True)
         os.link(new, path)
-        _sync(path.parent)
+        _sync_to_disk(path.parent)
 
 
-def describe_content(connection: Connection) -> str:
+def describe_database_content(connection: Connection) -> str:
     """Describe the content of a database in a phrase. Return an empty text for an empty database."""
     row = read_log_row(connection)
     if row.rebuild:
@@ -138,7 +138,7 @@ def describe_content(connection: Connection) -> str:
     return ""
 
 
-def _sync(path: Path) -> None:
+def _sync_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -148,23 +148,23 @@ def _sync(path: Path) -> None:
 
 def _load_tables(writer: ArrowWriter, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
     """Load all tables, and write the rows that no record has."""
-    with _without_indexes(writer):
+    with _drop_indexes_during_load(writer):
         for name in LOAD_ORDER:
             for part in files.part_paths(name):
                 proceed()
                 with pa.memory_map(str(part)) as source, pa.ipc.open_file(source) as rows:
                     batches = (rows.get_batch(index) for index in range(rows.num_record_batches))
                     writer.ingest(name, pa.RecordBatchReader.from_batches(rows.schema, batches))
-        writer.execute(releases_statement(load.epoch))
+        writer.execute(compile_releases_restart(load.epoch))
         proceed()
-    _set_next_numbers(writer, load)
-    for name, rows in _unrecorded_rows_of_load(load):
+    _set_next_row_numbers(writer, load)
+    for name, rows in _build_unrecorded_rows_of_load(load):
         writer.execute(f"DELETE FROM {name}")
         writer.ingest(name, rows.to_reader())
 
 
 @contextmanager
-def _without_indexes(writer: ArrowWriter) -> Iterator[None]:
+def _drop_indexes_during_load(writer: ArrowWriter) -> Iterator[None]:
     """Drop triggers and indexes before the block and create them again after it. Constraints stay."""
     names = ", ".join(f"'{name}'" for name in LOAD_ORDER)
     if writer.dialect == "sqlite":
@@ -191,7 +191,7 @@ def _without_indexes(writer: ArrowWriter) -> Iterator[None]:
         writer.execute(statement)
 
 
-def _set_next_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
+def _set_next_row_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
     """Set sequences so that new rows get numbers above all that the lost catalog may have given out."""
     blocks = load.manifest.blocks
     last_by_column = {
@@ -209,15 +209,17 @@ def _set_next_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
                 writer.execute(f"INSERT INTO sqlite_sequence (name, seq) VALUES ('{name}', {last})")
 
 
-def _unrecorded_rows_of_load(load: CatalogLoad) -> Iterator[tuple[str, pa.Table]]:
+def _build_unrecorded_rows_of_load(load: CatalogLoad) -> Iterator[tuple[str, pa.Table]]:
     pending = f'{{"{load.stamp}": {load.now_us}}}'
-    yield from unrecorded_rows(load.manifest, epoch=load.epoch, state=ADOPTING, rebuild=load.rebuild, pending=pending)
+    yield from build_unrecorded_rows(
+        load.manifest, epoch=load.epoch, state=ADOPTING, rebuild=load.rebuild, pending=pending
+    )
     markers = [{"role": role.value, "bucket": bucket, "marked_us": load.now_us} for role, bucket in load.markers]
     if markers:
-        yield _to_table("bucket_marker", markers)
+        yield _build_arrow_table("bucket_marker", markers)
 
 
-def unrecorded_rows(
+def build_unrecorded_rows(
     manifest: Manifest, *, epoch: int, state: str, pending: str = "{}", rebuild: str | None = None
 ) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows that no record has, by table: catalog, record log and coordinators.
@@ -250,11 +252,11 @@ def unrecorded_rows(
         "flushed_us": manifest.flushed_us,
     }
     coordinators = [{"tc_id": tc_id, "next_sequence": ceilings.transaction} for tc_id in range(MAX_COORDINATORS)]
-    yield _to_table("catalog", [catalog])
-    yield _to_table("record_log", [log])
-    yield _to_table("transaction_coordinator", coordinators)
+    yield _build_arrow_table("catalog", [catalog])
+    yield _build_arrow_table("record_log", [log])
+    yield _build_arrow_table("transaction_coordinator", coordinators)
 
 
-def _to_table(name: str, rows: list[dict[str, Any]]) -> tuple[str, pa.Table]:
+def _build_arrow_table(name: str, rows: list[dict[str, Any]]) -> tuple[str, pa.Table]:
     table = t.metadata.tables[name]
-    return name, pa.table({key: pa.array([row[key] for row in rows], arrow_type(table.c[key])) for key in rows[0]})
+    return name, pa.table({key: pa.array([row[key] for row in rows], to_arrow_type(table.c[key])) for key in rows[0]})

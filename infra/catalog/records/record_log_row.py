@@ -16,7 +16,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, literal, or_, select, text, update
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.run_rows import UNCLAIMED, claim_columns
+from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, claim_columns
 from infra.catalog.identity.catalog_row import lost_row_error, read_catalog_row
 from logstore.errors import CatalogAdopting
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
@@ -49,7 +49,7 @@ def read_log_row(connection: Connection) -> Row[Any]:
     return row
 
 
-def require_ready(connection: Connection) -> None:
+def require_complete_catalog(connection: Connection) -> None:
     """Refuse a write to an incomplete catalog or to a replica database.
 
     Raises:
@@ -66,7 +66,7 @@ def require_ready(connection: Connection) -> None:
         )
 
 
-def require_no_replica(connection: Connection) -> None:
+def require_not_replica(connection: Connection) -> None:
     """Refuse an ordinary write or a new manifest in a replica database.
 
     Raises:
@@ -140,19 +140,19 @@ def _read_next_topic_id(connection: Connection) -> int:
     return int(row.last_value) + int(row.is_called)
 
 
-def take_claim(connection: Connection, claim: Claim, *, now_us: int) -> bool:
+def claim_record_log(connection: Connection, claim: Claim, *, now_us: int) -> bool:
     """Take or renew the claim unless another workflow has a live claim. Return whether it was taken."""
     read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
     return bool(connection.execute(update(t.record_log).where(free).values(**claim_columns(claim, now_us))).rowcount)
 
 
-def release_claim(connection: Connection, workflow_id: str) -> None:
+def release_record_log_claim(connection: Connection, workflow_id: str) -> None:
     """Release the claim if the workflow has it."""
-    connection.execute(update(t.record_log).where(_L.claim_workflow == workflow_id).values(**UNCLAIMED))
+    connection.execute(update(t.record_log).where(_L.claim_workflow == workflow_id).values(**NO_CLAIM_COLUMNS))
 
 
-def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
+def add_pending_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
     """Add a pending stamp.
 
     Stamps do not expire, because a paused writer may still store its manifest. A catalog that does not know the stamp
@@ -163,7 +163,7 @@ def begin_stamp(connection: Connection, stamp: str, *, now_us: int) -> None:
     Raises:
         CatalogAdopting: The catalog is a replica, which stores no manifests.
     """
-    require_no_replica(connection)
+    require_not_replica(connection)
     row = connection.execute(select(_L.pending).with_for_update()).one()
     connection.execute(update(t.record_log).values(pending={**row.pending, stamp: now_us}))
 
@@ -176,7 +176,7 @@ def is_manifest_settled(connection: Connection, number: int) -> bool:
     return bool(number <= manifest)
 
 
-def settle_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
+def store_newest_manifest(connection: Connection, *, number: int, stamp: str, ceilings: Ceilings, now_us: int) -> None:
     """Make a manifest the newest, and remove all pending stamps. Ceilings never fall."""
     raised = {
         "ledger_ceiling": _max_of(_L.ledger_ceiling, ceilings.ledger),
@@ -208,7 +208,7 @@ def unstage_blocks(connection: Connection) -> None:
     connection.execute(delete(t.record_staged))
 
 
-def end_rebuild(connection: Connection, rebuild: str) -> None:
+def mark_rebuild_complete(connection: Connection, rebuild: str) -> None:
     """Record that the rebuild of the catalog is complete."""
     connection.execute(update(t.record_log).where(_L.rebuild == rebuild).values(rebuild=None))
 
@@ -218,6 +218,6 @@ def is_adopting(connection: Connection) -> bool:
     return bool(connection.execute(select(_L.state)).scalar() == ADOPTING)
 
 
-def end_adoption(connection: Connection) -> None:
+def mark_adoption_complete(connection: Connection) -> None:
     """Make the catalog READY."""
     connection.execute(update(t.record_log).where(_L.state == ADOPTING).values(state=READY))

@@ -18,25 +18,25 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Table, select
 
 from infra.catalog import tables as t
-from infra.catalog.engine.catalog_version import check_version, upgrade, version
+from infra.catalog.engine.catalog_version import migrate_catalog, read_catalog_version, require_current_version
 from infra.catalog.engine.database import Database
 from infra.catalog.engine.database_connections import mask_passwords
 from infra.catalog.identity.catalog_row import read_catalog_row
 from infra.catalog.records import replica_rows
-from infra.catalog.records.rebuild_loading import describe_content, unrecorded_rows
+from infra.catalog.records.rebuild_loading import build_unrecorded_rows, describe_database_content
 from infra.catalog.records.record_log_row import REPLICA, read_log_row
 from infra.catalog.records.rows_from_versions import (
     UNIQUE_COLUMNS,
-    contains_ids,
-    id_column,
-    index_rows,
-    ledger_rows,
-    listed_ledger_ids,
-    select_newest,
+    build_delayed_index_rows,
+    build_ledger_rows,
+    build_table_rows,
+    build_tombstone_rows,
+    build_transaction_rows,
+    mask_contained_ids,
+    read_id_column,
+    select_newest_by_unique_columns,
     select_with_parent,
-    to_table_rows,
-    tombstone_rows,
-    transaction_rows,
+    unpack_listed_ledger_ids,
 )
 from logstore.errors import CatalogBusy, PreconditionFailed
 from logstore.failpoints import effect
@@ -58,17 +58,17 @@ class SqlReplica:
         self._db, self._url = database, database_url
 
     def applied_manifest(self) -> AppliedManifest | None:
-        if self._db.is_absent or version(self._db) is None:
+        if self._db.is_absent or read_catalog_version(self._db) is None:
             return None
-        check_version(self._db)
+        require_current_version(self._db)
         return self._db.read(self._read_applied)
 
     def apply(
         self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
     ) -> AppliedCounts:
-        if self._db.is_absent or version(self._db) is None:
+        if self._db.is_absent or read_catalog_version(self._db) is None:
             self._db.make_folder()
-            upgrade(self._db, bundles=manifest.bundles)
+            migrate_catalog(self._db, bundles=manifest.bundles)
 
         def apply_step(connection: Connection) -> AppliedCounts:
             connection.execute(select(t.record_log.c.id).with_for_update())
@@ -77,8 +77,8 @@ class SqlReplica:
             if seed:
                 for name in LOAD_ORDER:
                     replica_rows.delete_all_rows(connection, t.metadata.tables[name])
-            applied = _Step(connection).apply(versions)
-            for name, rows in unrecorded_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
+            applied = _ReplicaStep(connection).apply(versions)
+            for name, rows in build_unrecorded_rows(manifest, epoch=manifest.epoch, state=REPLICA, rebuild=replica):
                 replica_rows.replace_all_rows(connection, t.metadata.tables[name], rows)
             # triggers fill the outbox, and a replica never flushes
             replica_rows.delete_all_rows(connection, t.record_outbox)
@@ -98,7 +98,7 @@ class SqlReplica:
                 stamp=row.stamp,
                 replica=row.rebuild or "",
             )
-        if content := describe_content(connection):
+        if content := describe_database_content(connection):
             masked_url = mask_passwords(self._url)
             raise PreconditionFailed(f"database {masked_url}: expected an empty one or a replica's, found {content}")
         return None
@@ -115,7 +115,7 @@ def open_replica(database_url: str) -> Iterator[SqlReplica]:
         yield SqlReplica(database, database_url)
 
 
-class _Step:
+class _ReplicaStep:
     """One step of a replica. Parents are applied before their children."""
 
     def __init__(self, connection: Connection) -> None:
@@ -127,20 +127,22 @@ class _Step:
 
     def apply(self, versions: VersionReader) -> AppliedCounts:
         connection = self._connection
-        self._apply_unique(_K.TOPIC, versions)
-        lists = self._apply_unique(_K.LIST, versions)
+        self._apply_uniquely_named_records(_K.TOPIC, versions)
+        lists = self._apply_uniquely_named_records(_K.LIST, versions)
         for kind in (_K.LEDGER, _K.SEGMENT, _K.HIDDEN):
-            self._apply_kind(kind, versions)
-        replica_rows.delete_children(connection, self._deleted_topic_ids)
+            self._apply_records_of_kind(kind, versions)
+        replica_rows.delete_rows_of_topics(connection, self._deleted_topic_ids)
         ledger_ids = sorted(self._changed_ledger_ids)
         replica_rows.update_ledger_totals(connection, ledger_ids)
-        replica_rows.unlist_ledgers(connection, id_column(lists).tolist(), listed_ledger_ids(lists), ledger_ids)
-        self._apply_unique(_K.CURSOR, versions)
+        replica_rows.unlist_ledgers(
+            connection, read_id_column(lists).tolist(), unpack_listed_ledger_ids(lists), ledger_ids
+        )
+        self._apply_uniquely_named_records(_K.CURSOR, versions)
         for kind in (_K.SCHEMA, _K.PRODUCER, _K.DELETION, _K.TRANSACTION, _K.INDEX, _K.SNAPSHOT):
-            self._apply_kind(kind, versions)
+            self._apply_records_of_kind(kind, versions)
         return AppliedCounts(**self._counts)
 
-    def _apply_unique(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
+    def _apply_uniquely_named_records(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
         """Apply all records of a kind with unique names. Return the live record versions, which must fit in memory.
 
         If two records have the same name, the newer record counts.
@@ -149,8 +151,10 @@ class _Step:
         for part in parts:
             self._apply_tombstones(kind, part)
         live = [self._select_with_parent(kind, part.live) for part in parts]
-        newest = select_newest(pa.concat_tables([block_schema(kind).empty_table(), *live]), UNIQUE_COLUMNS[kind])
-        table, rows = to_table_rows(kind, newest)
+        newest = select_newest_by_unique_columns(
+            pa.concat_tables([block_schema(kind).empty_table(), *live]), UNIQUE_COLUMNS[kind]
+        )
+        table, rows = build_table_rows(kind, newest)
         displaced_ids = replica_rows.find_displaced_ids(self._connection, table, UNIQUE_COLUMNS[kind], rows)
         if kind is _K.TOPIC:
             self._delete_topics(displaced_ids)
@@ -162,28 +166,28 @@ class _Step:
         self._counts.update(records=newest.num_rows)
         return newest
 
-    def _apply_kind(self, kind: RecordKind, versions: VersionReader) -> None:
+    def _apply_records_of_kind(self, kind: RecordKind, versions: VersionReader) -> None:
         for part in map(split_winners, versions(kind)):
             self._apply_tombstones(kind, part)
             live = self._select_with_parent(kind, part.live)
-            self._upsert(kind, live)
+            self._upsert_live_records(kind, live)
             self._counts.update(records=live.num_rows)
 
-    def _upsert(self, kind: RecordKind, live: pa.Table) -> None:
-        ids = id_column(live).tolist()
+    def _upsert_live_records(self, kind: RecordKind, live: pa.Table) -> None:
+        ids = read_id_column(live).tolist()
         if kind in {_K.LEDGER, _K.SEGMENT}:
             self._changed_ledger_ids |= set(ids)
         if kind is _K.LEDGER:
             replica_rows.delete_rows(self._connection, t.ledger_copy.c.ledger_id, ids)
-            tables = ledger_rows(live, block_schema(_K.SEGMENT).empty_table(), id_column(live))
+            tables = build_ledger_rows(live, block_schema(_K.SEGMENT).empty_table(), read_id_column(live))
         elif kind is _K.INDEX:
             replica_rows.delete_rows(self._connection, t.delayed_bucket.c.topic_id, ids)
-            tables = index_rows(live)
+            tables = build_delayed_index_rows(live)
         elif kind is _K.TRANSACTION:
-            replica_rows.delete_transaction_parts(self._connection, to_table_rows(kind, live)[1])
-            tables = transaction_rows(live)
+            replica_rows.delete_transaction_parts(self._connection, build_table_rows(kind, live)[1])
+            tables = build_transaction_rows(live)
         else:
-            tables = iter([to_table_rows(kind, live)])
+            tables = iter([build_table_rows(kind, live)])
         for table, rows in tables:
             replica_rows.upsert_rows(self._connection, table, rows)
 
@@ -193,7 +197,9 @@ class _Step:
             return live
         column = "topic_id" if kind in {_K.LIST, _K.CURSOR} else "id"
         (key,) = _PARENT_TABLES[PARENT_BY_KIND[kind]].primary_key
-        parent_ids = replica_rows.existing_ids(self._connection, key, np.unique(id_column(live, column)).tolist())
+        parent_ids = replica_rows.find_existing_ids(
+            self._connection, key, np.unique(read_id_column(live, column)).tolist()
+        )
         return select_with_parent(live, parent_ids, column)
 
     def _apply_tombstones(self, kind: RecordKind, part: SplitWinners) -> None:
@@ -201,11 +207,13 @@ class _Step:
         if kind not in _PARENT_TABLES:
             return
         is_kind = t.tombstone.c.kind == kind.value
-        replica_rows.delete_rows(self._connection, t.tombstone.c.id, id_column(part.live).tolist(), is_kind)
+        replica_rows.delete_rows(self._connection, t.tombstone.c.id, read_id_column(part.live).tolist(), is_kind)
         if not part.tombstones.num_rows:
             return
-        ids = id_column(part.tombstones).tolist()
-        table, rows = tombstone_rows(part.tombstones, self._find_covered(kind, ids, part.covered), kind)
+        ids = read_id_column(part.tombstones).tolist()
+        table, rows = build_tombstone_rows(
+            part.tombstones, self._find_columns_for_tombstones(kind, ids, part.covered), kind
+        )
         replica_rows.upsert_rows(self._connection, table, rows)
         self._counts.update(tombstones=len(ids))
         if kind is _K.LEDGER:
@@ -217,11 +225,11 @@ class _Step:
         self._deleted_topic_ids += ids
         self._counts.update(removed=replica_rows.delete_rows(self._connection, t.topic.c.topic_id, ids))
 
-    def _find_covered(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
+    def _find_columns_for_tombstones(self, kind: RecordKind, ids: list[int], covered: pa.Table) -> pa.Table:
         """Return columns of deleted records, from their rows or else from record versions in the same step."""
         if kind is not _K.LEDGER:
             return covered
-        rows = replica_rows.read_covered_ledgers(self._connection, ids)
-        has_row = pa.array(contains_ids(id_column(rows), id_column(covered)))
+        rows = replica_rows.read_ledger_columns_for_tombstones(self._connection, ids)
+        has_row = pa.array(mask_contained_ids(read_id_column(rows), read_id_column(covered)))
         others = covered.select(_COVERED_COLUMNS).filter(pc.invert(has_row))
         return pa.concat_tables([rows, others.cast(rows.schema)]).sort_by("id")

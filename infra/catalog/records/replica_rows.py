@@ -27,7 +27,14 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, among, bulk_parameter, dialect_insert
+from infra.catalog.engine.dialect_sql import (
+    BIG,
+    TEXT,
+    BulkStatement,
+    build_bulk_parameter,
+    build_dialect_insert,
+    is_one_of,
+)
 from infra.catalog.records.rows_from_versions import Ids
 
 _ROWS_PER_STATEMENT: Final = 10_000
@@ -45,11 +52,11 @@ _TABLES_OF_TRANSACTION: Final = (t.transaction_participant, t.buffer_range)
 
 def upsert_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
     """Insert rows. If a row with the same key exists, set the given columns."""
-    insertion = dialect_insert(connection.dialect.name, table)
+    insertion = build_dialect_insert(connection.dialect.name, table)
     keys = [column.name for column in table.primary_key]
     changes = {name: insertion.excluded[name] for name in rows.column_names if name not in keys}
     insertion = insertion.on_conflict_do_update(index_elements=keys, set_=changes)
-    for page in _to_pages(table, rows):
+    for page in _split_rows_into_pages(table, rows):
         connection.execute(insertion, page)
 
 
@@ -61,11 +68,11 @@ def delete_all_rows(connection: Connection, table: Table) -> None:
 def replace_all_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
     """Make `rows` the only rows of a table."""
     connection.execute(delete(table))
-    for page in _to_pages(table, rows):
+    for page in _split_rows_into_pages(table, rows):
         connection.execute(insert(table), page)
 
 
-def _to_pages(table: Table, rows: pa.Table) -> Iterator[list[dict[str, Any]]]:
+def _split_rows_into_pages(table: Table, rows: pa.Table) -> Iterator[list[dict[str, Any]]]:
     json_columns = [name for name in rows.column_names if isinstance(table.c[name].type, JSON)]
     for batch in rows.to_batches(max_chunksize=_ROWS_PER_STATEMENT):
         page = batch.to_pylist()
@@ -76,11 +83,11 @@ def _to_pages(table: Table, rows: pa.Table) -> Iterator[list[dict[str, Any]]]:
             yield page
 
 
-def existing_ids(connection: Connection, column: Column[Any], ids: Iterable[int]) -> Ids:
+def find_existing_ids(connection: Connection, column: Column[Any], ids: Iterable[int]) -> Ids:
     """Return the ids that the column contains, ascending."""
     existing: list[int] = []
-    for page in _pages(ids):
-        existing += connection.execute(select(column).where(among(connection, column, page))).scalars()
+    for page in _split_ids_into_pages(ids):
+        existing += connection.execute(select(column).where(is_one_of(connection, column, page))).scalars()
     return np.unique(np.array(existing, np.int64))
 
 
@@ -88,7 +95,10 @@ def delete_rows(
     connection: Connection, column: Column[Any], ids: Iterable[int], *conditions: ColumnElement[bool]
 ) -> int:
     """Delete rows whose column has one of the ids and that meet all conditions. Return their number."""
-    statements = [delete(column.table).where(among(connection, column, page), *conditions) for page in _pages(ids)]
+    statements = [
+        delete(column.table).where(is_one_of(connection, column, page), *conditions)
+        for page in _split_ids_into_pages(ids)
+    ]
     return sum(connection.execute(statement).rowcount for statement in statements)
 
 
@@ -98,11 +108,11 @@ def delete_ledgers(connection: Connection, ids: Iterable[int]) -> int:
     return [delete_rows(connection, table.c.ledger_id, ledger_ids) for table in _TABLES_OF_LEDGER][-1]
 
 
-def delete_children(connection: Connection, topic_ids: Iterable[int]) -> None:
+def delete_rows_of_topics(connection: Connection, topic_ids: Iterable[int]) -> None:
     """Delete the rows of deleted topics. Their ledgers stay, unlisted, because ledgers are records of their own."""
     ids = list(topic_ids)
-    for page in _pages(ids):
-        lists = select(t.ledger_list.c.list_id).where(among(connection, t.ledger_list.c.topic_id, page))
+    for page in _split_ids_into_pages(ids):
+        lists = select(t.ledger_list.c.list_id).where(is_one_of(connection, t.ledger_list.c.topic_id, page))
         delete_lists(connection, connection.execute(lists).scalars().all())
     for table in _TABLES_OF_TOPIC:
         delete_rows(connection, table.c.topic_id, ids)
@@ -111,8 +121,8 @@ def delete_children(connection: Connection, topic_ids: Iterable[int]) -> None:
 def delete_lists(connection: Connection, ids: Iterable[int]) -> None:
     """Delete lists. Their ledgers become unlisted."""
     list_ids = list(ids)
-    for page in _pages(list_ids):
-        listed = update(t.ledger).where(among(connection, t.ledger.c.list_id, page))
+    for page in _split_ids_into_pages(list_ids):
+        listed = update(t.ledger).where(is_one_of(connection, t.ledger.c.list_id, page))
         connection.execute(listed.values(place=None))
     delete_rows(connection, t.ledger_list.c.list_id, list_ids)
 
@@ -134,23 +144,23 @@ def find_displaced_ids(
     """
     (key,) = table.primary_key
     types = {name: BIG if pa.types.is_integer(rows.schema.field(name).type) else TEXT for name in unique_columns}
-    newer = bulk_parameter(connection.dialect.name, "newer", {"id": BIG, **types})
+    newer = build_bulk_parameter(connection.dialect.name, "newer", {"id": BIG, **types})
     c = newer.source.c
     same_columns = [table.c[name] == c[name] for name in unique_columns]
-    displaced = Statement(select(key).where(exists().where(*same_columns, c.id != key)), newer)
+    displaced = BulkStatement(select(key).where(exists().where(*same_columns, c.id != key)), newer)
     values = zip(*(rows.column(name).to_pylist() for name in (key.name, *unique_columns)), strict=True)
     return list(displaced.execute(connection, values).scalars())
 
 
-def read_covered_ledgers(connection: Connection, ids: Iterable[int]) -> pa.Table:
+def read_ledger_columns_for_tombstones(connection: Connection, ids: Iterable[int]) -> pa.Table:
     """Return the columns of ledgers that their tombstones need, ascending by id."""
     ledger_list, ledger = t.ledger_list.c, t.ledger.c
     query = select(ledger.ledger_id, ledger_list.topic_id, ledger.list_id, ledger_list.component).join(
         t.ledger_list, ledger_list.list_id == ledger.list_id
     )
     rows: list[Any] = []
-    for page in _pages(ids):
-        rows += connection.execute(query.where(among(connection, ledger.ledger_id, page))).all()
+    for page in _split_ids_into_pages(ids):
+        rows += connection.execute(query.where(is_one_of(connection, ledger.ledger_id, page))).all()
     columns = list(zip(*sorted(tuple(row) for row in rows), strict=True)) or [(), (), (), ()]
     types = {"id": pa.int64(), "topic_id": pa.int64(), "list_id": pa.int64(), "component": pa.string()}
     return pa.table(
@@ -171,8 +181,8 @@ def update_ledger_totals(connection: Connection, ids: Iterable[int]) -> None:
         "segments": from_segments(func.count()),
     }
     last_segment = from_segments(func.max(s.number))
-    for page in _pages(ids):
-        mine = update(t.ledger).where(among(connection, ledger.ledger_id, page))
+    for page in _split_ids_into_pages(ids):
+        mine = update(t.ledger).where(is_one_of(connection, ledger.ledger_id, page))
         connection.execute(mine.values(totals))
         connection.execute(mine.where(ledger.last_segment < last_segment).values(last_segment=last_segment))
 
@@ -188,18 +198,18 @@ def unlist_ledgers(connection: Connection, list_ids: Iterable[int], named_ids: I
     """
     ledger = t.ledger.c
     unnamed_ids: list[int] = []
-    for page in _pages(list_ids):
-        listed = select(ledger.ledger_id).where(among(connection, ledger.list_id, page), ledger.place.is_not(None))
+    for page in _split_ids_into_pages(list_ids):
+        listed = select(ledger.ledger_id).where(is_one_of(connection, ledger.list_id, page), ledger.place.is_not(None))
         listed_ids = np.array(connection.execute(listed).scalars().all(), np.int64)
         unnamed_ids += np.setdiff1d(listed_ids, named_ids).tolist()
     has_no_list = ~exists().where(t.ledger_list.c.list_id == ledger.list_id)
     for ids, conditions in ((unnamed_ids, ()), (changed_ids, (has_no_list,))):
-        for page in _pages(ids):
-            selected = update(t.ledger).where(among(connection, ledger.ledger_id, page), *conditions)
+        for page in _split_ids_into_pages(ids):
+            selected = update(t.ledger).where(is_one_of(connection, ledger.ledger_id, page), *conditions)
             connection.execute(selected.values(place=None))
 
 
-def _pages(ids: Iterable[int]) -> Iterator[list[int]]:
+def _split_ids_into_pages(ids: Iterable[int]) -> Iterator[list[int]]:
     plain_ids = [int(number) for number in ids]  # integers of numpy are no valid parameters of a statement
     for start in range(0, len(plain_ids), _ROWS_PER_STATEMENT):
         yield plain_ids[start : start + _ROWS_PER_STATEMENT]

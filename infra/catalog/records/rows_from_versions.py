@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 from sqlalchemy import Table
 
 from infra.catalog import tables as t
-from infra.catalog.engine.arrow_bulk import arrow_type
+from infra.catalog.engine.arrow_bulk import to_arrow_type
 from logstore.log.ledgers import CopyKind
 from logstore.records.record_kinds import COLUMNS_BY_KIND, RecordKind
 
@@ -53,11 +53,11 @@ UNIQUE_COLUMNS: Final[Mapping[RecordKind, tuple[str, ...]]] = {
 
 def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
     """Return the rows in the types of the table's columns."""
-    fields = [pa.field(name, arrow_type(table.c[name])) for name in rows.column_names]
+    fields = [pa.field(name, to_arrow_type(table.c[name])) for name in rows.column_names]
     return rows.cast(pa.schema(fields))
 
 
-def to_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
+def build_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> TableRows:  # noqa: ANN401 - arrays
     """Return the rows of a kind. Columns that are neither fields nor in `computed` are not included."""
     table, sources = _TABLES[kind]
     field_names = {name for name, _ in COLUMNS_BY_KIND[kind]}
@@ -73,13 +73,13 @@ def to_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> Tabl
     return table, cast_to_columns(table, pa.table(columns))
 
 
-def id_column(table: pa.Table, name: str = "id") -> Ids:
+def read_id_column(table: pa.Table, name: str = "id") -> Ids:
     """Return a column of numbers without nulls."""
     ids: Ids = table.column(name).to_numpy()
     return ids
 
 
-def contains_ids(sorted_ids: Ids, ids: Ids) -> npt.NDArray[np.bool_]:
+def mask_contained_ids(sorted_ids: Ids, ids: Ids) -> npt.NDArray[np.bool_]:
     """Return for each of `ids` whether `sorted_ids` contain it. `sorted_ids` must ascend."""
     places = np.searchsorted(sorted_ids, ids)
     contains: npt.NDArray[np.bool_] = np.zeros(len(ids), bool)
@@ -90,10 +90,10 @@ def contains_ids(sorted_ids: Ids, ids: Ids) -> npt.NDArray[np.bool_]:
 
 def select_with_parent(versions: pa.Table, parent_ids: Ids, column: str = "id") -> pa.Table:
     """Return the record versions whose parent exists. `parent_ids` must ascend."""
-    return versions.filter(pa.array(contains_ids(parent_ids, id_column(versions, column))))
+    return versions.filter(pa.array(mask_contained_ids(parent_ids, read_id_column(versions, column))))
 
 
-def select_newest(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
+def select_newest_by_unique_columns(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
     """Return the newest row for each value of the unique columns, in the order of `versions`.
 
     Rows with equal values never existed at the same time. A plain deletion removed the older row before.
@@ -112,7 +112,7 @@ def select_newest(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table
     return versions.take(pa.array(np.sort(indices.to_numpy()[is_first])))
 
 
-def listed_ledger_ids(lists: pa.Table) -> Ids:
+def unpack_listed_ledger_ids(lists: pa.Table) -> Ids:
     """Return the ids of all ledgers that the lists name, ascending."""
     bitmaps = [BitMap64.deserialize(packed) for packed in lists.column("ledgers").to_pylist() if packed]
     return np.sort(
@@ -120,7 +120,7 @@ def listed_ledger_ids(lists: pa.Table) -> Ids:
     )
 
 
-def ledger_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
+def build_ledger_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
     """Yield ledgers with their totals, then their copies.
 
     A ledger that no list names gets no place. It was never listed, or it returned after a plain deletion.
@@ -130,20 +130,20 @@ def ledger_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Itera
         segments: Record versions of the segments of these ledgers only.
         listed_ids: Ids of listed ledgers, ascending.
     """
-    ids = id_column(ledgers)
+    ids = read_id_column(ledgers)
     totals = _sum_segments(ids, segments)
-    is_listed = pa.array(contains_ids(listed_ids, ids))
+    is_listed = pa.array(mask_contained_ids(listed_ids, ids))
     places = pc.if_else(is_listed, ledgers.column("place"), pa.scalar(None, pa.int64()))
     last_segments = ledgers.column("last_segment").fill_null(-1).to_numpy().copy()
     if segments.num_rows:
         numbers = pc.cast(segments.column("sub"), pa.int64()).to_numpy()
-        np.maximum.at(last_segments, np.searchsorted(ids, id_column(segments)), numbers)
-    yield to_table_rows(RecordKind.LEDGER, ledgers, place=places, last_segment=last_segments, **totals)
-    yield _copy_rows(ledgers)
+        np.maximum.at(last_segments, np.searchsorted(ids, read_id_column(segments)), numbers)
+    yield build_table_rows(RecordKind.LEDGER, ledgers, place=places, last_segment=last_segments, **totals)
+    yield _build_copy_rows(ledgers)
 
 
 def _sum_segments(ledger_ids: Ids, segments: pa.Table) -> dict[str, Ids]:
-    segment_ledgers = id_column(segments)
+    segment_ledgers = read_id_column(segments)
     order = np.argsort(segment_ledgers, kind="stable")
     starts, ends = (np.searchsorted(segment_ledgers[order], ledger_ids, side) for side in ("left", "right"))
     totals = {"segments": ends - starts}
@@ -153,7 +153,7 @@ def _sum_segments(ledger_ids: Ids, segments: pa.Table) -> dict[str, Ids]:
     return totals
 
 
-def _copy_rows(ledgers: pa.Table) -> TableRows:
+def _build_copy_rows(ledgers: pa.Table) -> TableRows:
     """Return the copies, ascending by ledger and kind."""
     parts = []
     for kind, name in ((CopyKind.LEDGER, "primary"), (CopyKind.OFFLOADED_LEDGER, "tiered")):
@@ -172,18 +172,18 @@ def _copy_rows(ledgers: pa.Table) -> TableRows:
     return t.ledger_copy, cast_to_columns(t.ledger_copy, rows)
 
 
-def transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
+def build_transaction_rows(versions: pa.Table) -> Iterator[TableRows]:
     """Yield transactions, then their participants, then their ranges of unsettled entries."""
-    table, rows = to_table_rows(RecordKind.TRANSACTION, versions)
+    table, rows = build_table_rows(RecordKind.TRANSACTION, versions)
     yield table, rows
     keys = rows.select(["tc_id", "sequence"])
     yield _parse_parts(t.transaction_participant, versions.column("participants"), keys)
     yield _parse_parts(t.buffer_range, versions.column("ranges"), keys)
 
 
-def index_rows(versions: pa.Table) -> Iterator[TableRows]:
+def build_delayed_index_rows(versions: pa.Table) -> Iterator[TableRows]:
     """Yield indexes of delayed messages, then their index buckets."""
-    table, rows = to_table_rows(RecordKind.INDEX, versions)
+    table, rows = build_table_rows(RecordKind.INDEX, versions)
     yield table, rows
     yield _parse_parts(t.delayed_bucket, versions.column("buckets"), rows.select(["topic_id"]))
 
@@ -195,7 +195,7 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
     parts = [part | key for key, document in aggregates for part in json.loads(document)]
     columns = {}
     for column in table.c:
-        arrow = arrow_type(column)
+        arrow = to_arrow_type(column)
         values = [part.get(column.name) for part in parts]
         if pa.types.is_binary(arrow):
             values = [None if value is None else base64.b64decode(value) for value in values]
@@ -203,7 +203,7 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
     return table, pa.table(columns)
 
 
-def tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) -> TableRows:
+def build_tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) -> TableRows:
     """Return the rows of tombstones. Topic, list and component come from the record versions that the tombstones cover.
 
     Args:
@@ -211,8 +211,8 @@ def tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) ->
         covered: At most one other record version of each of these records, ascending by id.
         kind: Topic or ledger.
     """
-    ids, covered_ids = id_column(tombstones), id_column(covered)
-    is_covered = contains_ids(covered_ids, ids)
+    ids, covered_ids = read_id_column(tombstones), read_id_column(covered)
+    is_covered = mask_contained_ids(covered_ids, ids)
     indices = pa.array(np.where(is_covered, np.searchsorted(covered_ids, ids), 0), mask=~is_covered)
     columns: dict[str, Any] = {
         "kind": pa.repeat(pa.scalar(kind.value), len(ids)),

@@ -30,9 +30,16 @@ from sqlalchemy import (
 from sqlalchemy.sql import Executable
 
 from infra.catalog import tables as t
-from infra.catalog.engine.database import CatalogAdapter, writes
-from infra.catalog.engine.dialect_sql import BIG, Statement, among, bulk_parameter, dataclass_from_row, dialect_insert
-from infra.catalog.records.outbox_rows import is_unflushed
+from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
+from infra.catalog.engine.dialect_sql import (
+    BIG,
+    BulkStatement,
+    build_bulk_parameter,
+    build_dialect_insert,
+    dataclass_from_row,
+    is_one_of,
+)
+from infra.catalog.records.outbox_rows import match_unflushed_records
 from logstore.deletion.intents import DeletionState
 from logstore.ports.catalog import RecordId, Tombstone, TombstoneCounts
 from logstore.records.record_kinds import RecordKind
@@ -42,7 +49,7 @@ _LEDGER, _TOPIC = RecordKind.LEDGER.value, RecordKind.TOPIC.value
 _COLUMNS = ("kind", "id", "topic_id", "list_id", "component", "generation", "epoch", "at_us")
 
 
-def bury_ledgers(connection: Connection, condition: ColumnElement[bool], *, now_us: int) -> None:
+def insert_ledger_tombstones(connection: Connection, condition: ColumnElement[bool], *, now_us: int) -> None:
     """Insert tombstones of ledgers.
 
     Call it before the ledgers are removed, in the same transaction, under the list locks.
@@ -53,19 +60,19 @@ def bury_ledgers(connection: Connection, condition: ColumnElement[bool], *, now_
     columns = (literal(_LEDGER), ledger.ledger_id, ledger_list.topic_id, ledger.list_id, ledger_list.component)
     rows = select(*columns, ledger.generation + 1, t.catalog.c.epoch, literal(now_us)).select_from(t.ledger)
     joined = rows.join(t.ledger_list, ledger_list.list_id == ledger.list_id).join(t.catalog, literal(True))
-    _upsert(connection, joined.where(condition))
+    _upsert_tombstones(connection, joined.where(condition))
 
 
-def bury_topic(connection: Connection, topic_id: int, *, now_us: int) -> None:
+def insert_topic_tombstone(connection: Connection, topic_id: int, *, now_us: int) -> None:
     """Insert the tombstone of a topic. Call it before the topic's row is removed, in the same transaction."""
     none = (literal(None, t.tombstone.c.list_id.type), literal(None, t.tombstone.c.component.type))
     row = select(literal(_TOPIC), literal(topic_id), literal(topic_id), *none, literal(1), t.catalog.c.epoch)
-    _upsert(connection, row.add_columns(literal(now_us)).where(literal(True)))
+    _upsert_tombstones(connection, row.add_columns(literal(now_us)).where(literal(True)))
 
 
-def _upsert(connection: Connection, rows: Select[Any]) -> None:
+def _upsert_tombstones(connection: Connection, rows: Select[Any]) -> None:
     """Insert tombstones. An existing tombstone gets a higher generation and loses its raid mark."""
-    insertion = dialect_insert(connection.dialect.name, t.tombstone).from_select(_COLUMNS, rows)
+    insertion = build_dialect_insert(connection.dialect.name, t.tombstone).from_select(_COLUMNS, rows)
     new = insertion.excluded
     changes = {
         "generation": case((_T.generation >= new.generation, _T.generation + 1), else_=new.generation),
@@ -107,12 +114,12 @@ class SqlTombstones(CatalogAdapter):
     def mark_candidates(
         self, run_id: str, *, before_us: int, after: RecordId | None, limit: int
     ) -> tuple[int, RecordId | None]:
-        page = self._read_page(before_us, limit, *_after(after))
+        page = self._read_page(before_us, limit, *_match_records_after(after))
         ids_by_kind = _group_ids(row for row in page if row.removable or row.raid is not None)
         has_marks = any(row.raid is not None for row in page)
 
         def mark_page(connection: Connection) -> int:
-            statements, marked = _compile_statements(connection.dialect.name), 0
+            statements, marked = _compile_raid_statements(connection.dialect.name), 0
             for kind, ids in ids_by_kind.items():
                 values = {"of_kind": kind, "before_us": before_us, "run": run_id}
                 if has_marks:
@@ -124,14 +131,19 @@ class SqlTombstones(CatalogAdapter):
         return self._db.write(mark_page) if ids_by_kind else 0, last
 
     def candidates(self, run_id: str, *, after: RecordId | None, limit: int) -> Sequence[RecordId]:
-        query = select(_T.kind, _T.id).where(_T.raid == run_id, *_after(after)).order_by(_T.kind, _T.id).limit(limit)
+        query = (
+            select(_T.kind, _T.id)
+            .where(_T.raid == run_id, *_match_records_after(after))
+            .order_by(_T.kind, _T.id)
+            .limit(limit)
+        )
         rows = self._db.read(lambda connection: connection.execute(query).all())
         return [RecordId(kind=RecordKind(row.kind), id=row.id) for row in rows]
 
-    @writes()
+    @in_write_transaction()
     def unmark(self, connection: Connection, run_id: str, kept: Collection[RecordId]) -> None:
         for kind in {record.kind for record in kept}:
-            same_id = among(connection, _T.id, [record.id for record in kept if record.kind is kind])
+            same_id = is_one_of(connection, _T.id, [record.id for record in kept if record.kind is kind])
             mine = update(t.tombstone).where(_T.raid == run_id, _T.kind == kind.value, same_id)
             connection.execute(mine.values(raid=None))
 
@@ -140,7 +152,7 @@ class SqlTombstones(CatalogAdapter):
         ids_by_kind = _group_ids(self._read_page(before_us, limit, _T.raid == run_id))
 
         def remove_page(connection: Connection) -> int:
-            statements, removed = _compile_statements(connection.dialect.name), 0
+            statements, removed = _compile_raid_statements(connection.dialect.name), 0
             for kind, ids in ids_by_kind.items():
                 values = {"of_kind": kind, "before_us": before_us, "run": run_id}
                 statements.lock.execute(connection, ids, **values)
@@ -152,25 +164,28 @@ class SqlTombstones(CatalogAdapter):
 
     def _read_page(self, before_us: int, limit: int, *conditions: ColumnElement[bool]) -> Sequence[Row[Any]]:
         """Return tombstones, ascending by kind and id. `removable` says whether a row may be removed now."""
-        removable = _is_removable(literal(before_us)).label("removable")
+        removable = _match_removable_tombstones(literal(before_us)).label("removable")
         rows = select(_T.kind, _T.id, _T.raid, removable).where(*conditions).order_by(_T.kind, _T.id).limit(limit)
         return self._db.read(lambda connection: connection.execute(rows).all())
 
 
 class _RaidStatements(NamedTuple):
-    mark: Statement
-    unmark: Statement  # for tombstones that have a mark of any raid and must stay
-    lock: Statement  # for the raid's candidates, before `remove` checks them again
-    remove: Statement
-    unmark_rest: Statement  # for candidates that `remove` has left
+    mark: BulkStatement
+    unmark: BulkStatement  # for tombstones that have a mark of any raid and must stay
+    lock: BulkStatement  # for the raid's candidates, before `remove` checks them again
+    remove: BulkStatement
+    unmark_rest: BulkStatement  # for candidates that `remove` has left
 
 
 @cache
-def _compile_statements(dialect: str) -> _RaidStatements:
+def _compile_raid_statements(dialect: str) -> _RaidStatements:
     """Compile once, because this takes longer than the execution, and SQLite has one writer at a time."""
-    page = bulk_parameter(dialect, "page", {"id": BIG})
+    page = build_bulk_parameter(dialect, "page", {"id": BIG})
     in_page = and_(_T.kind == bindparam("of_kind"), _T.id.in_(select(page.source.c.id)))
-    mine, removable = and_(in_page, _T.raid == bindparam("run")), _is_removable(bindparam("before_us", type_=BIG))
+    mine, removable = (
+        and_(in_page, _T.raid == bindparam("run")),
+        _match_removable_tombstones(bindparam("before_us", type_=BIG)),
+    )
     tombstones, unmarked = update(t.tombstone), {"raid": None}
     statements: tuple[Executable, ...] = (
         tombstones.where(in_page, removable).values(raid=bindparam("run")),
@@ -179,18 +194,18 @@ def _compile_statements(dialect: str) -> _RaidStatements:
         delete(t.tombstone).where(mine, removable),
         tombstones.where(mine).values(unmarked),
     )
-    return _RaidStatements(*(Statement(sql=statement, rows=page) for statement in statements))
+    return _RaidStatements(*(BulkStatement(sql=statement, rows=page) for statement in statements))
 
 
 def _group_ids(rows: Iterable[Row[Any]]) -> dict[str, list[tuple[int]]]:
     return {kind: [(row.id,) for row in of_kind] for kind, of_kind in groupby(rows, attrgetter("kind"))}
 
 
-def _after(record: RecordId | None) -> list[ColumnElement[bool]]:
+def _match_records_after(record: RecordId | None) -> list[ColumnElement[bool]]:
     return [] if record is None else [tuple_(_T.kind, _T.id) > tuple_(literal(record.kind.value), literal(record.id))]
 
 
-def _is_removable(before_us: ColumnElement[int]) -> ColumnElement[bool]:
+def _match_removable_tombstones(before_us: ColumnElement[int]) -> ColumnElement[bool]:
     """Select tombstones that are old enough, have no change in the outbox, and have no unfinished deletion."""
     finished = DeletionState.DELETED.value
     has_intent = exists().where(_P.ledger_id == _T.id, _P.state != finished)
@@ -198,6 +213,6 @@ def _is_removable(before_us: ColumnElement[int]) -> ColumnElement[bool]:
     has_topic_intent = [
         exists().where(_P.topic_id == _T.id, unfinished) for unfinished in (_P.state < finished, _P.state > finished)
     ]
-    ledger = and_(_T.kind == _LEDGER, or_(has_intent, is_unflushed(_LEDGER, _T.id)))
-    topic = and_(_T.kind == _TOPIC, or_(*has_topic_intent, is_unflushed(_TOPIC, _T.id)))
+    ledger = and_(_T.kind == _LEDGER, or_(has_intent, match_unflushed_records(_LEDGER, _T.id)))
+    topic = and_(_T.kind == _TOPIC, or_(*has_topic_intent, match_unflushed_records(_TOPIC, _T.id)))
     return and_(_T.at_us < before_us, not_(or_(ledger, topic)))

@@ -10,19 +10,23 @@ from typing import Any
 from sqlalchemy import Connection, exists, select
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.topic_deletion import dissolve
-from infra.catalog.engine.dialect_sql import among
+from infra.catalog.deletion.topic_deletion import remove_topic_but_objects
+from infra.catalog.engine.dialect_sql import is_one_of
 from infra.catalog.log.ledger_rows import (
     GROWING_COLUMNS,
-    ensure_list,
+    add_newborns_to_list,
+    ensure_ledger_list,
     insert_segments,
     insert_stored_ledgers,
-    list_newborns,
 )
-from infra.catalog.log.producer_sequence_rows import put_sequences, read_sequences
-from infra.catalog.log.topic_rows import recreate_topic
+from infra.catalog.log.producer_sequence_rows import read_producer_sequences, store_producer_sequences
+from infra.catalog.log.topic_rows import insert_topic_found_in_storage
 from infra.catalog.records.adopted_transactions import adopt_transactions, lock_decided_before_flush
-from infra.catalog.records.adoption_rows import iterate_staged, settle_ledgers, settle_unstaged
+from infra.catalog.records.adoption_rows import (
+    iterate_staged_ledgers,
+    store_adoption_outcomes,
+    store_outcomes_of_unstaged_ledgers,
+)
 from logstore.log.ledgers import Component, LedgerState
 from logstore.log.producer_sequences import ProducerSequence
 from logstore.ports.catalog import TopicState
@@ -37,13 +41,13 @@ _INCOMPLETE = {StorageDiscrepancy.ABSENT, StorageDiscrepancy.ENDED, StorageDiscr
 
 
 @dataclass(frozen=True, slots=True)
-class _TopicSummary:
+class _StagedUploadSummary:
     name: str | None  # name in the statements of ledgers with uploads; `None`: no such ledgers
     repeated: Mapping[str, int]
 
 
 @dataclass(slots=True)
-class _SettledTopic:
+class _TopicInAdoption:
     """Topic during its settling, with results of the pages so far."""
 
     topic_id: TopicId
@@ -56,34 +60,34 @@ class _SettledTopic:
     segments_by_ledger: dict[LedgerId, int] = field(default_factory=dict)  # number of adopted segments
 
 
-def settle_topic(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
+def adopt_staged_ledgers(connection: Connection, topic_id: TopicId, *, rows_epoch: int, now_us: int) -> None:
     """Settle the staged ledgers of a topic, page by page. Without staged ledgers nothing changes."""
-    summary = _summarize(connection, topic_id)
+    summary = _summarize_staged_ledgers(connection, topic_id)
     if summary is None:
         return
     topic, name = None, _find_or_restore_name(connection, topic_id, summary.name, now_us)
     if name is not None:
-        list_id = ensure_list(connection, topic_id, Component.MANAGED_LEDGER, {})
-        topic = _SettledTopic(topic_id, name, list_id, summary.repeated, rows_epoch)
-    for ledgers in iterate_staged(connection, topic_id):
-        _settle_page(connection, topic, ledgers, now_us)
+        list_id = ensure_ledger_list(connection, topic_id, Component.MANAGED_LEDGER, {})
+        topic = _TopicInAdoption(topic_id, name, list_id, summary.repeated, rows_epoch)
+    for ledgers in iterate_staged_ledgers(connection, topic_id):
+        _adopt_page(connection, topic, ledgers, now_us)
     if topic is not None:
-        settle_ledgers(connection, _judge_incomplete(connection, topic), topic.segments_by_ledger)
+        store_adoption_outcomes(connection, _decide_incomplete_ledgers(connection, topic), topic.segments_by_ledger)
 
 
-def _summarize(connection: Connection, topic_id: TopicId) -> _TopicSummary | None:
+def _summarize_staged_ledgers(connection: Connection, topic_id: TopicId) -> _StagedUploadSummary | None:
     names: set[str] = set()
     last_repeats: dict[str, int] = {}
     is_empty = True
-    for ledgers in iterate_staged(connection, topic_id):
+    for ledgers in iterate_staged_ledgers(connection, topic_id):
         is_empty = False
         names |= {ledger.statement.owner.topic for ledger in ledgers if ledger.statement and ledger.uploads}
         last_repeats |= find_last_attempts((upload for ledger in ledgers for upload in ledger.uploads), last_repeats)
-    return None if is_empty else _TopicSummary(min(names, default=None), last_repeats)
+    return None if is_empty else _StagedUploadSummary(min(names, default=None), last_repeats)
 
 
-def _settle_page(
-    connection: Connection, topic: _SettledTopic | None, ledgers: Sequence[StagedLedger], now_us: int
+def _adopt_page(
+    connection: Connection, topic: _TopicInAdoption | None, ledgers: Sequence[StagedLedger], now_us: int
 ) -> None:
     """Settle a page of ledgers. Incomplete ledgers are settled at the end of the topic."""
     adoptees = dict.fromkeys((ledger.ledger_id for ledger in ledgers), AdoptionOutcome.UNCHANGED)
@@ -93,13 +97,13 @@ def _settle_page(
         if ledger.standing is StorageDiscrepancy.STRANGER
     }
     if topic is None:
-        settle_ledgers(connection, adoptees, {})
+        store_adoption_outcomes(connection, adoptees, {})
         return
     adoptees |= _adopt_uploads(connection, topic, ledgers, now_us)
     incomplete_ids = topic.incomplete_ids
     incomplete_ids |= {ledger.ledger_id for ledger in ledgers if ledger.standing in _INCOMPLETE}
     complete = {ledger_id: adoptee for ledger_id, adoptee in adoptees.items() if ledger_id not in incomplete_ids}
-    settle_ledgers(connection, complete, topic.segments_by_ledger)
+    store_adoption_outcomes(connection, complete, topic.segments_by_ledger)
     topic.segments_by_ledger = {
         ledger_id: segments for ledger_id, segments in topic.segments_by_ledger.items() if ledger_id in incomplete_ids
     }
@@ -123,20 +127,22 @@ def _find_or_restore_name(
     if namesake is not None and namesake > topic_id:
         return None
     if namesake is not None:
-        revived = dissolve(connection, TopicId(namesake))
-        settle_unstaged(connection, dict.fromkeys(revived, TopicId(namesake)), AdoptionOutcome.REVIVED)
-    recreate_topic(connection, topic_id, stated_name, now_us=now_us)
+        revived = remove_topic_but_objects(connection, TopicId(namesake))
+        store_outcomes_of_unstaged_ledgers(
+            connection, dict.fromkeys(revived, TopicId(namesake)), AdoptionOutcome.REVIVED
+        )
+    insert_topic_found_in_storage(connection, topic_id, stated_name, now_us=now_us)
     return stated_name
 
 
 def _adopt_uploads(
-    connection: Connection, topic: _SettledTopic, ledgers: Sequence[StagedLedger], now_us: int
+    connection: Connection, topic: _TopicInAdoption, ledgers: Sequence[StagedLedger], now_us: int
 ) -> dict[LedgerId, AdoptionOutcome]:
     """Register adopted uploads. Ledgers without a place are added to their list."""
     with_uploads = [ledger for ledger in ledgers if ledger.uploads]
-    query = select(t.ledger).where(among(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
+    query = select(t.ledger).where(is_one_of(connection, _L.ledger_id, [ledger.ledger_id for ledger in with_uploads]))
     row_by_ledger = {row.ledger_id: row for row in connection.execute(query)}
-    tails = [_to_tail(ledger, row_by_ledger.get(ledger.ledger_id)) for ledger in with_uploads]
+    tails = [_build_tail(ledger, row_by_ledger.get(ledger.ledger_id)) for ledger in with_uploads]
     segments = adopt_uploads(tails, _read_topic_at_flush(connection, topic, tails))
     segments_by_ledger: dict[LedgerId, list[AdoptedSegment]] = {}
     for segment in segments:
@@ -154,8 +160,8 @@ def _adopt_uploads(
         for ledger_id in segments_by_ledger
         if ledger_id in row_by_ledger and row_by_ledger[ledger_id].state == LedgerState.CREATING.value
     ]
-    list_newborns(connection, topic.list_id, newborn_ids)
-    _register(connection, topic, segments, row_by_ledger)
+    add_newborns_to_list(connection, topic.list_id, newborn_ids)
+    _register_segments(connection, topic, segments, row_by_ledger)
     adopt_transactions(connection, topic.topic_id, topic.name, segments, now_us=now_us)
     adoptees: dict[LedgerId, AdoptionOutcome] = {}
     for ledger_id, mine in segments_by_ledger.items():
@@ -176,7 +182,7 @@ def _are_contiguous(segments: Sequence[AdoptedSegment], *, first_entry: int) -> 
     return True
 
 
-def _to_tail(ledger: StagedLedger, row: Any) -> LedgerTail:  # noqa: ANN401 - a row
+def _build_tail(ledger: StagedLedger, row: Any) -> LedgerTail:  # noqa: ANN401 - a row
     if row is None:
         return LedgerTail(ledger_id=ledger.ledger_id, uploads=ledger.uploads)
     return LedgerTail(
@@ -184,20 +190,23 @@ def _to_tail(ledger: StagedLedger, row: Any) -> LedgerTail:  # noqa: ANN401 - a 
     )
 
 
-def _read_topic_at_flush(connection: Connection, topic: _SettledTopic, tails: Sequence[LedgerTail]) -> TopicAtFlush:
+def _read_topic_at_flush(connection: Connection, topic: _TopicInAdoption, tails: Sequence[LedgerTail]) -> TopicAtFlush:
     uploads = [upload for tail in tails for upload in tail.uploads]
     producers = {advance.producer for upload in uploads for advance in upload.producers}
     txns = {run.txn for upload in uploads for run in upload.transactions}
     return TopicAtFlush(
         epoch=topic.rows_epoch,
-        sequences=read_sequences(connection, topic.topic_id, producers) if producers else {},
+        sequences=read_producer_sequences(connection, topic.topic_id, producers) if producers else {},
         decided_transactions=lock_decided_before_flush(connection, txns) | topic.marked_txns,
         last_attempt_by_append=topic.repeated,
     )
 
 
-def _register(
-    connection: Connection, topic: _SettledTopic, segments: Sequence[AdoptedSegment], row_by_ledger: Mapping[int, Any]
+def _register_segments(
+    connection: Connection,
+    topic: _TopicInAdoption,
+    segments: Sequence[AdoptedSegment],
+    row_by_ledger: Mapping[int, Any],
 ) -> None:
     """Insert the segments, update the totals of their ledgers, and advance producers."""
     if not segments:
@@ -229,17 +238,17 @@ def _register(
     insert_segments(connection, segment_rows, [(ledger_id, *totals) for ledger_id, totals in totals_by_ledger.items()])
     advances = [advance for segment in segments for advance in segment.upload.producers]
     producers = {advance.producer for advance in advances}
-    known = read_sequences(connection, topic.topic_id, producers)
+    known = read_producer_sequences(connection, topic.topic_id, producers)
     sequence_by_producer = {producer: known.get(producer, ProducerSequence()) for producer in producers}
     for advance in advances:
         sequence = sequence_by_producer[advance.producer]
         sequence_by_producer[advance.producer] = sequence.advance(max(sequence.last, advance.last), advance.txn)
-    put_sequences(
+    store_producer_sequences(
         connection, {(topic.topic_id, producer): sequence for producer, sequence in sequence_by_producer.items()}
     )
 
 
-def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[LedgerId, AdoptionOutcome]:
+def _decide_incomplete_ledgers(connection: Connection, topic: _TopicInAdoption) -> dict[LedgerId, AdoptionOutcome]:
     """Return the outcome of incomplete ledgers. Their rows stay until the end of adoption.
 
     If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion cannot be the cause: before
@@ -248,7 +257,7 @@ def _judge_incomplete(connection: Connection, topic: _SettledTopic) -> dict[Ledg
     """
     if not topic.incomplete_ids:
         return {}
-    is_mine = among(connection, _L.ledger_id, topic.incomplete_ids)
+    is_mine = is_one_of(connection, _L.ledger_id, topic.incomplete_ids)
     unlisted = set(connection.execute(select(_L.ledger_id).where(is_mine, _L.place.is_(None))).scalars())
     return {
         ledger_id: AdoptionOutcome.REVIVED if ledger_id in unlisted else AdoptionOutcome.MISSING

@@ -18,7 +18,14 @@ from pyroaring import BitMap
 from sqlalchemy import ColumnElement, Connection, and_, case, delete, func, insert, select, tuple_, update
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import BIG, BulkParameter, Statement, among, bulk_parameter, dialect_insert
+from infra.catalog.engine.dialect_sql import (
+    BIG,
+    BulkParameter,
+    BulkStatement,
+    build_bulk_parameter,
+    build_dialect_insert,
+    is_one_of,
+)
 from logstore.cursors.cursor_state import unite_entries
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_ids_and_states import TransactionId, TransactionState
@@ -51,7 +58,7 @@ def read_buffers(
     group_key = case((is_open, -1), else_=_B.first_entry)  # one row for all open ranges of a ledger
     columns = (_B.topic_id, _B.ledger_id, is_open.label("is_open"), func.min(_B.first_entry), func.sum(_B.entries))
     states = (TransactionState.OPEN.value, TransactionState.ABORTING.value)
-    unsettled = (among(connection, _B.topic_id, topic_ids), _T.state.in_(states))
+    unsettled = (is_one_of(connection, _B.topic_id, topic_ids), _T.state.in_(states))
     ranges = select(*columns).join(t.transaction, _IS_OF_TRANSACTION).where(*unsettled)
     for topic_id, ledger_id, is_range_open, first, entries in connection.execute(
         ranges.group_by(_B.topic_id, _B.ledger_id, is_open, group_key)
@@ -61,14 +68,14 @@ def read_buffers(
             view.first_open = min(view.first_open or position, position)
         else:
             unite_entries(view.hidden, {position.ledger_id: BitMap(range(first, first + int(entries)))})
-    hidden = (among(connection, _H.topic_id, topic_ids), _H.ledger_id >= from_ledger)
+    hidden = (is_one_of(connection, _H.topic_id, topic_ids), _H.ledger_id >= from_ledger)
     bitmaps = select(_H.topic_id, _H.ledger_id, _H.entries).where(*hidden)
     for topic_id, ledger_id, packed in connection.execute(bitmaps):
         unite_entries(buffers[TopicId(topic_id)].hidden, {LedgerId(ledger_id): BitMap.deserialize(packed)})
     return buffers
 
 
-def open_entries(connection: Connection, topic_id: TopicId) -> dict[TransactionId, dict[LedgerId, BitMap]]:
+def read_open_entries(connection: Connection, topic_id: TopicId) -> dict[TransactionId, dict[LedgerId, BitMap]]:
     """Return the topic's entries of each open transaction."""
     columns = (_B.tc_id, _B.sequence, _B.ledger_id, _B.first_entry, _B.entries)
     is_open = (_B.topic_id == topic_id, _T.state == TransactionState.OPEN.value)
@@ -81,17 +88,17 @@ def open_entries(connection: Connection, topic_id: TopicId) -> dict[TransactionI
     return entries_by_txn
 
 
-def insert_ranges(connection: Connection, ranges: Collection[tuple[int, ...]]) -> None:
+def insert_buffer_ranges(connection: Connection, ranges: Collection[tuple[int, ...]]) -> None:
     """Insert rows of `_RANGE_COLUMNS`. The caller has locked the ledgers and the open transactions."""
     if ranges:
-        _inserting_statement(connection.dialect.name).execute(connection, ranges)
+        _compile_range_insert(connection.dialect.name).execute(connection, ranges)
 
 
 @cache
-def _inserting_statement(dialect: str) -> Statement:
-    added = bulk_parameter(dialect, "added", dict.fromkeys(_RANGE_COLUMNS, BIG))
+def _compile_range_insert(dialect: str) -> BulkStatement:
+    added = build_bulk_parameter(dialect, "added", dict.fromkeys(_RANGE_COLUMNS, BIG))
     columns = select(*(added.source.c[name] for name in added.columns))
-    return Statement(sql=insert(t.buffer_range).from_select(added.columns, columns), rows=added)
+    return BulkStatement(sql=insert(t.buffer_range).from_select(added.columns, columns), rows=added)
 
 
 def hide_entries(
@@ -100,36 +107,36 @@ def hide_entries(
     """Hide entries. The caller has locked their ledgers."""
     if not entries:
         return
-    stored = connection.execute(select(t.buffer_hidden).where(among(connection, _H.ledger_id, entries)))
+    stored = connection.execute(select(t.buffer_hidden).where(is_one_of(connection, _H.ledger_id, entries)))
     hidden = {LedgerId(row.ledger_id): BitMap.deserialize(row.entries) for row in stored}
     unite_entries(hidden, entries)
     rows = [
         {"ledger_id": ledger_id, "topic_id": topic_by_ledger[ledger_id], "entries": hidden[ledger_id].serialize()}
         for ledger_id in sorted(entries)
     ]
-    put = dialect_insert(connection.dialect.name, t.buffer_hidden)
+    put = build_dialect_insert(connection.dialect.name, t.buffer_hidden)
     put = put.on_conflict_do_update(index_elements=["ledger_id"], set_={"entries": put.excluded.entries})
     connection.execute(put, rows)
 
 
-def forget_entries_from(connection: Connection, first_entry_by_ledger: Mapping[LedgerId, int]) -> None:
+def remove_entries_from_buffers(connection: Connection, first_entry_by_ledger: Mapping[LedgerId, int]) -> None:
     """Remove entries from these entry ids on from the buffers. Adoption can then register other entries there."""
     for ledger_id, first_entry in first_entry_by_ledger.items():
         connection.execute(delete(t.buffer_range).where(_B.ledger_id == ledger_id, _B.first_entry >= first_entry))
-    rows = connection.execute(select(t.buffer_hidden).where(among(connection, _H.ledger_id, first_entry_by_ledger)))
+    rows = connection.execute(select(t.buffer_hidden).where(is_one_of(connection, _H.ledger_id, first_entry_by_ledger)))
     for row in rows.all():
         remaining = BitMap.deserialize(row.entries) & BitMap(range(first_entry_by_ledger[row.ledger_id]))
         mine = _H.ledger_id == row.ledger_id
         connection.execute(update(t.buffer_hidden).where(mine).values(entries=remaining.serialize()))
 
 
-def settle_ranges(connection: Connection, settled: Collection[tuple[TopicId, TransactionId]]) -> None:
+def settle_buffer_ranges(connection: Connection, settled: Collection[tuple[TopicId, TransactionId]]) -> None:
     """Remove the ranges of decided transactions in topics, and hide the entries of aborted ranges.
 
     Ledgers are locked ascending, as appends lock them, because an append may hide a transaction marker meanwhile.
     """
     keys = {(topic_id, txn.tc_id, txn.sequence) for topic_id, txn in settled}
-    statements = _settling_statements(connection.dialect.name)
+    statements = _compile_range_settling(connection.dialect.name)
     statements.remove_committed.execute(connection, keys)
     rows = statements.read_aborted.execute(connection, keys).all()
     if not rows:
@@ -138,24 +145,24 @@ def settle_ranges(connection: Connection, settled: Collection[tuple[TopicId, Tra
     for row in rows:
         unite_entries(aborted, {LedgerId(row.ledger_id): BitMap(range(row.first_entry, row.first_entry + row.entries))})
     ids = t.ledger.c.ledger_id
-    locking = select(ids).where(among(connection, ids, aborted)).order_by(ids).with_for_update()
+    locking = select(ids).where(is_one_of(connection, ids, aborted)).order_by(ids).with_for_update()
     existing = set(connection.execute(locking).scalars())
     hidden = {ledger_id: bits for ledger_id, bits in aborted.items() if ledger_id in existing}
     hide_entries(connection, {LedgerId(row.ledger_id): TopicId(row.topic_id) for row in rows}, hidden)
     statements.remove_ranges.execute(connection, [(row.ledger_id, row.first_entry) for row in rows])
 
 
-class _SettlingStatements(NamedTuple):
+class _RangeSettlingStatements(NamedTuple):
     """Statements on ranges. `remove_ranges` removes exactly the rows that `read_aborted` returned."""
 
-    remove_committed: Statement
-    read_aborted: Statement
-    remove_ranges: Statement
+    remove_committed: BulkStatement
+    read_aborted: BulkStatement
+    remove_ranges: BulkStatement
 
 
 @cache
-def _settling_statements(dialect: str) -> _SettlingStatements:
-    settled = bulk_parameter(dialect, "asked", {"topic_id": BIG, "tc_id": BIG, "sequence": BIG})
+def _compile_range_settling(dialect: str) -> _RangeSettlingStatements:
+    settled = build_bulk_parameter(dialect, "asked", {"topic_id": BIG, "tc_id": BIG, "sequence": BIG})
     is_settled = and_(*(_B[name] == settled.source.c[name] for name in settled.columns))
     keys = (_B.ledger_id, _B.first_entry)
     commits = [state.value for state in TransactionState if state.is_commit]
@@ -163,40 +170,40 @@ def _settling_statements(dialect: str) -> _SettlingStatements:
     committed = select(*keys).join(settled.source, is_settled).join(t.transaction, _IS_OF_TRANSACTION)
     aborted = select(*keys, _B.entries, _B.topic_id).join(settled.source, is_settled)
     aborted = aborted.join(t.transaction, _IS_OF_TRANSACTION).where(_T.state.in_(aborts))
-    ranges = bulk_parameter(dialect, "gone", {"ledger_id": BIG, "first_entry": BIG})
+    ranges = build_bulk_parameter(dialect, "gone", {"ledger_id": BIG, "first_entry": BIG})
     committed_ranges = tuple_(*keys).in_(committed.where(_T.state.in_(commits)))
     given_ranges = tuple_(*keys).in_(select(ranges.source.c.ledger_id, ranges.source.c.first_entry))
-    return _SettlingStatements(
-        remove_committed=Statement(sql=delete(t.buffer_range).where(committed_ranges), rows=settled),
-        read_aborted=Statement(sql=aborted, rows=settled),
-        remove_ranges=Statement(sql=delete(t.buffer_range).where(given_ranges), rows=ranges),
+    return _RangeSettlingStatements(
+        remove_committed=BulkStatement(sql=delete(t.buffer_range).where(committed_ranges), rows=settled),
+        read_aborted=BulkStatement(sql=aborted, rows=settled),
+        remove_ranges=BulkStatement(sql=delete(t.buffer_range).where(given_ranges), rows=ranges),
     )
 
 
-def forget_ledgers(connection: Connection, removed: Any) -> None:  # noqa: ANN401 - a subquery of ledger ids
+def remove_ledgers_from_buffers(connection: Connection, removed: Any) -> None:  # noqa: ANN401 - a subquery of ledger ids
     """Remove the buffer rows of ledgers that the same SQL transaction removes."""
     connection.execute(delete(t.buffer_range).where(_B.ledger_id.in_(removed)))
     connection.execute(delete(t.buffer_hidden).where(_H.ledger_id.in_(removed)))
 
 
-def remove_buffer(connection: Connection, topic_id: TopicId) -> int:
+def remove_topic_buffer(connection: Connection, topic_id: TopicId) -> int:
     """Remove the buffer of a deleted topic. Return the number of rows."""
     ranges = connection.execute(delete(t.buffer_range).where(_B.topic_id == topic_id)).rowcount
     return ranges + connection.execute(delete(t.buffer_hidden).where(_H.topic_id == topic_id)).rowcount
 
 
-def has_unsettled_range(ledger_id: Any) -> Any:  # noqa: ANN401 - a column; an EXISTS
+def match_unsettled_ledgers(ledger_id: Any) -> Any:  # noqa: ANN401 - a column; an EXISTS
     """Select ledgers with messages of a transaction that is not settled in the topic."""
     return select(_B.ledger_id).where(_B.ledger_id == ledger_id).exists()
 
 
-def match_transactions(dialect: str, columns: Any) -> tuple[BulkParameter, ColumnElement[bool]]:  # noqa: ANN401 - a table's columns
+def build_transaction_id_parameter(dialect: str, columns: Any) -> tuple[BulkParameter, ColumnElement[bool]]:  # noqa: ANN401 - a table's columns
     """Return a bulk parameter of transaction ids, and the condition that joins a table's rows to it."""
-    ids = bulk_parameter(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
+    ids = build_bulk_parameter(dialect, "asked", {"tc_id": BIG, "sequence": BIG})
     c = ids.source.c
     return ids, and_(columns.tc_id == c.tc_id, columns.sequence == c.sequence)
 
 
-def txn_pairs(txns: Iterable[TransactionId]) -> set[tuple[int, int]]:
+def transaction_id_rows(txns: Iterable[TransactionId]) -> set[tuple[int, int]]:
     """Return the rows of a bulk parameter of transaction ids."""
     return {(txn.tc_id, txn.sequence) for txn in txns}

@@ -18,13 +18,17 @@ from sqlalchemy import (
 )
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.intent_rows import file_intents
-from infra.catalog.engine.database import CatalogAdapter, writes
-from infra.catalog.engine.dialect_sql import BIG, Statement, among, bulk_parameter, dialect_insert
-from infra.catalog.log.component_ledgers import read_newborn, retire_ledger, share_lock_newborn_topic
-from infra.catalog.log.ledger_rows import lock_component_list, publish_newborn
-from infra.catalog.log.totals_and_backlogs import last_entry
-from infra.catalog.transactions.buffer_rows import open_entries, read_buffers
+from infra.catalog.deletion.intent_rows import replace_ledgers_by_intents
+from infra.catalog.engine.database import CatalogAdapter, in_write_transaction
+from infra.catalog.engine.dialect_sql import BIG, BulkStatement, build_bulk_parameter, build_dialect_insert, is_one_of
+from infra.catalog.log.component_ledgers import (
+    lock_topic_or_reopen_intent,
+    read_newborn_or_reopen_intent,
+    retire_component_ledger,
+)
+from infra.catalog.log.ledger_rows import lock_component_list, publish_component_ledger
+from infra.catalog.log.totals_and_backlogs import read_last_position
+from infra.catalog.transactions.buffer_rows import read_buffers, read_open_entries
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import SNAPSHOT_AFTER_S, SNAPSHOT_CHANGES, SnapshotSwitch, StoredSnapshot, TopicState
 from logstore.positions import EARLIEST, LedgerId, Position, TopicId
@@ -35,17 +39,17 @@ class SqlTransactionSnapshots(CatalogAdapter):
     """Implementation of the port `TransactionSnapshots`."""
 
     def current(self, topic_id: TopicId) -> StoredSnapshot:
-        return self._db.read(lambda connection: read_snapshot(connection, topic_id))
+        return self._db.read(lambda connection: read_buffer_snapshot(connection, topic_id))
 
     def buffer(self, topic_id: TopicId) -> TransactionBuffer:
-        return self._db.read(lambda connection: _buffer(connection, topic_id))
+        return self._db.read(lambda connection: _read_buffer(connection, topic_id))
 
-    @writes("catalog.take_due_snapshots")
+    @in_write_transaction("catalog.take_due_snapshots")
     def take_due(self, connection: Connection, *, limit: int, lease_s: float) -> list[TopicId]:
         now = self._db.now_us(connection)
-        return take_due(connection, limit=limit, now_us=now, until_us=now + round(lease_s * 1_000_000))
+        return reserve_due_topics(connection, limit=limit, now_us=now, until_us=now + round(lease_s * 1_000_000))
 
-    @writes("catalog.publish_transaction_snapshot")
+    @in_write_transaction("catalog.publish_transaction_snapshot")
     def publish(
         self,
         connection: Connection,
@@ -55,30 +59,32 @@ class SqlTransactionSnapshots(CatalogAdapter):
         size_bytes: int,
         sha256: str | None = None,
     ) -> bool:
-        topic = share_lock_newborn_topic(connection, switch.topic_id, ledger_id)
+        topic = lock_topic_or_reopen_intent(connection, switch.topic_id, ledger_id)
         if topic is None:
             return False
         list_id = lock_component_list(connection, switch.topic_id, Component.TXN_SNAPSHOT, {})
-        row = read_newborn(connection, ledger_id, list_id)
+        row = read_newborn_or_reopen_intent(connection, ledger_id, list_id)
         if row is None or row.place is not None:
             return row is not None
-        now, current = self._db.now_us(connection), read_snapshot(connection, switch.topic_id, lock=True)
+        now, current = self._db.now_us(connection), read_buffer_snapshot(connection, switch.topic_id, lock=True)
         is_successor = current.ledger_id == switch.expected and current.read_to <= switch.read_to
         if not is_successor or topic.state is not TopicState.ACTIVE:
-            file_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now)
+            replace_ledgers_by_intents(connection, t.ledger.c.ledger_id == ledger_id, batch_id="", now_us=now)
             return False
-        publish_newborn(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
+        publish_component_ledger(connection, row, size_bytes=size_bytes, sha256=sha256, now_us=now)
         if current.ledger_id is not None:
-            retire_ledger(connection, current.ledger_id, topic, reason=f"superseded by ledger {ledger_id}", now_us=now)
-        put_snapshot(connection, switch, ledger_id)
+            retire_component_ledger(
+                connection, current.ledger_id, topic, reason=f"superseded by ledger {ledger_id}", now_us=now
+            )
+        store_buffer_snapshot(connection, switch, ledger_id)
         return True
 
 
-def _buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
+def _read_buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
     """Read at one moment. A transaction that is open at that moment has no marker up to the last entry."""
     return TransactionBuffer(
-        read_to=last_entry(connection, topic_id, empty_too=True) or EARLIEST,
-        open=open_entries(connection, topic_id),
+        read_to=read_last_position(connection, topic_id, empty_too=True) or EARLIEST,
+        open=read_open_entries(connection, topic_id),
         hidden=read_buffers(connection, [topic_id])[topic_id].hidden,
     )
 
@@ -86,7 +92,7 @@ def _buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
 _S = t.transaction_snapshot.c
 
 
-def read_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
+def read_buffer_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
     """Return the topic's row as a value, or an empty value."""
     query = select(t.transaction_snapshot).where(_S.topic_id == topic_id)
     row = connection.execute(query.with_for_update() if lock else query).first()
@@ -96,16 +102,16 @@ def read_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = Fal
     return StoredSnapshot(ledger_id=row.ledger_id, read_to=read_to, due_us=row.due_us)
 
 
-def count_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
+def add_settled_changes(connection: Connection, changes: Mapping[TopicId, int], *, now_us: int) -> None:
     """Count settled transactions of topics, and set when their snapshots are due. The topics are share-locked."""
     later = now_us + round(SNAPSHOT_AFTER_S * 1_000_000)
     if changes:
-        _counting_statement(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
+        _compile_change_count(connection.dialect.name).execute(connection, changes.items(), now=now_us, later=later)
 
 
 @cache
-def _counting_statement(dialect: str) -> Statement:
-    settled = bulk_parameter(dialect, "settled", {"topic_id": BIG, "changes": BIG})
+def _compile_change_count(dialect: str) -> BulkStatement:
+    settled = build_bulk_parameter(dialect, "settled", {"topic_id": BIG, "changes": BIG})
     now, later = (cast(bindparam(name), BIG) for name in ("now", "later"))  # PostgreSQL takes uncast ones for text
     c = settled.source.c
     new = {
@@ -116,38 +122,38 @@ def _counting_statement(dialect: str) -> Statement:
         "read_entry": literal(-1),
     }
     rows = select(*new.values()).where(true())  # without WHERE, SQLite takes ON for a join's
-    put = dialect_insert(dialect, t.transaction_snapshot).from_select(list(new), rows)
+    put = build_dialect_insert(dialect, t.transaction_snapshot).from_select(list(new), rows)
     changes = _S.changes + put.excluded.changes
     due = case((changes >= SNAPSHOT_CHANGES, now), (func.coalesce(_S.due_us, later) < later, _S.due_us), else_=later)
     put = put.on_conflict_do_update(index_elements=["topic_id"], set_={"changes": changes, "due_us": due})
-    return Statement(sql=put, rows=settled)
+    return BulkStatement(sql=put, rows=settled)
 
 
-def take_due(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:
+def reserve_due_topics(connection: Connection, *, limit: int, now_us: int, until_us: int) -> list[TopicId]:
     """Take rows that are due until `until_us`. Skip rows that another process has locked."""
     due = select(_S.topic_id).where(_S.due_us <= now_us).order_by(_S.due_us, _S.topic_id).limit(limit)
     topic_ids = [TopicId(topic_id) for topic_id in connection.execute(due.with_for_update(skip_locked=True)).scalars()]
     if topic_ids:
-        reserved = update(t.transaction_snapshot).where(among(connection, _S.topic_id, topic_ids))
+        reserved = update(t.transaction_snapshot).where(is_one_of(connection, _S.topic_id, topic_ids))
         connection.execute(reserved.values(changes=0, due_us=until_us))
     return topic_ids
 
 
-def put_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: LedgerId) -> None:
+def store_buffer_snapshot(connection: Connection, switch: SnapshotSwitch, ledger_id: LedgerId) -> None:
     """Store the topic's snapshot, under the lock of its list. After changes the next snapshot stays due."""
     values = {"ledger_id": ledger_id, "read_ledger": switch.read_to.ledger_id, "read_entry": switch.read_to.entry_id}
-    put = dialect_insert(connection.dialect.name, t.transaction_snapshot)
+    put = build_dialect_insert(connection.dialect.name, t.transaction_snapshot)
     put = put.values(topic_id=switch.topic_id, changes=0, **values)
     due = case((_S.changes > 0, _S.due_us), else_=None)
     connection.execute(put.on_conflict_do_update(index_elements=["topic_id"], set_={**values, "due_us": due}))
 
 
-def drop_snapshots(connection: Connection, is_lost: ColumnElement[bool]) -> int:
+def forget_buffer_snapshots(connection: Connection, is_lost: ColumnElement[bool]) -> int:
     """Forget the snapshots that a condition on `ledger_id` selects. Return their number."""
     values = {"ledger_id": None, "read_ledger": -1, "read_entry": -1}
     return connection.execute(update(t.transaction_snapshot).where(is_lost).values(values)).rowcount
 
 
-def remove_snapshot(connection: Connection, topic_id: TopicId) -> int:
+def remove_buffer_snapshot(connection: Connection, topic_id: TopicId) -> int:
     """Remove the row of a deleted topic. Return the number of rows."""
     return connection.execute(delete(t.transaction_snapshot).where(_S.topic_id == topic_id)).rowcount

@@ -22,8 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, bulk_parameter, dialect_insert
-from infra.catalog.transactions.buffer_rows import match_transactions, txn_pairs
+from infra.catalog.engine.dialect_sql import BIG, TEXT, BulkStatement, build_bulk_parameter, build_dialect_insert
+from infra.catalog.transactions.buffer_rows import build_transaction_id_parameter, transaction_id_rows
 from logstore.cursors.cursor_state import pack_acknowledged, unpack_acknowledged
 from logstore.ports.catalog import Settlement, StoredParticipant
 from logstore.positions import LedgerId, TopicId
@@ -44,7 +44,7 @@ _COLUMNS: Final = (
     "how",
     "last_error",
 )
-"""Columns in the order in which `_to_participant` reads them. By order is faster, for hundreds of rows."""
+"""Columns in the order in which `_participant_from_row` reads them. By order is faster, for hundreds of rows."""
 _IS_OF_TRANSACTION: Final = and_(_P.tc_id == _T.tc_id, _P.sequence == _T.sequence)
 
 
@@ -55,20 +55,20 @@ def insert_participants(connection: Connection, joined: Iterable[tuple[Transacti
         for txn, participant, topic in joined
     }
     if rows:
-        _joining_statement(connection.dialect.name).execute(connection, rows)
+        _compile_participant_insert(connection.dialect.name).execute(connection, rows)
 
 
 @cache
-def _joining_statement(dialect: str) -> Statement:
+def _compile_participant_insert(dialect: str) -> BulkStatement:
     column_types: _ColumnTypes = {"tc_id": BIG, "sequence": BIG, "topic_id": BIG, "subscription": TEXT, "topic": TEXT}
-    joined = bulk_parameter(dialect, "joined", column_types)
+    joined = build_bulk_parameter(dialect, "joined", column_types)
     columns = [joined.source.c[name] for name in column_types]
     rows = select(*columns, literal(b"", LargeBinary())).where(true())  # without WHERE, SQLite takes ON for a join's
-    put = dialect_insert(dialect, t.transaction_participant).from_select([*column_types, "positions"], rows)
-    return Statement(sql=put.on_conflict_do_nothing(), rows=joined)
+    put = build_dialect_insert(dialect, t.transaction_participant).from_select([*column_types, "positions"], rows)
+    return BulkStatement(sql=put.on_conflict_do_nothing(), rows=joined)
 
 
-def replace_held(
+def replace_held_entries(
     connection: Connection, txn: TransactionId, participant: Participant, positions: Mapping[LedgerId, BitMap]
 ) -> None:
     """Replace the entries of a subscription that a transaction holds. The caller has locked the cursor."""
@@ -85,14 +85,16 @@ def _match_participant(txn: TransactionId, participant: Participant) -> tuple[Co
     )
 
 
-def read_held(
+def read_held_entries(
     connection: Connection, subscriptions: Collection[tuple[TopicId, str]]
 ) -> dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]]:
     """Return the entries of each subscription that open transactions hold."""
     held_entries: dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]] = {
         key: {} for key in subscriptions
     }
-    rows = _holding_statement(connection.dialect.name).execute(connection, held_entries) if held_entries else ()
+    rows = (
+        _compile_held_entries_query(connection.dialect.name).execute(connection, held_entries) if held_entries else ()
+    )
     for row in rows:
         txn = TransactionId(row.tc_id, row.sequence)
         held_entries[TopicId(row.topic_id), row.subscription][txn] = unpack_acknowledged(row.positions)
@@ -100,15 +102,15 @@ def read_held(
 
 
 @cache
-def _holding_statement(dialect: str) -> Statement:
+def _compile_held_entries_query(dialect: str) -> BulkStatement:
     """Use the index of unfinished transactions, because a subscription may have many finished ones."""
-    subscriptions = bulk_parameter(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
+    subscriptions = build_bulk_parameter(dialect, "asked", {"topic_id": BIG, "subscription": TEXT})
     c = subscriptions.source.c
     is_requested = and_(_P.topic_id == c.topic_id, _P.subscription == c.subscription)
     query = select(_P.topic_id, _P.subscription, _P.tc_id, _P.sequence, _P.positions)
     query = query.join(t.transaction, _IS_OF_TRANSACTION).join(subscriptions.source, is_requested)
     is_open = (_T.state == TransactionState.OPEN.value, _T.finished_us.is_(None))
-    return Statement(sql=query.where(*is_open), rows=subscriptions)
+    return BulkStatement(sql=query.where(*is_open), rows=subscriptions)
 
 
 def read_participants(
@@ -117,54 +119,56 @@ def read_participants(
     """Return the participants of each transaction, ascending."""
     participants: dict[TransactionId, list[StoredParticipant]] = {txn: [] for txn in txns}
     rows = (
-        _participant_statements(connection.dialect.name).participants.execute(connection, txn_pairs(txns))
+        _compile_participant_queries(connection.dialect.name).participants.execute(
+            connection, transaction_id_rows(txns)
+        )
         if participants
         else ()
     )
     for row in rows:
-        participants[TransactionId(row.tc_id, row.sequence)].append(_to_participant(row))
+        participants[TransactionId(row.tc_id, row.sequence)].append(_participant_from_row(row))
     return participants
 
 
-def read_holders(
+def read_holding_participants(
     connection: Connection, txns: Collection[TransactionId]
 ) -> tuple[set[TransactionId], list[tuple[TransactionId, StoredParticipant]]]:
     """Return the transactions that have participants, and the participants that hold positions."""
-    statements, pairs = _participant_statements(connection.dialect.name), txn_pairs(txns)
+    statements, pairs = _compile_participant_queries(connection.dialect.name), transaction_id_rows(txns)
     counts = statements.holder_counts.execute(connection, pairs).all()
     rows = statements.holders.execute(connection, pairs) if any(row.holding for row in counts) else ()
-    holders = [(TransactionId(row.tc_id, row.sequence), _to_participant(row)) for row in rows]
+    holders = [(TransactionId(row.tc_id, row.sequence), _participant_from_row(row)) for row in rows]
     return {TransactionId(row.tc_id, row.sequence) for row in counts}, holders
 
 
-class _ParticipantStatements(NamedTuple):
-    participants: Statement  # ascending
-    holder_counts: Statement  # transactions with participants, and how many of these hold positions
-    holders: Statement  # participants that hold positions, ascending
+class _ParticipantQueries(NamedTuple):
+    participants: BulkStatement  # ascending
+    holder_counts: BulkStatement  # transactions with participants, and how many of these hold positions
+    holders: BulkStatement  # participants that hold positions, ascending
 
 
 @cache
-def _participant_statements(dialect: str) -> _ParticipantStatements:
-    ids, is_requested = match_transactions(dialect, _P)
+def _compile_participant_queries(dialect: str) -> _ParticipantQueries:
+    ids, is_requested = build_transaction_id_parameter(dialect, _P)
     participants = select(*(_P[name] for name in _COLUMNS)).join(ids.source, is_requested)
     participants = participants.order_by(_P.tc_id, _P.sequence, _P.topic_id, _P.subscription)
     is_holder = func.length(_P.positions) > 0
     counts = select(_P.tc_id, _P.sequence, func.sum(case((is_holder, 1), else_=0)).label("holding"))
     counts = counts.join_from(t.transaction_participant, ids.source, is_requested).group_by(_P.tc_id, _P.sequence)
-    return _ParticipantStatements(
-        participants=Statement(sql=participants, rows=ids),
-        holder_counts=Statement(sql=counts, rows=ids),
-        holders=Statement(sql=participants.where(is_holder), rows=ids),
+    return _ParticipantQueries(
+        participants=BulkStatement(sql=participants, rows=ids),
+        holder_counts=BulkStatement(sql=counts, rows=ids),
+        holders=BulkStatement(sql=participants.where(is_holder), rows=ids),
     )
 
 
-def has_owed_participant(tc_id: Any, sequence: Any) -> Any:  # noqa: ANN401 - two columns; an EXISTS
+def match_owing_transactions(tc_id: Any, sequence: Any) -> Any:  # noqa: ANN401 - two columns; an EXISTS
     """Select transactions with a participant that is not settled."""
     is_owed = (_P.tc_id == tc_id, _P.sequence == sequence, _P.settled_us.is_(None))
     return select(_P.tc_id).where(*is_owed).exists()
 
 
-def _to_participant(row: Sequence[Any]) -> StoredParticipant:
+def _participant_from_row(row: Sequence[Any]) -> StoredParticipant:
     _, _, topic_id, subscription, topic, positions, settled_us, how, last_error = row
     return StoredParticipant(
         participant=Participant(TopicId(topic_id), subscription),
@@ -186,11 +190,11 @@ def settle_participants(
     ]
     if not rows:
         return 0
-    return _settling_statement(connection.dialect.name).execute(connection, rows).rowcount
+    return _compile_participant_settling(connection.dialect.name).execute(connection, rows).rowcount
 
 
 @cache
-def _settling_statement(dialect: str) -> Statement:
+def _compile_participant_settling(dialect: str) -> BulkStatement:
     column_types: _ColumnTypes = {
         "tc_id": BIG,
         "sequence": BIG,
@@ -199,14 +203,14 @@ def _settling_statement(dialect: str) -> Statement:
         "how": TEXT,
         "settled_us": BIG,
     }
-    settled = bulk_parameter(dialect, "told", column_types)
+    settled = build_bulk_parameter(dialect, "told", column_types)
     c = settled.source.c
     is_same = [_P[name] == c[name] for name in ("tc_id", "sequence", "topic_id", "subscription")]
     owed = update(t.transaction_participant).where(*is_same, _P.settled_us.is_(None))
-    return Statement(sql=owed.values(how=c.how, settled_us=c.settled_us, last_error=None), rows=settled)
+    return BulkStatement(sql=owed.values(how=c.how, settled_us=c.settled_us, last_error=None), rows=settled)
 
 
-def put_errors(connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
+def store_participant_errors(connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
     """Store the errors of participants that are owed."""
     for participant, error in sorted(failures.items()):
         is_owed = (*_match_participant(txn, participant), _P.settled_us.is_(None))

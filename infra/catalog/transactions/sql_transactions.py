@@ -8,17 +8,17 @@ from pyroaring import BitMap
 from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, tuple_
 
 from infra.catalog import tables as t
-from infra.catalog.audit_log import audit
+from infra.catalog.audit_log import insert_audit_row
 from infra.catalog.deletion.run_rows import claim_columns
-from infra.catalog.engine.database import CatalogAdapter, reads, writes
-from infra.catalog.log.producer_sequence_rows import conclude_sequences
+from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
+from infra.catalog.log.producer_sequence_rows import store_outcomes_in_sequences
 from infra.catalog.log.topic_rows import share_lock_topics
 from infra.catalog.log.totals_and_backlogs import read_frontier
 from infra.catalog.transactions import participant_rows as participants
 from infra.catalog.transactions import transaction_rows as rows
-from infra.catalog.transactions.buffer_rows import settle_ranges
-from infra.catalog.transactions.buffer_snapshots import count_changes
-from infra.catalog.transactions.transaction_decisions import store_decisions
+from infra.catalog.transactions.buffer_rows import settle_buffer_ranges
+from infra.catalog.transactions.buffer_snapshots import add_settled_changes
+from infra.catalog.transactions.transaction_decisions import store_transaction_decisions
 from logstore.errors import ClaimHeld, TransactionNotDecided, UnknownObject
 from logstore.ports.catalog import (
     Cause,
@@ -42,9 +42,9 @@ from logstore.transactions.transaction_ids_and_states import (
 _T = t.transaction.c
 _UNFINISHED = _T.finished_us.is_(None)
 _OPEN = (_T.tc_id == bindparam("tc"), _UNFINISHED, _T.state == TransactionState.OPEN.value)
-_PENDING_WORK = select(
+_PENDING_WORK_QUERY = select(
     exists()
-    .where(_UNFINISHED, _T.state.in_(BROADCASTING_STATES), rows.is_unclaimed(bindparam("now")))
+    .where(_UNFINISHED, _T.state.in_(BROADCASTING_STATES), rows.match_unclaimed_transactions(bindparam("now")))
     .label("has_unclaimed"),
     select(func.min(_T.deadline_us)).where(*_OPEN).scalar_subquery().label("deadline"),
 )
@@ -64,14 +64,14 @@ class SqlTransactions(CatalogAdapter):
         if after is not None:
             query = query.where(tuple_(_T.tc_id, _T.sequence) > (after.tc_id, after.sequence))
         ordered = query.order_by(_T.tc_id, _T.sequence).limit(limit)
-        return self._db.read(lambda c: rows.to_transactions(c, c.execute(ordered).all()))
+        return self._db.read(lambda c: rows.transactions_from_rows(c, c.execute(ordered).all()))
 
     def states(self, txns: Sequence[TransactionId]) -> dict[TransactionId, TransactionState]:
-        return self._db.read(lambda connection: rows.read_states(connection, txns))
+        return self._db.read(lambda connection: rows.read_transaction_states(connection, txns))
 
-    @reads
+    @in_read_transaction
     def counts(self, connection: Connection) -> TransactionCounts:
-        rows_by_state = {TransactionState(row.state): row for row in rows.count_states(connection)}
+        rows_by_state = {TransactionState(row.state): row for row in rows.count_unfinished_by_state(connection)}
         open_row = rows_by_state.get(TransactionState.OPEN)
         decided = [row.since for state, row in rows_by_state.items() if state.value in BROADCASTING_STATES]
         size = func.coalesce(func.sum(func.length(t.buffer_hidden.c.entries)), 0)
@@ -87,43 +87,47 @@ class SqlTransactions(CatalogAdapter):
 
     def held_entries(self, topic_id: TopicId, subscription: str) -> Mapping[TransactionId, Mapping[LedgerId, BitMap]]:
         key = (topic_id, subscription)
-        return self._db.read(lambda connection: participants.read_held(connection, [key])[key])
+        return self._db.read(lambda connection: participants.read_held_entries(connection, [key])[key])
 
-    @writes("catalog.expire_transactions")
+    @in_write_transaction("catalog.expire_transactions")
     def expire(self, connection: Connection, tc_id: int, *, limit: int) -> int:
         now = self._db.now_us(connection)
         is_expired = (_T.tc_id == tc_id, _T.state == TransactionState.OPEN.value, _T.deadline_us <= now, _UNFINISHED)
         query = select(_T.tc_id, _T.sequence).where(*is_expired).order_by(_T.sequence).limit(limit)
         expired = connection.execute(query.with_for_update(skip_locked=True)).all()
         states = {TransactionId(*row): TransactionState.ABORTING for row in expired}
-        return len(store_decisions(connection, states, now_us=now, timed_out=True))
+        return len(store_transaction_decisions(connection, states, now_us=now, timed_out=True))
 
-    @reads
+    @in_read_transaction
     def pending_work(self, connection: Connection, tc_id: int) -> CoordinatorWork:
         now = self._db.now_us(connection)
-        row = connection.execute(_PENDING_WORK, {"now": now, "tc": tc_id}).one()
+        row = connection.execute(_PENDING_WORK_QUERY, {"now": now, "tc": tc_id}).one()
         return CoordinatorWork(has_unclaimed=bool(row.has_unclaimed), next_deadline_us=row.deadline, now_us=now)
 
-    @reads
+    @in_read_transaction
     def busy_coordinators(self, connection: Connection) -> list[int]:
         now = self._db.now_us(connection)
-        has_unclaimed = _T.state.in_(BROADCASTING_STATES) & rows.is_unclaimed(now)
+        has_unclaimed = _T.state.in_(BROADCASTING_STATES) & rows.match_unclaimed_transactions(now)
         has_expired = (_T.state == TransactionState.OPEN.value) & (_T.deadline_us <= now)
         query = select(_T.tc_id).where(_UNFINISHED, or_(has_unclaimed, has_expired)).distinct().order_by(_T.tc_id)
         return list(connection.execute(query).scalars())
 
-    @writes("catalog.claim_transactions")
+    @in_write_transaction("catalog.claim_transactions")
     def claim(self, connection: Connection, claim: Claim, *, limit: int) -> list[StoredTransaction]:
         now = self._db.now_us(connection)
         is_own = and_(_T.claim_workflow == claim.workflow_id, _T.claim_run == claim.run_id)
-        can_claim = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), or_(rows.is_unclaimed(now), is_own))
+        can_claim = (
+            _UNFINISHED,
+            _T.state.in_(BROADCASTING_STATES),
+            or_(rows.match_unclaimed_transactions(now), is_own),
+        )
         query = select(t.transaction).where(*can_claim).order_by(_T.tc_id, _T.sequence).limit(limit)
         claimed = connection.execute(query.with_for_update(skip_locked=True)).all()
         txns = [TransactionId(row.tc_id, row.sequence) for row in claimed]
-        rows.set_claims(connection, txns, claim_columns(claim, now))
-        return rows.to_transactions(connection, claimed)
+        rows.set_transaction_claims(connection, txns, claim_columns(claim, now))
+        return rows.transactions_from_rows(connection, claimed)
 
-    @writes("catalog.claim_transaction")
+    @in_write_transaction("catalog.claim_transaction")
     def claim_one(self, connection: Connection, txn: TransactionId, claim: Claim) -> StoredTransaction:
         transaction = _require_transaction(connection, txn, lock=True)
         if transaction.state is TransactionState.OPEN:
@@ -137,13 +141,13 @@ class SqlTransactions(CatalogAdapter):
             raise ClaimHeld(f"txn {txn}: expected no workflow at work on it, found {transaction.claim_workflow}")
         return transaction
 
-    @writes("catalog.settle_transactions")
+    @in_write_transaction("catalog.settle_transactions")
     def settle(
         self, connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, Settlement]]
     ) -> list[FinishedTransaction]:
-        return _settle(connection, settlements, now_us=self._db.now_us(connection))
+        return _settle_participants(connection, settlements, now_us=self._db.now_us(connection))
 
-    @writes("catalog.hand_over_transactions")
+    @in_write_transaction("catalog.hand_over_transactions")
     def hand_over(
         self,
         connection: Connection,
@@ -159,11 +163,11 @@ class SqlTransactions(CatalogAdapter):
         query = select(_T.tc_id, _T.sequence).where(*is_handed_over).order_by(_T.tc_id, _T.sequence).limit(limit)
         return [TransactionId(*row) for row in self._db.read(lambda connection: connection.execute(query).all())]
 
-    @writes("catalog.transaction_failed")
+    @in_write_transaction("catalog.transaction_failed")
     def record_failures(self, connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
         _record_failures(connection, {txn: failures}, {})
 
-    @writes("catalog.resolve_participant")
+    @in_write_transaction("catalog.resolve_participant")
     def resolve(
         self, connection: Connection, txn: TransactionId, participant: Participant, cause: Cause
     ) -> StoredTransaction:
@@ -177,32 +181,32 @@ class SqlTransactions(CatalogAdapter):
             raise TransactionNotDecided(str(txn))
         if stored.settled_us is None:
             now = self._db.now_us(connection)
-            _settle(connection, [(txn, participant, Settlement.RESOLVED)], now_us=now)
+            _settle_participants(connection, [(txn, participant, Settlement.RESOLVED)], now_us=now)
             detail = {"txn": str(txn), "participant": str(participant), "state": transaction.state.value}
             about: dict[str, Any] = {"topic_id": participant.topic_id, "topic": stored.topic, "detail": detail}
-            audit(connection, "resolve-participant", cause, at_us=now, **about)
+            insert_audit_row(connection, "resolve-participant", cause, at_us=now, **about)
         return _require_transaction(connection, txn)
 
-    @writes("catalog.forget_transactions")
+    @in_write_transaction("catalog.forget_transactions")
     def forget(self, connection: Connection, *, older_than_s: float, limit: int) -> int:
         before_us = self._db.now_us(connection) - round(older_than_s * 1_000_000)
-        finished = rows.finished_before(connection, before_us, limit)
-        conclude_sequences(connection, finished)
+        finished = rows.read_states_finished_before(connection, before_us, limit)
+        store_outcomes_in_sequences(connection, finished)
         rows.remove_transactions(connection, finished)
         return len(finished)
 
 
-def _settle(
+def _settle_participants(
     connection: Connection, settlements: Sequence[tuple[TransactionId, Participant, Settlement]], *, now_us: int
 ) -> list[FinishedTransaction]:
     """Settle ranges, participants and transactions. Lock order: topics, ledgers, transactions."""
     changes = Counter(participant.topic_id for _, participant, _ in settlements)
     active = share_lock_topics(connection, changes)  # a deleted topic needs no snapshot
-    settle_ranges(connection, {(participant.topic_id, txn) for txn, participant, _ in settlements})
+    settle_buffer_ranges(connection, {(participant.topic_id, txn) for txn, participant, _ in settlements})
     if participants.settle_participants(connection, settlements, now_us=now_us):
         active_changes = {topic_id: count for topic_id, count in changes.items() if topic_id in active}
-        count_changes(connection, active_changes, now_us=now_us)
-    return rows.finish_and_list_final(connection, {txn for txn, _, _ in settlements}, now_us=now_us)
+        add_settled_changes(connection, active_changes, now_us=now_us)
+    return rows.finish_settled_transactions(connection, {txn for txn, _, _ in settlements}, now_us=now_us)
 
 
 def _record_failures(
@@ -212,9 +216,9 @@ def _record_failures(
 ) -> None:
     """Store the errors of participants before those of transactions. A settlement locks rows in the same order."""
     for txn, errors in sorted(failures.items()):
-        participants.put_errors(connection, txn, errors)
+        participants.store_participant_errors(connection, txn, errors)
     for txn, errors in sorted(failures.items()):
-        rows.record_failure(connection, txn, summarize_failures(errors), **claims.get(txn, {}))
+        rows.record_transaction_failure(connection, txn, summarize_failures(errors), **claims.get(txn, {}))
 
 
 def _require_transaction(connection: Connection, txn: TransactionId, *, lock: bool = False) -> StoredTransaction:
@@ -222,4 +226,4 @@ def _require_transaction(connection: Connection, txn: TransactionId, *, lock: bo
     row = connection.execute(query.with_for_update() if lock else query).first()
     if row is None:
         raise UnknownObject("txn", expected="a transaction of this catalog", found=str(txn))
-    return rows.to_transactions(connection, [row])[0]
+    return rows.transactions_from_rows(connection, [row])[0]

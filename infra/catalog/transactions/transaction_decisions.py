@@ -14,9 +14,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from infra.catalog.cursors.cursor_rows import LockedCursor, count_releases, lock_cursors, store_cursors
-from infra.catalog.transactions.participant_rows import read_holders
-from infra.catalog.transactions.transaction_rows import insert_open, next_sequences, store_states
+from infra.catalog.cursors.cursor_rows import LockedCursor, add_releases, lock_cursors, store_cursors
+from infra.catalog.transactions.participant_rows import read_holding_participants
+from infra.catalog.transactions.transaction_rows import (
+    insert_open_transactions,
+    store_decided_states,
+    take_next_sequences,
+)
 from logstore.cursors.cursor_state import add_acknowledged
 from logstore.errors import SextonError, UnknownObject
 from logstore.ports.catalog import (
@@ -39,13 +43,13 @@ def begin_transactions(connection: Connection, writes: Sequence[BeginTransaction
     sequences: dict[int, Any] = {}
     for tc_id in sorted({write.tc_id for write in writes}):
         count = sum(write.tc_id == tc_id for write in writes)
-        sequences[tc_id] = iter(next_sequences(connection, tc_id, count))
+        sequences[tc_id] = iter(take_next_sequences(connection, tc_id, count))
     opened = [
         (TransactionId(write.tc_id, next(sequences[write.tc_id])), round(write.timeout_s * 1_000_000))
         for write in writes
     ]
     if opened:
-        insert_open(connection, opened, now_us=now_us)
+        insert_open_transactions(connection, opened, now_us=now_us)
     return [BeginTransactionResult(txn=txn) for txn, _ in opened]
 
 
@@ -67,11 +71,11 @@ def end_transactions(
     results: list[WriteResult] = []
     changed: dict[TransactionId, TransactionState] = {}
     for write in writes:
-        state = _decide(write, locked, states, now_us)
+        state = _decide_transaction(write, locked, states, now_us)
         if isinstance(state, TransactionState) and state is not states[write.txn]:
             states[write.txn] = changed[write.txn] = state
         results.append(state if isinstance(state, SextonError) else EndTransactionResult(state=state))
-    stored_states = store_decisions(connection, changed, next_cursors=next_cursors, now_us=now_us)
+    stored_states = store_transaction_decisions(connection, changed, next_cursors=next_cursors, now_us=now_us)
     states.update(stored_states)
     return [
         EndTransactionResult(state=stored_states.get(write.txn, result.state))
@@ -81,7 +85,7 @@ def end_transactions(
     ]
 
 
-def _decide(
+def _decide_transaction(
     write: EndTransaction, locked: LockedTransactions, states: Mapping[TransactionId, TransactionState], now_us: int
 ) -> TransactionState | SextonError:
     row = locked.get(write.txn)
@@ -95,7 +99,7 @@ def _decide(
         return error
 
 
-def store_decisions(
+def store_transaction_decisions(
     connection: Connection,
     changed: Mapping[TransactionId, TransactionState],
     *,
@@ -109,17 +113,17 @@ def store_decisions(
     """
     if not changed:
         return {}
-    participating, holders = read_holders(connection, list(changed))
+    participating, holders = read_holding_participants(connection, list(changed))
     final_state = {True: TransactionState.COMMITTED, False: TransactionState.ABORTED}
     states = {txn: state if txn in participating else final_state[state.is_commit] for txn, state in changed.items()}
-    store_states(connection, states, now_us=now_us, timed_out=timed_out)
+    store_decided_states(connection, states, now_us=now_us, timed_out=timed_out)
     committed = [holder for txn, holder in holders if states[txn].is_commit]
     aborted = [holder for txn, holder in holders if not states[txn].is_commit]
-    settle_cursors(connection, committed, aborted, next_cursors)
+    apply_decisions_to_cursors(connection, committed, aborted, next_cursors)
     return states
 
 
-def settle_cursors(
+def apply_decisions_to_cursors(
     connection: Connection,
     committed: Sequence[StoredParticipant],
     aborted: Sequence[StoredParticipant] = (),
@@ -141,4 +145,4 @@ def settle_cursors(
         if cursor:
             cursor.state = add_acknowledged(cursor.state, holder.positions)
     store_cursors(connection, list(cursors.values()))
-    count_releases(connection, {rows[key].cursor_id: count for key, count in releases.items() if key in rows})
+    add_releases(connection, {rows[key].cursor_id: count for key, count in releases.items() if key in rows})

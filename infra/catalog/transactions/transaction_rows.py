@@ -25,9 +25,16 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from infra.catalog import tables as t
-from infra.catalog.engine.dialect_sql import BIG, TEXT, Statement, bulk_parameter, dataclass_from_row, insert_if_absent
-from infra.catalog.transactions.buffer_rows import match_transactions, txn_pairs
-from infra.catalog.transactions.participant_rows import has_owed_participant, read_participants, remove_participants
+from infra.catalog.engine.dialect_sql import (
+    BIG,
+    TEXT,
+    BulkStatement,
+    build_bulk_parameter,
+    build_insert_if_absent,
+    dataclass_from_row,
+)
+from infra.catalog.transactions.buffer_rows import build_transaction_id_parameter, transaction_id_rows
+from infra.catalog.transactions.participant_rows import match_owing_transactions, read_participants, remove_participants
 from infra.telemetry import current_trace_id
 from logstore.errors import IdsExhausted
 from logstore.ports.catalog import FinishedTransaction, StoredTransaction
@@ -38,10 +45,12 @@ _C = t.transaction_coordinator.c
 _ColumnTypes = dict[str, TypeEngine[Any]]
 
 
-def next_sequences(connection: Connection, tc_id: int, count: int) -> range:
+def take_next_sequences(connection: Connection, tc_id: int, count: int) -> range:
     """Take the coordinator's next sequence numbers. Raise `IdsExhausted` if not all are below the ceiling."""
     is_below_ceiling = _C.next_sequence + count <= select(t.record_log.c.transaction_ceiling).scalar_subquery()
-    connection.execute(insert_if_absent(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0))
+    connection.execute(
+        build_insert_if_absent(connection, t.transaction_coordinator).values(tc_id=tc_id, next_sequence=0)
+    )
     end = connection.execute(
         update(t.transaction_coordinator)
         .where(_C.tc_id == tc_id, is_below_ceiling)
@@ -53,7 +62,9 @@ def next_sequences(connection: Connection, tc_id: int, count: int) -> range:
     return range(end - count, end)
 
 
-def insert_open(connection: Connection, opened: Sequence[tuple[TransactionId, int]], *, now_us: int) -> None:
+def insert_open_transactions(
+    connection: Connection, opened: Sequence[tuple[TransactionId, int]], *, now_us: int
+) -> None:
     """Insert open transactions, each with its timeout in microseconds."""
     rows = [
         {
@@ -71,32 +82,34 @@ def insert_open(connection: Connection, opened: Sequence[tuple[TransactionId, in
 
 
 @cache
-def _locking_statement(dialect: str) -> Statement:
-    ids, is_requested = match_transactions(dialect, _T)
+def _compile_transaction_lock(dialect: str) -> BulkStatement:
+    ids, is_requested = build_transaction_id_parameter(dialect, _T)
     query = select(t.transaction).join(ids.source, is_requested).order_by(_T.tc_id, _T.sequence)
-    return Statement(sql=query.with_for_update(of=t.transaction), rows=ids)
+    return BulkStatement(sql=query.with_for_update(of=t.transaction), rows=ids)
 
 
 def lock_transactions(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, Row[Any]]:
     """Lock the transactions that exist, in the order of their ids."""
-    pairs = txn_pairs(txns)
-    rows = _locking_statement(connection.dialect.name).execute(connection, pairs).all() if pairs else []
+    pairs = transaction_id_rows(txns)
+    rows = _compile_transaction_lock(connection.dialect.name).execute(connection, pairs).all() if pairs else []
     return {TransactionId(row.tc_id, row.sequence): row for row in rows}
 
 
-def store_states(
+def store_decided_states(
     connection: Connection, states: Mapping[TransactionId, TransactionState], *, now_us: int, timed_out: bool
 ) -> None:
     """Store the decided states of locked transactions. A final state finishes its transaction."""
     rows = [(txn.tc_id, txn.sequence, state.value, now_us if state.is_final else None) for txn, state in states.items()]
     trace = current_trace_id()  # stored now, because the later broadcast has one trace for many transactions
-    _deciding_statement(connection.dialect.name).execute(connection, rows, now=now_us, late=int(timed_out), trace=trace)
+    _compile_state_update(connection.dialect.name).execute(
+        connection, rows, now=now_us, late=int(timed_out), trace=trace
+    )
 
 
 @cache
-def _deciding_statement(dialect: str) -> Statement:
+def _compile_state_update(dialect: str) -> BulkStatement:
     column_types: _ColumnTypes = {"tc_id": BIG, "sequence": BIG, "state": TEXT, "finished_us": BIG}
-    changed = bulk_parameter(dialect, "changed", column_types)
+    changed = build_bulk_parameter(dialect, "changed", column_types)
     c = changed.source.c
     matching = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
     values = {
@@ -105,10 +118,10 @@ def _deciding_statement(dialect: str) -> Statement:
         "decided_us": bindparam("now"),
         "trace_id": bindparam("trace"),
     }
-    return Statement(sql=matching.values(**values, timed_out=bindparam("late")), rows=changed)
+    return BulkStatement(sql=matching.values(**values, timed_out=bindparam("late")), rows=changed)
 
 
-def to_transactions(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredTransaction]:
+def transactions_from_rows(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredTransaction]:
     """Return rows of `transaction` as values with their participants, in the order of the rows."""
     participants = read_participants(connection, [TransactionId(row.tc_id, row.sequence) for row in rows])
     return [
@@ -129,11 +142,11 @@ def match_transaction(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
     return (_T.tc_id == txn.tc_id, _T.sequence == txn.sequence)
 
 
-def finish_and_list_final(
+def finish_settled_transactions(
     connection: Connection, txns: Collection[TransactionId], *, now_us: int
 ) -> list[FinishedTransaction]:
     """Finish the decided transactions without an owed participant. Return all of `txns` that are final now."""
-    statements, pairs = _finishing_statements(connection.dialect.name), txn_pairs(txns)
+    statements, pairs = _compile_finishing(connection.dialect.name), transaction_id_rows(txns)
     locked = statements.lock.execute(connection, pairs).all()
     already_finished = [
         FinishedTransaction(txn=TransactionId(row.tc_id, row.sequence)) for row in locked if row.finished_us is not None
@@ -148,41 +161,43 @@ def finish_and_list_final(
 class _FinishingStatements(NamedTuple):
     """Two statements in this order, because one statement with a subquery would see the state before its locks."""
 
-    lock: Statement  # by id
-    finish: Statement
+    lock: BulkStatement  # by id
+    finish: BulkStatement
 
 
 @cache
-def _finishing_statements(dialect: str) -> _FinishingStatements:
-    ids, is_requested = match_transactions(dialect, _T)
+def _compile_finishing(dialect: str) -> _FinishingStatements:
+    ids, is_requested = build_transaction_id_parameter(dialect, _T)
     lock = select(_T.tc_id, _T.sequence, _T.finished_us).join(ids.source, is_requested)
     lock = lock.order_by(_T.tc_id, _T.sequence)
     commits = _T.state == TransactionState.COMMITTING.value
     final_state = case((commits, TransactionState.COMMITTED.value), else_=TransactionState.ABORTED.value)
     no_claim = {"claim_workflow": None, "claim_run": None, "claim_until_us": None}
     finish = update(t.transaction).where(
-        is_requested, _T.state.in_(BROADCASTING_STATES), ~has_owed_participant(_T.tc_id, _T.sequence)
+        is_requested, _T.state.in_(BROADCASTING_STATES), ~match_owing_transactions(_T.tc_id, _T.sequence)
     )
     finish = finish.values(state=final_state, finished_us=bindparam("now"), **no_claim)
     return _FinishingStatements(
-        lock=Statement(sql=lock.with_for_update(of=t.transaction), rows=ids),
-        finish=Statement(sql=finish.returning(_T.tc_id, _T.sequence, _T.decided_us), rows=ids),
+        lock=BulkStatement(sql=lock.with_for_update(of=t.transaction), rows=ids),
+        finish=BulkStatement(sql=finish.returning(_T.tc_id, _T.sequence, _T.decided_us), rows=ids),
     )
 
 
-def read_states(connection: Connection, txns: Iterable[TransactionId]) -> dict[TransactionId, TransactionState]:
+def read_transaction_states(
+    connection: Connection, txns: Iterable[TransactionId]
+) -> dict[TransactionId, TransactionState]:
     """Return the states of the transactions that exist."""
-    rows = _states_statement(connection.dialect.name).execute(connection, txn_pairs(txns))
+    rows = _compile_states_query(connection.dialect.name).execute(connection, transaction_id_rows(txns))
     return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in rows}
 
 
 @cache
-def _states_statement(dialect: str) -> Statement:
-    ids, is_requested = match_transactions(dialect, _T)
-    return Statement(sql=select(_T.tc_id, _T.sequence, _T.state).join(ids.source, is_requested), rows=ids)
+def _compile_states_query(dialect: str) -> BulkStatement:
+    ids, is_requested = build_transaction_id_parameter(dialect, _T)
+    return BulkStatement(sql=select(_T.tc_id, _T.sequence, _T.state).join(ids.source, is_requested), rows=ids)
 
 
-def is_unclaimed(now_us: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a number, or a parameter
+def match_unclaimed_transactions(now_us: Any) -> ColumnElement[bool]:  # noqa: ANN401 - a number, or a parameter
     """Select transactions without a live claim at `now_us`."""
     has_lapsed: ColumnElement[bool] = func.coalesce(_T.claim_until_us, 0) <= now_us
     return has_lapsed
@@ -192,34 +207,36 @@ def claim_transaction(
     connection: Connection, txn: TransactionId, claim: Mapping[str, Any], *, workflow_id: str, now_us: int
 ) -> bool:
     """Claim one transaction unless another workflow has a live claim. Return whether it is claimed."""
-    can_claim = or_(is_unclaimed(now_us), _T.claim_workflow == workflow_id)
+    can_claim = or_(match_unclaimed_transactions(now_us), _T.claim_workflow == workflow_id)
     claimed = update(t.transaction).where(*match_transaction(txn), can_claim).values(**claim)
     return bool(connection.execute(claimed).rowcount)
 
 
-def record_failure(connection: Connection, txn: TransactionId, error: str, **claim: Any) -> None:  # noqa: ANN401
+def record_transaction_failure(connection: Connection, txn: TransactionId, error: str, **claim: Any) -> None:  # noqa: ANN401
     """Count a failed attempt of an unfinished transaction, and set the given columns of its claim."""
     unfinished = update(t.transaction).where(*match_transaction(txn), _T.finished_us.is_(None))
     connection.execute(unfinished.values(attempts=_T.attempts + 1, last_error=error, **claim))
 
 
-def set_claims(connection: Connection, txns: Collection[TransactionId], claim: Mapping[str, Any]) -> None:
+def set_transaction_claims(connection: Connection, txns: Collection[TransactionId], claim: Mapping[str, Any]) -> None:
     """Set the claim of locked transactions."""
     if txns:
         rows = [(txn.tc_id, txn.sequence, *claim.values()) for txn in txns]
-        _claiming_statement(connection.dialect.name).execute(connection, rows)
+        _compile_claim_update(connection.dialect.name).execute(connection, rows)
 
 
 @cache
-def _claiming_statement(dialect: str) -> Statement:
+def _compile_claim_update(dialect: str) -> BulkStatement:
     claim_types: _ColumnTypes = {"claim_workflow": TEXT, "claim_run": TEXT, "claim_until_us": BIG}
-    claims = bulk_parameter(dialect, "claimed", {"tc_id": BIG, "sequence": BIG} | claim_types)
+    claims = build_bulk_parameter(dialect, "claimed", {"tc_id": BIG, "sequence": BIG} | claim_types)
     c = claims.source.c
     matching = update(t.transaction).where(_T.tc_id == c.tc_id, _T.sequence == c.sequence)
-    return Statement(sql=matching.values({name: c[name] for name in claim_types}), rows=claims)
+    return BulkStatement(sql=matching.values({name: c[name] for name in claim_types}), rows=claims)
 
 
-def finished_before(connection: Connection, before_us: int, limit: int) -> dict[TransactionId, TransactionState]:
+def read_states_finished_before(
+    connection: Connection, before_us: int, limit: int
+) -> dict[TransactionId, TransactionState]:
     """Return transactions that finished before `before_us`, oldest first."""
     query = select(_T.tc_id, _T.sequence, _T.state).where(_T.finished_us < before_us)
     rows = connection.execute(query.order_by(_T.finished_us).limit(limit))
@@ -228,13 +245,13 @@ def finished_before(connection: Connection, before_us: int, limit: int) -> dict[
 
 def remove_transactions(connection: Connection, finished: Collection[TransactionId]) -> None:
     """Remove finished transactions with their participants."""
-    pairs = sorted(txn_pairs(finished))
+    pairs = sorted(transaction_id_rows(finished))
     if pairs:
         remove_participants(connection, pairs)
         connection.execute(delete(t.transaction).where(tuple_(_T.tc_id, _T.sequence).in_(pairs)))
 
 
-def count_states(connection: Connection) -> Sequence[Row[Any]]:
+def count_unfinished_by_state(connection: Connection) -> Sequence[Row[Any]]:
     """Return `state`, `rows` and `since` of unfinished transactions. `since` is the earliest time of each state."""
     since = func.min(func.coalesce(_T.decided_us, _T.created_us)).label("since")
     query = select(_T.state, func.count().label("rows"), since).where(_T.finished_us.is_(None)).group_by(_T.state)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.catalog import Database, upgrade
+from infra.catalog import Database, migrate_catalog
 from logstore.failpoints import disarm
 from tests.contracts.catalog.worlds import MemoryWorld, SqlWorld, World
 from tests.migrated import migrated
@@ -51,7 +51,7 @@ def emptied(postgres: Postgres) -> Iterator[Callable[[], str]]:
     """One catalog, emptied again and again: a tenth of what it costs to copy a database and to learn its tables."""
     with postgres.database() as name:
         database = Database(postgres.url(name))
-        upgrade(database)
+        migrate_catalog(database)
         database.close()
         named = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
         (tables,) = zip(*postgres.execute(named, name), strict=True)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from infra.objects.s3_client import make_client
+from infra.objects.s3_client import create_s3_client
 from infra.objects.s3_store import S3ObjectStore
 from infra.stack.embedded_stack import StackAddresses
 from logstore.ports.object_storage import ObjectStore
@@ -20,7 +20,7 @@ PART_BYTES = 5 << 20  # the least that S3 takes
 @pytest.fixture(scope="session")
 def seaweed(servers: StackAddresses) -> "S3Client":
     """A client of the run's server."""
-    return make_client(servers.s3, servers.region, servers.access_key, servers.secret_key, pool_size=40)
+    return create_s3_client(servers.s3, servers.region, servers.access_key, servers.secret_key, pool_size=40)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ def _copied_catalogs() -> Iterator[None]:
     """Let rebuilds and replicas begin with a copy of a migrated catalog."""
     with pytest.MonkeyPatch.context() as patched:
         for module in (rebuild_loading, replica_database):
-            patched.setattr(module, "upgrade", migrate)
+            patched.setattr(module, "migrate_catalog", migrate)
         yield
 
 

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection, select
 
-from infra.catalog import Database, tables, upgrade
+from infra.catalog import Database, migrate_catalog, tables
 
 Connect = Callable[..., Database]
 
 
 def test_engine_knows_what_an_earlier_one_compiled(url: str, connect: Connect) -> None:
     """Tests make thousands of engines; if each compiled its own statements, half of their time would be that."""
-    upgrade(connect(url))
+    migrate_catalog(connect(url))
     statement = select(tables.catalog.c.epoch)
 
     def was_known(connection: Connection) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, event, text
 
-from infra.catalog import Database, SqlCatalog, mask_passwords, upgrade
+from infra.catalog import Database, SqlCatalog, mask_passwords, migrate_catalog
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import InvalidInput, OutcomeUnknown, ServiceFailed, SextonError, StoreUnavailable
 from tests.every_topic import every_topic
@@ -102,14 +102,14 @@ def test_sqlite_folder_that_cannot_be_made_is_invalid_input(tmp_path: Path) -> N
     """A file stands where a folder should be."""
     (tmp_path / "taken").write_text("")
     with pytest.raises(InvalidInput, match="a file in a folder that can be made") as caught:
-        upgrade(Database(f"sqlite:///{tmp_path}/taken/deeper/catalog.db"))
+        migrate_catalog(Database(f"sqlite:///{tmp_path}/taken/deeper/catalog.db"))
     _sentence(caught.value)
 
 
 def test_sqlite_path_that_is_a_folder_is_store_unavailable(tmp_path: Path, connect: Connect) -> None:
     """It cannot be opened now; somebody may clear the place."""
     with pytest.raises(StoreUnavailable, match=r"cannot be opened: it is a folder; correct SEXTON_") as caught:
-        upgrade(connect(f"sqlite:///{tmp_path}"))
+        migrate_catalog(connect(f"sqlite:///{tmp_path}"))
     _sentence(caught.value)
 
 
@@ -118,7 +118,7 @@ def test_sqlite_file_that_is_no_database_is_named_and_left_as_it_is(tmp_path: Pa
     path = tmp_path / "catalog.db"
     path.write_bytes(b"these are not the pages you are looking for" * 100)
     with pytest.raises(ServiceFailed, match=f"database: {path} is no SQLite database; correct") as caught:
-        upgrade(connect(f"sqlite:///{path}"))
+        migrate_catalog(connect(f"sqlite:///{path}"))
     _sentence(caught.value)
     assert path.read_bytes().startswith(b"these are not")
 

@@ -6,7 +6,7 @@ import pytest
 
 from infra.catalog import tables as t
 from infra.catalog.log.component_ledgers import REFERRING_COLUMN_BY_COMPONENT
-from infra.catalog.reconciliation.rows_naming_ledgers import segment_totals
+from infra.catalog.reconciliation.rows_naming_ledgers import build_segment_sum_aggregates
 from logstore.log.ledgers import Component
 from logstore.reconciliation.orphan_doubts_from_rows import LedgerRows, SegmentSums, doubt_unreferenced
 
@@ -24,5 +24,5 @@ def test_doubt_names_the_table_that_names_ledgers_of_the_component(component: Co
 
 def test_totals_of_segments_are_what_rows_of_ledgers_count() -> None:
     """A total that one of them lacks would be compared by nobody."""
-    assert list(segment_totals()) == [field.name for field in fields(SegmentSums)]
-    assert set(segment_totals()) <= set(t.ledger.c.keys())
+    assert list(build_segment_sum_aggregates()) == [field.name for field in fields(SegmentSums)]
+    assert set(build_segment_sum_aggregates()) <= set(t.ledger.c.keys())

@@ -69,7 +69,7 @@ def _reads(url: str) -> tuple[bool, int]:
     finally:
         database.close()
     with open_arrow_reader(url) as reader:
-        return encrypted, reader.table(bulk_queries.lists()).num_rows
+        return encrypted, reader.table(bulk_queries.select_ledger_lists()).num_rows
 
 
 def test_catalog_is_reached_by_mutual_tls(secured: At) -> None:

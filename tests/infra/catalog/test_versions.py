@@ -14,7 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 
-from infra.catalog import Database, SqlCatalog, check_version, upgrade
+from infra.catalog import Database, SqlCatalog, migrate_catalog, require_current_version
 from infra.catalog.engine.catalog_version import VERSIONS, _build_alembic_config
 from infra.declared.catalog_tables import metadata
 from logstore.deletion.retention import RetentionPolicy
@@ -26,11 +26,11 @@ Connect = Callable[..., Database]
 
 _UPGRADE = """
 import sys
-from infra.catalog import Database, upgrade
+from infra.catalog import Database, migrate_catalog
 database = Database(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
-upgrade(database)
+migrate_catalog(database)
 database.close()
 """
 
@@ -64,26 +64,26 @@ def _set_version(database: Database, version: str) -> None:
 def test_upgrade_from_empty_equals_the_models(url: str, connect: Connect) -> None:
     """The migrations and the models say the same, on both databases."""
     database = connect(url)
-    upgrade(database)
+    migrate_catalog(database)
     assert _differences(database) == []
     assert _tables(database) == {*metadata.tables, "alembic_version"}
-    check_version(database)
+    require_current_version(database)
 
 
 def test_upgrade_from_empty_creates_the_triggers_of_the_outbox(url: str, connect: Connect) -> None:
     """The models do not declare them: a migration that makes a table anew on SQLite loses them without a word."""
     database = connect(url)
-    upgrade(database)
+    migrate_catalog(database)
     assert len(_triggers(database)) == 26, "a trigger was lost, or a new one is not counted here"
 
 
 def test_upgrade_repeated_keeps_everything(url: str, connect: Connect) -> None:
     """Repeating it is harmless: one catalog row, same epoch, and what was stored stays."""
     database = connect(url)
-    upgrade(database)
+    migrate_catalog(database)
     topic = SqlCatalog(database).topics.create("persistent://a/b/c", RetentionPolicy())
     SqlCatalog(database).ledgers.create(topic.topic_id, application="sexton")
-    upgrade(database)
+    migrate_catalog(database)
     rows = database.read(lambda connection: connection.execute(text("SELECT epoch, next_ledger_id FROM catalog")).all())
     assert rows == [(1, 1)]
     assert every_topic(SqlCatalog(database).topics) == [topic]
@@ -106,17 +106,17 @@ def test_upgrade_three_processes_at_once_all_succeed(url: str, connect: Connect)
         run.communicate(timeout=60)
     assert [run.returncode for run in runs] == [0, 0, 0]
     database = connect(url)
-    check_version(database)
+    require_current_version(database)
     assert database.read(lambda connection: connection.execute(text("SELECT count(*) FROM catalog")).scalar_one()) == 1
 
 
 def test_newer_catalog_is_refused_and_nothing_changes(url: str, connect: Connect) -> None:
     """An older build leaves a newer catalog alone, and says what to do."""
     database = connect(url)
-    upgrade(database)
+    migrate_catalog(database)
     _set_version(database, "9999")
     before = _tables(database)
-    for ask in (upgrade, check_version):
+    for ask in (migrate_catalog, require_current_version):
         with pytest.raises(CatalogVersionMismatch, match="expected 0001, found 9999; it was written by a newer build"):
             ask(database)
     assert _tables(database) == before
@@ -130,12 +130,12 @@ def test_check_version_empty_database_is_refused_and_stays_empty(url: str, conne
     if database.is_sqlite:
         path = Path(str(database.engine.url.database))
         with pytest.raises(ServiceFailed, match=f"database: there is no file {path}; run `sexton up`"):
-            check_version(database)
+            require_current_version(database)
         assert database.is_absent
         database.make_folder()
         path.touch()
     with pytest.raises(CatalogVersionMismatch, match="found an empty database; run"):
-        check_version(database)
+        require_current_version(database)
     assert _tables(database) == set()
 
 
@@ -157,7 +157,7 @@ def test_database_of_somebody_else_is_refused_and_left_as_it_is(url: str, connec
                 foreign.execute(statement)
             else:
                 database.write(partial(_run, statement))
-            for ask in (upgrade, check_version):
+            for ask in (migrate_catalog, require_current_version):
                 with pytest.raises(ServiceFailed, match=r"database: .* holds tables that are no catalog's; nothing"):
                     ask(database)
         assert not database.is_sqlite or foreign.execute("PRAGMA journal_mode").fetchone() == ("delete",)
@@ -171,26 +171,26 @@ def _run(statement: str, connection: Connection) -> None:
 def test_check_version_older_catalog_is_refused(url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     """A catalog of an earlier release is upgraded by choice, not by the way."""
     database = connect(url)
-    upgrade(database)
+    migrate_catalog(database)
     monkeypatch.setattr("infra.catalog.engine.catalog_version.VERSIONS", (*VERSIONS, "0002"))
     with pytest.raises(CatalogVersionMismatch, match="expected 0002, found 0001; run"):
-        check_version(database)
+        require_current_version(database)
 
 
 def test_upgrade_from_empty_takes_the_number_of_bundles_given_once(url: str, connect: Connect) -> None:
     """It is fixed when the catalog is created: a later upgrade with another number leaves it."""
     database = connect(url)
-    upgrade(database, bundles=1_000)
+    migrate_catalog(database, bundles=1_000)
     assert _bundles(database) == 1_000
     for number in (64, 1):
-        upgrade(database, bundles=number)
+        migrate_catalog(database, bundles=number)
         assert _bundles(database) == 1_000
 
 
 def test_upgrade_from_empty_has_64_bundles_by_default(url: str, connect: Connect) -> None:
     """The number of a catalog that nobody sized."""
     database = connect(url)
-    upgrade(database)
+    migrate_catalog(database)
     assert _bundles(database) == 64
 
 
@@ -199,7 +199,7 @@ def test_upgrade_with_an_impossible_number_of_bundles_creates_nothing(bundles: i
     """Bad input is refused before anything changes."""
     database = connect(url)
     with pytest.raises(InvalidInput, match=f"bundles: expected 1 to {MAX_BUNDLES}, found {bundles}"):
-        upgrade(database, bundles=bundles)
+        migrate_catalog(database, bundles=bundles)
     assert database.is_absent or _tables(database) == set()
 
 

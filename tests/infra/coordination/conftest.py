@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 
 from infra.catalog import Database
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.zookeeper_session import Ensemble
+from infra.coordination.zookeeper_session import EnsembleOptions
 from tests.infra.coordination.crew import BUNDLES, Crew
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.migrated import migrate
@@ -32,23 +32,23 @@ def zookeeper() -> Iterator[ZooKeeper]:
 
 
 @pytest.fixture
-def ensemble(zookeeper: ZooKeeper) -> Ensemble:
+def ensemble(zookeeper: ZooKeeper) -> EnsembleOptions:
     """A path of the test's own, on a session timeout of two seconds."""
     path = f"/test-{next(_numbers)}"
     with zookeeper.client() as client:
         client.create(path)
-    return Ensemble(hosts=f"{zookeeper.address}{path}", timeout_s=2.0)
+    return EnsembleOptions(hosts=f"{zookeeper.address}{path}", timeout_s=2.0)
 
 
 @pytest.fixture
-def looker(zookeeper: ZooKeeper, ensemble: Ensemble) -> Iterator[KazooClient]:
+def looker(zookeeper: ZooKeeper, ensemble: EnsembleOptions) -> Iterator[KazooClient]:
     """A client that looks on, under the test's path."""
     with zookeeper.client(ensemble.hosts) as client:
         yield client
 
 
 @pytest.fixture
-def crew(ensemble: Ensemble, tmp_path: Path) -> Iterator[Crew]:
+def crew(ensemble: EnsembleOptions, tmp_path: Path) -> Iterator[Crew]:
     """Nobody yet."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database, bundles=BUNDLES)

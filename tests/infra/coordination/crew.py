@@ -4,10 +4,10 @@ import threading
 from collections.abc import Callable
 
 from infra.catalog.ownership.fences import SqlFences
-from infra.coordination.bundle_holdings import OwnershipEvents
+from infra.coordination.bundle_holdings import OwnershipObserver
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions, ExpiredPolicy
 from infra.coordination.takeover import TakeoverTimes
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Fences
 from tests.logstore.eventually import assert_eventually
@@ -31,7 +31,7 @@ class Watcher:
         self.unloaded_.append(bundle)
 
 
-class Looks(OwnershipEvents):
+class Looks(OwnershipObserver):
     """Counts a worker's looks at all bundles."""
 
     count = 0
@@ -43,7 +43,7 @@ class Looks(OwnershipEvents):
 class Crew:
     """Workers of one ensemble and one catalog."""
 
-    def __init__(self, ensemble: Ensemble, fences: SqlFences) -> None:
+    def __init__(self, ensemble: EnsembleOptions, fences: SqlFences) -> None:
         self.ensemble, self.fences = ensemble, fences
         self.owners: dict[str, BundleOwner] = {}
         self.sessions: dict[str, ZooKeeperSession] = {}

@@ -6,7 +6,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.ownership_nodes import SESSIONS, OwnershipDirectory, WorkerDirectory
-from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.ownership import BundleId, WorkerLoad
 
 pytestmark = pytest.mark.external_service
@@ -15,7 +15,7 @@ _N = 8
 
 
 @pytest.fixture
-def directory(ensemble: Ensemble) -> Iterator[OwnershipDirectory]:
+def directory(ensemble: EnsembleOptions) -> Iterator[OwnershipDirectory]:
     """An onlooker's."""
     session = ZooKeeperSession(ensemble, lambda _: None)
     yield OwnershipDirectory(session, _N)
@@ -23,7 +23,7 @@ def directory(ensemble: Ensemble) -> Iterator[OwnershipDirectory]:
 
 
 @pytest.fixture
-def worker(ensemble: Ensemble) -> Iterator[tuple[ZooKeeperSession, WorkerDirectory]]:
+def worker(ensemble: EnsembleOptions) -> Iterator[tuple[ZooKeeperSession, WorkerDirectory]]:
     """One that is enlisted and owns two bundles."""
     session = ZooKeeperSession(ensemble, lambda _: None)
     nodes = WorkerDirectory(session, "a", _N)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from kazoo.client import KazooClient
 
-from infra.coordination.path_identity import CATALOG, check_path, claim_path
-from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
+from infra.coordination.path_identity import CATALOG, check_path_belongs_to_catalog, claim_path_for_catalog
+from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.errors import CatalogMismatch
 
 pytestmark = pytest.mark.external_service
@@ -17,7 +17,7 @@ OURS, THEIRS = "00000000-0000-4000-8000-00000000000a", "00000000-0000-4000-8000-
 
 
 @pytest.fixture
-def session(ensemble: Ensemble) -> Iterator[ZooKeeperSession]:
+def session(ensemble: EnsembleOptions) -> Iterator[ZooKeeperSession]:
     """One that is open."""
     found = ZooKeeperSession(replace(ensemble, timeout_s=10.0), lambda _: None)
     yield found
@@ -25,23 +25,23 @@ def session(ensemble: Ensemble) -> Iterator[ZooKeeperSession]:
 
 
 def test_path_is_the_first_catalogs_for_ever(
-    session: ZooKeeperSession, looker: KazooClient, ensemble: Ensemble
+    session: ZooKeeperSession, looker: KazooClient, ensemble: EnsembleOptions
 ) -> None:
     """Its node outlives every session; another catalog is refused by both ids and the path."""
-    claim_path(session, OURS)
-    claim_path(session, OURS)
+    claim_path_for_catalog(session, OURS)
+    claim_path_for_catalog(session, OURS)
     body, stat = looker.get(CATALOG)
     assert (body, stat.ephemeralOwner) == (OURS.encode(), 0)
-    for compare in (claim_path, check_path):
+    for compare in (claim_path_for_catalog, check_path_belongs_to_catalog):
         with pytest.raises(CatalogMismatch, match=f"catalog {THEIRS}, found that of catalog {OURS}") as refused:
             compare(session, THEIRS)
         assert ensemble.hosts in str(refused.value)
-    assert check_path(session, OURS)
+    assert check_path_belongs_to_catalog(session, OURS)
 
 
 def test_looking_claims_nothing(session: ZooKeeperSession, looker: KazooClient) -> None:
     """Where no worker ever took part the path is nobody's."""
-    assert not check_path(session, OURS)
+    assert not check_path_belongs_to_catalog(session, OURS)
     assert looker.exists(CATALOG) is None
 
 
@@ -50,7 +50,7 @@ def test_two_catalogs_that_claim_at_once_end_with_one(session: ZooKeeperSession,
 
     def claim(catalog_id: str) -> str:
         try:
-            claim_path(session, catalog_id)
+            claim_path_for_catalog(session, catalog_id)
         except CatalogMismatch:
             return ""
         return catalog_id

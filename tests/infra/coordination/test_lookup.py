@@ -10,7 +10,7 @@ from kazoo.security import make_digest_acl
 
 from infra.coordination.bundle_owner import BundleOwner
 from infra.coordination.ownership_nodes import OWNERS, OwnershipDirectory, WorkerDirectory
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from logstore.ownership import bundle_name, bundle_of_topic
 from logstore.ports.bundle_owners import OtherOwner
@@ -83,7 +83,7 @@ def test_lookup_gives_up_after_its_patience_and_before_the_session_does(crew: Cr
 
 
 @pytest.fixture
-def session(ensemble: Ensemble) -> Iterator[ZooKeeperSession]:
+def session(ensemble: EnsembleOptions) -> Iterator[ZooKeeperSession]:
     """Of a worker that owns nothing."""
     opened = ZooKeeperSession(ensemble, lambda _: None)
     yield opened
@@ -91,7 +91,7 @@ def session(ensemble: Ensemble) -> Iterator[ZooKeeperSession]:
 
 
 def test_lookup_without_rights_names_zookeeper_the_path_and_what_to_do(
-    session: ZooKeeperSession, looker: KazooClient, ensemble: Ensemble
+    session: ZooKeeperSession, looker: KazooClient, ensemble: EnsembleOptions
 ) -> None:
     """A denied ACL will be denied again."""
     denied = [make_digest_acl("other", "secret", all=True)]
@@ -103,7 +103,7 @@ def test_lookup_without_rights_names_zookeeper_the_path_and_what_to_do(
 
 
 def test_lookup_below_a_path_that_is_gone_is_refused(
-    session: ZooKeeperSession, zookeeper: ZooKeeper, ensemble: Ensemble
+    session: ZooKeeperSession, zookeeper: ZooKeeper, ensemble: EnsembleOptions
 ) -> None:
     """A path that somebody removed holds no owners, and does not say that there are none."""
     assert OwnershipDirectory(session, BUNDLES).find_owner_node(_BUNDLE, patience_s=10) is None

@@ -7,7 +7,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from infra.coordination.ownership_nodes import OWNERS, WORKERS, WorkerDirectory
-from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.errors import PreconditionFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad, bundle_name
 from tests.infra.coordination.zookeeper import ZooKeeper
@@ -20,7 +20,7 @@ _IDLE = WorkerLoad(load=0.0, bundles=0)
 
 
 @pytest.fixture
-def join(ensemble: Ensemble) -> Iterator[Callable[[str], tuple[ZooKeeperSession, WorkerDirectory]]]:
+def join(ensemble: EnsembleOptions) -> Iterator[Callable[[str], tuple[ZooKeeperSession, WorkerDirectory]]]:
     """Open sessions for workers by name; all are closed at the end."""
     opened: list[ZooKeeperSession] = []
 

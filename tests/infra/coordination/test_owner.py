@@ -11,7 +11,7 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from infra.coordination.bundle_owner import BundleOwner, ExpiredPolicy
 from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, session_path
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import NotOwner, ServiceFailed, StoreUnavailable, WorkerIdTaken
 from logstore.ownership import BundleId, Lease, bundle_name
 from logstore.validated_names import TopicName
@@ -80,7 +80,7 @@ def test_expired_while_another_took_a_bundle_unloads_it(zookeeper: ZooKeeper, cr
 
 def test_suspended_gives_no_lease_and_loses_none(zookeeper: ZooKeeper, crew: Crew) -> None:
     """SUSPENDED is not LOST: what was held is held again, under the same fence."""
-    crew.ensemble = Ensemble(hosts=crew.ensemble.hosts, timeout_s=20.0)
+    crew.ensemble = EnsembleOptions(hosts=crew.ensemble.hosts, timeout_s=20.0)
     owner = crew.hire("a")
     assert_eventually(crew.settled)
     before = owner.leases()
@@ -112,7 +112,7 @@ def test_nodes_removed_by_hand_are_made_again_while_sessions_live(
     crew: Crew, looker: KazooClient, removed: list[str]
 ) -> None:
     """Nobody starts a worker again for that: every bundle has its owner, and each session is known to stand."""
-    crew.ensemble = Ensemble(hosts=crew.ensemble.hosts, timeout_s=20.0)
+    crew.ensemble = EnsembleOptions(hosts=crew.ensemble.hosts, timeout_s=20.0)
     for name in ("a", "b"):
         crew.hire(name)
     assert_eventually(crew.settled)

@@ -13,9 +13,9 @@ from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerDirectory
-from infra.coordination.path_identity import claim_path
+from infra.coordination.path_identity import claim_path_for_catalog
 from infra.coordination.zookeeper_errors import PemFiles
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import InvalidInput, ServiceFailed, SessionLost
 from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually
@@ -38,7 +38,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
-def ensemble(server: str) -> Ensemble:
+def ensemble(server: str) -> EnsembleOptions:
     """A path of the test's own, and a user whose nodes are its own."""
     path = f"/secured-{next(_numbers)}"
     client = KazooClient(hosts=server, logger=_quiet)
@@ -46,17 +46,17 @@ def ensemble(server: str) -> Ensemble:
     client.create(path)
     client.stop()
     client.close()
-    return Ensemble(hosts=f"{server}{path}", timeout_s=2.0, auth=("sasl", f"sexton:{_PASSWORD}"), protected=True)
+    return EnsembleOptions(hosts=f"{server}{path}", timeout_s=2.0, auth=("sasl", f"sexton:{_PASSWORD}"), protected=True)
 
 
-def _session(ensemble: Ensemble) -> ZooKeeperSession:
+def _session(ensemble: EnsembleOptions) -> ZooKeeperSession:
     return ZooKeeperSession(ensemble, lambda _: None)
 
 
-def _take_part(ensemble: Ensemble) -> ZooKeeperSession:
+def _take_part(ensemble: EnsembleOptions) -> ZooKeeperSession:
     session = _session(ensemble)
     nodes = WorkerDirectory(session, "w1", 4)
-    claim_path(session, "c1")
+    claim_path_for_catalog(session, "c1")
     assert nodes.register(WorkerLoad())
     assert nodes.create_owner_nodes([BundleId(0)])
     return session
@@ -68,7 +68,7 @@ def _denied(session: ZooKeeperSession, act: Callable[[KazooClient], object]) -> 
 
 
 @pytest.mark.parametrize("auth", [("sasl", f"sexton:{_PASSWORD}"), ("digest", f"sexton:{_PASSWORD}")])
-def test_nodes_are_for_their_creator_alone(ensemble: Ensemble, auth: tuple[str, str]) -> None:
+def test_nodes_are_for_their_creator_alone(ensemble: EnsembleOptions, auth: tuple[str, str]) -> None:
     """Another user, and who is nobody, can neither change, remove nor even read them."""
     session = _take_part(replace(ensemble, auth=auth))
     strangers = [replace(ensemble, auth=None, protected=False), replace(ensemble, auth=("sasl", "other:theirs"))]
@@ -85,7 +85,7 @@ def test_nodes_are_for_their_creator_alone(ensemble: Ensemble, auth: tuple[str, 
         session.close()
 
 
-def test_nodes_that_anyone_could_write_are_protected_once_the_setting_says_so(ensemble: Ensemble) -> None:
+def test_nodes_that_anyone_could_write_are_protected_once_the_setting_says_so(ensemble: EnsembleOptions) -> None:
     """What earlier workers made stands; new ones make it their identity's alone."""
     _take_part(replace(ensemble, protected=False)).close()
     session = _take_part(ensemble)
@@ -98,7 +98,7 @@ def test_nodes_that_anyone_could_write_are_protected_once_the_setting_says_so(en
     session.close()
 
 
-def test_wrong_password_is_refused_with_the_setting_and_not_shown(ensemble: Ensemble) -> None:
+def test_wrong_password_is_refused_with_the_setting_and_not_shown(ensemble: EnsembleOptions) -> None:
     """It is told at once, as a refusal and not as an outage: nobody waits for it to pass."""
     for auth in (("sasl", "sexton:wrong-one"), ("sasl", "nobody:wrong-one")):
         with pytest.raises(ServiceFailed, match=r"refuses .*zookeeper_auth") as refused:
@@ -107,7 +107,7 @@ def test_wrong_password_is_refused_with_the_setting_and_not_shown(ensemble: Ense
 
 
 def test_wrong_password_is_a_refusal_however_late_it_is_noticed(
-    ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+    ensemble: EnsembleOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kazoo says that it is connected before it says who it is; then the session is over, which would be an outage."""
 
@@ -120,7 +120,7 @@ def test_wrong_password_is_a_refusal_however_late_it_is_noticed(
         _session(replace(ensemble, auth=("sasl", "sexton:wrong-one")))
 
 
-def test_identity_is_proven_again_after_an_expiry(ensemble: Ensemble) -> None:
+def test_identity_is_proven_again_after_an_expiry(ensemble: EnsembleOptions) -> None:
     """A new session is the same user's, and finds the nodes of before its own."""
     heard: list[SessionState] = []
     session = ZooKeeperSession(ensemble, heard.append)
@@ -138,7 +138,7 @@ def test_identity_is_proven_again_after_an_expiry(ensemble: Ensemble) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # kazoo drops sockets whose handshake failed
-def test_tls_before_the_servers_is_verified(ensemble: Ensemble, server: str, tmp_path: Path) -> None:
+def test_tls_before_the_servers_is_verified(ensemble: EnsembleOptions, server: str, tmp_path: Path) -> None:
     """Mutual, with a user behind it; who is not trusted is told, and nobody waits for long."""
     authority = Authority(tmp_path)
     (tmp_path / "other").mkdir()

@@ -10,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from logstore.errors import ServiceFailed, SessionLost, StoreUnavailable
 from tests.infra.coordination.zookeeper import ZooKeeper
 from tests.logstore.eventually import assert_eventually
@@ -27,7 +27,7 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def session(ensemble: Ensemble, heard: Heard) -> Iterator[ZooKeeperSession]:
+def session(ensemble: EnsembleOptions, heard: Heard) -> Iterator[ZooKeeperSession]:
     """A live one."""
     opened = ZooKeeperSession(ensemble, heard.put)
     yield opened
@@ -54,7 +54,7 @@ def test_session_that_expires_on_the_server_is_over_for_good(
 
 
 def test_session_that_expires_before_anybody_listens_is_not_opened(
-    zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard, monkeypatch: pytest.MonkeyPatch
+    zookeeper: ZooKeeper, ensemble: EnsembleOptions, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process may be paused just there: it would stand as connected for ever, and own nothing of what it makes."""
     add_listener = KazooClient.add_listener
@@ -72,7 +72,7 @@ def test_session_that_expires_before_anybody_listens_is_not_opened(
 
 
 def test_session_whose_server_restarts_is_suspended_and_then_the_same(
-    zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard
+    zookeeper: ZooKeeper, ensemble: EnsembleOptions, heard: Heard
 ) -> None:
     """Away is not over: node and session outlive a restart that is shorter than the session timeout."""
     session = ZooKeeperSession(replace(ensemble, timeout_s=20.0), heard.put)
@@ -88,7 +88,9 @@ def test_session_whose_server_restarts_is_suspended_and_then_the_same(
     session.close()
 
 
-def test_session_that_outlives_a_long_outage_is_kept(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
+def test_session_that_outlives_a_long_outage_is_kept(
+    zookeeper: ZooKeeper, ensemble: EnsembleOptions, heard: Heard
+) -> None:
     """A server that comes back gives each session its time again: who answers soon has lost nothing."""
     session = ZooKeeperSession(replace(ensemble, timeout_s=4.0), heard.put)
     before = session.id
@@ -106,7 +108,9 @@ def test_session_that_outlives_a_long_outage_is_kept(zookeeper: ZooKeeper, ensem
     session.close()
 
 
-def test_session_of_an_ensemble_that_lost_its_data_ends(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
+def test_session_of_an_ensemble_that_lost_its_data_ends(
+    zookeeper: ZooKeeper, ensemble: EnsembleOptions, heard: Heard
+) -> None:
     """It refuses whoever saw later writes than it has, and tells no session's end: others are served, so it is over."""
     session = ZooKeeperSession(ensemble, heard.put)
     for _ in range(100):
@@ -121,7 +125,9 @@ def test_session_of_an_ensemble_that_lost_its_data_ends(zookeeper: ZooKeeper, en
     session.close()
 
 
-def test_session_whose_ensemble_serves_nobody_waits(zookeeper: ZooKeeper, ensemble: Ensemble, heard: Heard) -> None:
+def test_session_whose_ensemble_serves_nobody_waits(
+    zookeeper: ZooKeeper, ensemble: EnsembleOptions, heard: Heard
+) -> None:
     """However long it is away: away is not over."""
     session = ZooKeeperSession(replace(ensemble, timeout_s=0.5), heard.put)
     zookeeper.kill()
@@ -186,10 +192,10 @@ def test_asking_just_before_the_loss_is_known_ends_too(
 def test_session_at_a_wrong_address_is_one_clear_sentence() -> None:
     """Who starts a worker with a wrong setting reads what to mend."""
     with pytest.raises(ServiceFailed, match=re.escape("cannot be reached at 127.0.0.1:1")):
-        ZooKeeperSession(Ensemble(hosts="127.0.0.1:1", timeout_s=1.0), lambda _: None)
+        ZooKeeperSession(EnsembleOptions(hosts="127.0.0.1:1", timeout_s=1.0), lambda _: None)
 
 
-def test_session_at_a_path_that_does_not_exist_is_refused(ensemble: Ensemble, looker: KazooClient) -> None:
+def test_session_at_a_path_that_does_not_exist_is_refused(ensemble: EnsembleOptions, looker: KazooClient) -> None:
     """It is not made: the ensemble may be somebody else's."""
     with pytest.raises(ServiceFailed, match=r"the path /.*/nowhere of .* does not exist"):
         ZooKeeperSession(replace(ensemble, hosts=f"{ensemble.hosts}/nowhere"), lambda _: None)
@@ -197,7 +203,7 @@ def test_session_at_a_path_that_does_not_exist_is_refused(ensemble: Ensemble, lo
 
 
 def test_session_without_rights_is_refused_in_one_sentence(
-    zookeeper: ZooKeeper, ensemble: Ensemble, session: ZooKeeperSession
+    zookeeper: ZooKeeper, ensemble: EnsembleOptions, session: ZooKeeperSession
 ) -> None:
     """A denied ACL will be denied again: no retry, and the service is named."""
     path = ensemble.hosts.removeprefix(zookeeper.address)
@@ -209,4 +215,4 @@ def test_session_without_rights_is_refused_in_one_sentence(
 
 def test_ensemble_does_not_show_its_credential() -> None:
     """It ends up in logs."""
-    assert "secret" not in repr(Ensemble(hosts="h:1", auth=("digest", "user:secret")))
+    assert "secret" not in repr(EnsembleOptions(hosts="h:1", auth=("digest", "user:secret")))

@@ -11,10 +11,10 @@ from pathlib import Path
 from kazoo.client import KazooClient
 
 from infra.coordination.zookeeper_session import ZooKeeperSession
-from infra.stack.embedded_stack import StackAddresses, StackOptions, kill, up
+from infra.stack.embedded_stack import StackAddresses, StackOptions, kill_stack, start_stack
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
-from infra.stack.tcp_ports import ZOOKEEPER, WantedPorts
+from infra.stack.tcp_ports import ZOOKEEPER, RequestedPorts
 from tests.logstore.eventually import assert_eventually
 
 _quiet = logging.getLogger("tests.zookeeper")
@@ -33,11 +33,11 @@ class ZooKeeper:
         self.address = self._up().zookeeper
 
     def _up(self) -> StackAddresses:
-        return up(StackOptions(home=self._home, ports=WantedPorts.any_free(), services=(ZOOKEEPER,)))
+        return start_stack(StackOptions(home=self._home, ports=RequestedPorts.any_free(), services=(ZOOKEEPER,)))
 
     def kill(self) -> None:
         """Kill it, as a power cut would."""
-        kill(self._home)
+        kill_stack(self._home)
 
     def wipe(self) -> None:
         """Bring it back, on its port, without anything that it ever knew."""

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.objects.request_retries import Retries
+from infra.objects.request_retries import RequestRetries
 from logstore.errors import ServiceRefused, StoreUnavailable
 from logstore.retrying_clock import Backoff, Clock
 from tests.infra.objects.peer import Answer, Request, deleted, fault, scripted
@@ -117,7 +117,9 @@ def test_delete_where_bulk_is_refused_goes_one_by_one_and_remembers(
 def test_delete_in_bulk_is_tried_again_a_while_after_a_refusal_and_later_each_time_it_is_refused() -> None:
     """One single 501 of a gateway that was being exchanged had a worker delete one by one for life."""
     now, answers = [0.0], [fault(501, "NotImplemented")] * 2
-    retries = Retries(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None, monotonic_s=lambda: now[0]))
+    retries = RequestRetries(
+        backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None, monotonic_s=lambda: now[0])
+    )
 
     def script(request: Request) -> Answer:
         return answers.pop() if request.is_bulk_delete and answers else confirm_all(request)
@@ -264,7 +266,7 @@ class Budget:
 def test_deletes_of_eight_threads_on_a_throttling_store_finish_without_a_storm() -> None:
     """Field case 104: page and rate adapt: goodput stays near what the store affords, refusals stay few."""
     budget = Budget(keys_per_s=4000, burst=800)
-    retries = Retries(backoff=Backoff(attempts=12, first_s=0.02, longest_s=0.3))
+    retries = RequestRetries(backoff=Backoff(attempts=12, first_s=0.02, longest_s=0.3))
     with scripted(budget) as peer:
         store = store_at(peer, retries)
         with ThreadPoolExecutor(8) as threads:

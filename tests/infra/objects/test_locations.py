@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from infra.objects import S3Buckets, S3ObjectStore, make_client
+from infra.objects import S3Buckets, S3ObjectStore, create_s3_client
 from logstore.deletion.intents import CopyVerdict, DeletionIntent
 from logstore.deletion.services.tiered_copies import TieredCopyStorage
 from logstore.errors import StoreUnavailable
@@ -21,7 +21,7 @@ UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 
 
 def store(endpoint: str, region: str) -> S3ObjectStore:
-    return S3ObjectStore(make_client(endpoint, region, "access", "secret"), "any", retries=NO_WAITS)
+    return S3ObjectStore(create_s3_client(endpoint, region, "access", "secret"), "any", retries=NO_WAITS)
 
 
 def copies(found: S3Buckets) -> TieredCopyStorage:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from infra.objects.multipart_uploads import PART_BYTES
-from infra.objects.s3_client import make_client
+from infra.objects.s3_client import create_s3_client
 from infra.objects.s3_store import S3ObjectStore
 from logstore.errors import AlreadyExists, OutcomeUnknown, StoreUnavailable, UploadTimedOut
 from logstore.offload.tiered_copy import UPLOAD_GRACE_S
@@ -43,7 +43,7 @@ def playing(**changes: Callable[[int], Answer]) -> Callable[[Request], Answer]:
 
 
 def put(peer: Peer, proceed: Callable[[], None] = lambda: None) -> None:
-    client = make_client(peer.endpoint, "us-east-1", "access", "secret")
+    client = create_s3_client(peer.endpoint, "us-east-1", "access", "secret")
     store = S3ObjectStore(client, "bucket", retries=NO_WAITS, part_bytes=5)
     store.put_file_if_absent("key", io.BytesIO(BODY), metadata={"a": "b"}, proceed=proceed)
 
@@ -65,7 +65,7 @@ def test_upload_past_its_deadline_is_not_even_begun() -> None:
 
 def test_one_request_ends_within_the_grace_that_deletion_gives_it() -> None:
     """Connecting, sending one part on a slow line, waiting for the answer: nothing of it lands later."""
-    limits = inspect.signature(make_client).parameters
+    limits = inspect.signature(create_s3_client).parameters
     slow_bytes_per_s = 500_000
     longest_s = limits["connect_timeout_s"].default + PART_BYTES / slow_bytes_per_s + limits["read_timeout_s"].default
     assert longest_s < UPLOAD_GRACE_S

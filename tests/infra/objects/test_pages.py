@@ -7,7 +7,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from infra.objects.s3_client import make_client
+from infra.objects.s3_client import create_s3_client
 from logstore.errors import StoreUnavailable
 from tests.infra.objects.peer import Answer, scripted
 from tests.infra.objects.test_store import store_at
@@ -41,7 +41,7 @@ def _both(body: str, ask: str, **params: Any) -> tuple[Mapping[str, Any], Mappin
             aws_secret_access_key="secret",
             config=Config(s3={"addressing_style": "path"}),
         )
-        ours = make_client(peer.endpoint, "us-east-1", "access", "secret")
+        ours = create_s3_client(peer.endpoint, "us-east-1", "access", "secret")
         one, other = (getattr(client, ask)(Bucket="bucket", **params) for client in (ours, bare))
     return one, other
 
@@ -73,7 +73,7 @@ def test_an_answer_that_ends_early_is_no_listing() -> None:
 
 def test_botocore_is_given_no_object_to_read() -> None:
     """Else each page would be read twice."""
-    client = make_client("http://127.0.0.1:1", "us-east-1", "access", "secret")
+    client = create_s3_client("http://127.0.0.1:1", "us-east-1", "access", "secret")
     answer = {"status_code": 200, "headers": {}, "body": _LISTINGS["whole"].encode()}
     added: dict[str, Any] = {}
     client.meta.events.emit(

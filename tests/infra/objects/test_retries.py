@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from infra.objects.request_retries import DeleteRate, Retries
+from infra.objects.request_retries import DeleteRate, RequestRetries
 from logstore.errors import PreconditionFailed, StoreUnavailable
 from logstore.retrying_clock import Backoff, Clock
 from logstore.stop_checks import use_stop_check
@@ -38,7 +38,7 @@ class Moved:
 def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
     """Between half and the whole of 0.1, 0.2, 0.4 ... s, never the same for all: no herd."""
     clock = Moved()
-    retries = Retries(backoff=Backoff(longest_s=0.8), clock=clock.clock)
+    retries = RequestRetries(backoff=Backoff(longest_s=0.8), clock=clock.clock)
     for failures in range(1, 7):
         retries.pause(failures)
     for slept, longest in zip(clock.slept, [0.1, 0.2, 0.4, 0.8, 0.8, 0.8], strict=True):
@@ -49,7 +49,7 @@ def test_waits_double_up_to_the_longest_and_are_jittered() -> None:
 def test_ask_gives_up_by_time_as_well_as_by_attempts() -> None:
     """Slow failures end the asking before the attempts are used up."""
     clock = Moved()
-    retries = Retries(backoff=Backoff(attempts=100, longest_s=1.0), give_up_after_s=5.0, clock=clock.clock)
+    retries = RequestRetries(backoff=Backoff(attempts=100, longest_s=1.0), give_up_after_s=5.0, clock=clock.clock)
     with pytest.raises(StoreUnavailable):
         retries.call(lambda: (_ for _ in ()).throw(StoreUnavailable("down")))
     assert 4.0 <= clock.now - 100.0 < 5.0
@@ -59,14 +59,14 @@ def test_ask_passes_other_errors_at_once() -> None:
     """What asking again cannot help is not asked again."""
     clock = Moved()
     with pytest.raises(PreconditionFailed):
-        Retries(clock=clock.clock).call(lambda: (_ for _ in ()).throw(PreconditionFailed("no")))
+        RequestRetries(clock=clock.clock).call(lambda: (_ for _ in ()).throw(PreconditionFailed("no")))
     assert clock.slept == []
 
 
 def test_retry_after_of_the_store_is_waited_for() -> None:
     """A store that names its wait gets it, up to the longest of ours."""
     clock = Moved()
-    retries = Retries(clock=clock.clock)
+    retries = RequestRetries(clock=clock.clock)
     with scripted(in_turn(fault(503, "SlowDown", Retry_After="2"), OK)) as peer:
         store_at(peer, retries).put_if_absent("key", b"", metadata={})
     assert len(clock.slept) == 1
@@ -117,5 +117,5 @@ def test_retries_ask_no_second_time_for_what_was_ended() -> None:
         raise InterruptedError
 
     with use_stop_check(end), pytest.raises(InterruptedError):
-        Retries(clock=clock.clock).call(attempt)
+        RequestRetries(clock=clock.clock).call(attempt)
     assert len(asked) == 1

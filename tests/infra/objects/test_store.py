@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from infra.objects.request_retries import Retries
-from infra.objects.s3_client import make_client
+from infra.objects.request_retries import RequestRetries
+from infra.objects.s3_client import create_s3_client
 from infra.objects.s3_store import S3ObjectStore
 from logstore.errors import AlreadyExists, InvalidInput, ServiceRefused, StoreUnavailable, Unsupported
 from logstore.ports.object_storage import DeleteReport, object_keys
@@ -14,7 +14,7 @@ from logstore.retrying_clock import Backoff, Clock
 from logstore.stop_checks import use_stop_check
 from tests.infra.objects.peer import Answer, Peer, Request, fault, listing, scripted
 
-NO_WAITS = Retries(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None))
+NO_WAITS = RequestRetries(backoff=Backoff(attempts=4), clock=Clock(sleep=lambda _s: None))
 OK = Answer(200, headers={"ETag": '"e"'})
 REFUSALS = [fault(403, "AccessDenied"), fault(404, "NoSuchBucket"), fault(403, "InvalidAccessKeyId"),
             fault(403, "SignatureDoesNotMatch"), fault(301, "PermanentRedirect"),
@@ -28,8 +28,8 @@ FOREIGN = [Answer(200, b"<html>sign in</html>", {"Content-Type": "text/html"}), 
 """What stands between us and the store answers so to anything, GET and PUT alike."""
 
 
-def store_at(peer: Peer, retries: Retries = NO_WAITS) -> S3ObjectStore:
-    return S3ObjectStore(make_client(peer.endpoint, "us-east-1", "access", "secret"), "bucket", retries=retries)
+def store_at(peer: Peer, retries: RequestRetries = NO_WAITS) -> S3ObjectStore:
+    return S3ObjectStore(create_s3_client(peer.endpoint, "us-east-1", "access", "secret"), "bucket", retries=retries)
 
 
 def parting(store: S3ObjectStore) -> S3ObjectStore:
@@ -98,7 +98,7 @@ def test_a_store_that_keeps_silent_raises_store_unavailable_by_the_read_timeout(
     """No answer is bounded by the read timeout."""
     quiet = Answer(200, b"", {"ETag": '"e"', "Content-Length": "10"})
     with scripted(in_turn(quiet)) as peer:
-        client = make_client(peer.endpoint, "us-east-1", "a", "s", read_timeout_s=0.1)
+        client = create_s3_client(peer.endpoint, "us-east-1", "a", "s", read_timeout_s=0.1)
         store = S3ObjectStore(client, "bucket", retries=NO_WAITS)
         with pytest.raises(StoreUnavailable, match="get bucket/key"):
             store.get("key")
@@ -259,7 +259,7 @@ def test_get_of_a_body_cut_short_is_asked_again() -> None:
     """Fewer bytes than announced are never handed on as the object."""
     cut = Answer(200, b"half", {"ETag": '"e"', "Content-Length": "8", "Connection": "close"})
     with scripted(in_turn(cut, found(b"complete"))) as peer:
-        client = make_client(peer.endpoint, "us-east-1", "a", "s", read_timeout_s=0.2)
+        client = create_s3_client(peer.endpoint, "us-east-1", "a", "s", read_timeout_s=0.2)
         store = S3ObjectStore(client, "bucket", retries=NO_WAITS)
         stored = store.get("key")
     assert stored is not None

@@ -16,17 +16,17 @@ from infra.stack.tcp_ports import (
     TEMPORAL,
     ZOOKEEPER,
     ChosenPorts,
-    WantedPorts,
+    RequestedPorts,
     choose_ports,
-    read_ports,
+    read_last_ports,
     write_ports,
 )
 from logstore.errors import InvalidInput, ServiceFailed
 
-_FREE = WantedPorts.any_free()
+_FREE = RequestedPorts.any_free()
 
 
-def _choose(wanted: WantedPorts = _FREE, earlier: ChosenPorts | None = None) -> ChosenPorts:
+def _choose(wanted: RequestedPorts = _FREE, earlier: ChosenPorts | None = None) -> ChosenPorts:
     return choose_ports(wanted, services=ALL_SERVICES, running=(), earlier=earlier)
 
 
@@ -108,7 +108,7 @@ def test_running_service_keeps_its_ports_whatever_is_wanted(taken: int) -> None:
 def test_service_that_died_in_a_stack_in_use_comes_back_where_it_was() -> None:
     """Workers that run dial the address that they were started with; no other one is of use to them."""
     earlier = _choose(_FREE)
-    again = choose_ports(WantedPorts(), services=ALL_SERVICES, running=(), earlier=earlier, in_use=True)
+    again = choose_ports(RequestedPorts(), services=ALL_SERVICES, running=(), earlier=earlier, in_use=True)
     assert again == earlier
     first = choose_ports(_FREE, services=(ZOOKEEPER,), running=(), earlier=None)
     more = choose_ports(
@@ -131,16 +131,16 @@ def test_record_of_ports_read_back_is_the_same(tmp_path: Path) -> None:
     """Ports survive the process that chose them; fields of a newer build are passed over."""
     home = StackHome.at(tmp_path)
     home.prepare()
-    assert read_ports(home) is None
+    assert read_last_ports(home) is None
     ports = _choose()
     write_ports(home, ports)
-    assert read_ports(home) == ports
+    assert read_last_ports(home) == ports
     home.write(home.ports_file, '{"zookeeper": 7, "teleporter": 9}')
-    assert read_ports(home) == ChosenPorts(zookeeper=7)
+    assert read_last_ports(home) == ChosenPorts(zookeeper=7)
 
 
 @pytest.mark.parametrize("number", [-1, 65_536])
 def test_wanted_port_out_of_range_is_refused(number: int) -> None:
     """What no port can be is bad input, named by its setting."""
     with pytest.raises(InvalidInput, match=f"s3_port: expected 0 to 65535, found {number}"):
-        WantedPorts(s3=number)
+        RequestedPorts(s3=number)

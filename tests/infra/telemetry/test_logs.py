@@ -11,8 +11,8 @@ import pytest
 import structlog
 from opentelemetry import trace
 
-from infra.telemetry.log_stream import bind_log_fields, start_logs
-from infra.telemetry.tracing import make_provider
+from infra.telemetry.log_stream import bind_log_fields, configure_log_stream
+from infra.telemetry.tracing import create_tracer_provider
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def stream() -> Iterator[io.StringIO]:
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     out = io.StringIO()
-    start_logs(level="INFO", stream=out)
+    configure_log_stream(level="INFO", stream=out)
     yield out
     root.handlers[:] = handlers
     root.setLevel(level)
@@ -73,7 +73,7 @@ def test_bound_fields_are_on_every_line_until_the_block_ends(stream: io.StringIO
 
 def test_a_line_within_a_span_carries_its_trace_id(stream: io.StringIO, tmp_path: Path) -> None:
     """From a log line to its trace."""
-    provider = make_provider("sexton-test", traces_dir=tmp_path)
+    provider = create_tracer_provider("sexton-test", traces_dir=tmp_path)
     with provider.get_tracer("test").start_as_current_span("work") as span:
         structlog.get_logger().info("within")
         logging.getLogger("any").info("within")
@@ -117,7 +117,7 @@ def test_exceptions_show_no_values_of_local_variables(stream: io.StringIO) -> No
     password = "hunter2" * 2
     people = io.StringIO()
     for as_json, out in ((True, stream), (False, people)):
-        start_logs(stream=out, as_json=as_json)
+        configure_log_stream(stream=out, as_json=as_json)
         try:
             int(f"{len(password)} letters")
         except ValueError:
@@ -132,10 +132,10 @@ def test_levels_below_the_chosen_one_and_chatter_of_libraries_are_silent() -> No
     handlers, level = list(root.handlers), root.level
     out = io.StringIO()
     try:
-        start_logs(level="DEBUG", stream=out)
+        configure_log_stream(level="DEBUG", stream=out)
         structlog.get_logger().debug("ours")
         logging.getLogger("botocore.endpoint").debug("headers")
-        start_logs(level="WARNING", stream=out)
+        configure_log_stream(level="WARNING", stream=out)
         structlog.get_logger().info("too low")
         logging.getLogger("any").info("too low")
     finally:
@@ -148,7 +148,7 @@ def test_levels_below_the_chosen_one_and_chatter_of_libraries_are_silent() -> No
 def test_a_terminal_gets_lines_for_people(stream: io.StringIO) -> None:
     """JSON is for machines."""
     out = io.StringIO()
-    start_logs(stream=out, as_json=False)
+    configure_log_stream(stream=out, as_json=False)
     structlog.get_logger().info("ledger deleted", ledger=7)
     assert "ledger deleted" in out.getvalue()
     assert not out.getvalue().startswith("{")
@@ -156,6 +156,6 @@ def test_a_terminal_gets_lines_for_people(stream: io.StringIO) -> None:
 
 def test_start_logs_twice_writes_each_line_once(stream: io.StringIO) -> None:
     """A second start replaces the first."""
-    start_logs(stream=stream)
+    configure_log_stream(stream=stream)
     structlog.get_logger().info("once")
     assert len(lines(stream)) == 1

@@ -5,7 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.span_tree import SpanNode, count_errors, group_equal_siblings, remark, span_trees
+from infra.telemetry.span_tree import (
+    SpanNode,
+    build_span_trees,
+    count_errors,
+    describe_node_remark,
+    group_equal_siblings,
+)
 from tests.infra.telemetry.span_lines import TRACE, call, span, write
 
 _RUN: dict[str, Any] = {"temporalWorkflowID": "w/1", "temporalRunID": "r1"}
@@ -13,7 +19,7 @@ _RUN: dict[str, Any] = {"temporalWorkflowID": "w/1", "temporalRunID": "r1"}
 
 def tree(folder: Path, *spans: dict[str, Any]) -> list[SpanNode]:
     write(folder / "one.jsonl", *spans)
-    return span_trees(SpanReader(folder).read_trace(TRACE))
+    return build_span_trees(SpanReader(folder).read_trace(TRACE))
 
 
 def shape(nodes: Sequence[SpanNode]) -> dict[str, object]:
@@ -100,7 +106,7 @@ def test_each_attempt_has_a_line_of_its_own_but_for_the_midst_of_very_many(tmp_p
 def test_an_activity_without_any_attempt_says_so_beside_its_start(tmp_path: Path) -> None:
     """Its worker was killed before anybody tried again, or nobody has taken it up: no line is an error for it."""
     (root,) = tree(tmp_path, span("a", "command"), span("s", "StartActivity:x", parent="a", **_RUN))
-    assert remark(root.children[0]).startswith("no attempt has a span")
+    assert describe_node_remark(root.children[0]).startswith("no attempt has a span")
     assert count_errors([root]) == 0
     (root,) = tree(tmp_path, span("s", "StartActivity:x", **_RUN), attempt(1, at_ms=1))
-    assert [remark(one) for one in root.walk()] == ["", ""]
+    assert [describe_node_remark(one) for one in root.walk()] == ["", ""]

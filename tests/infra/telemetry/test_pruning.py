@@ -13,7 +13,7 @@ import pytest
 from infra.telemetry import span_files
 from infra.telemetry.span_files import prune_span_files, prune_span_files_hourly
 from infra.telemetry.span_reader import SpanReader
-from infra.telemetry.tracing import make_provider
+from infra.telemetry.tracing import create_tracer_provider
 
 _DAY = 86_400
 
@@ -130,7 +130,7 @@ def test_a_long_lived_process_rolls_its_file_and_no_span_is_lost(
 ) -> None:
     """What it put aside may be pruned while it lives; readers find both."""
     monkeypatch.setattr(span_files, "MAX_SPAN_FILE_BYTES", 1_000)
-    made = make_provider("sexton-test", traces_dir=tmp_path)
+    made = create_tracer_provider("sexton-test", traces_dir=tmp_path)
     tracer = made.get_tracer("test")
     with tracer.start_as_current_span("outer") as outer:
         for number in range(10):

@@ -8,7 +8,7 @@ import pytest
 
 from infra.telemetry import span_reader, span_tree
 from infra.telemetry.span_reader import SpanReader, SpanRow
-from infra.telemetry.span_tree import SpanNode, count_errors, group_equal_siblings, span_trees, tree_to_json
+from infra.telemetry.span_tree import SpanNode, build_span_trees, count_errors, group_equal_siblings, tree_to_json
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 
 
@@ -18,7 +18,7 @@ def shape(nodes: Sequence[SpanNode]) -> dict[str, object]:
 
 
 def tree(traces: Path) -> list[SpanNode]:
-    return span_trees(SpanReader(traces).read_trace(TRACE))
+    return build_span_trees(SpanReader(traces).read_trace(TRACE))
 
 
 def test_a_trace_is_joined_over_all_files_and_processes(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_workflow_of_very_many_runs_is_joined_in_one_pass(tmp_path: Path, monk
         return goes_on(earlier, later)
 
     monkeypatch.setattr(span_tree, "_is_next_run", counted)
-    assert len(span_trees(SpanReader(tmp_path).read_trace(TRACE))) == 100
+    assert len(build_span_trees(SpanReader(tmp_path).read_trace(TRACE))) == 100
     assert looks[0] < 2 * 100
 
 

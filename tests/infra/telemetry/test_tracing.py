@@ -25,7 +25,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from infra.telemetry import s3_spans, sql_spans
 from infra.telemetry.span_files import SpanFileExporter
-from infra.telemetry.tracing import Provider, make_provider
+from infra.telemetry.tracing import Provider, create_tracer_provider
 from logstore.errors import AlreadyExists, StoreUnavailable
 from tests.infra.objects.peer import Answer, deleted, fault, listing, scripted
 from tests.infra.objects.test_store import OK, found, in_turn, store_at
@@ -39,7 +39,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def provider(tmp_path: Path) -> Iterator[Provider]:
     """A provider of the test's own, writing under `tmp_path`."""
-    made = make_provider("sexton-test", traces_dir=tmp_path / "traces")
+    made = create_tracer_provider("sexton-test", traces_dir=tmp_path / "traces")
     yield made
     made.shutdown()
 
@@ -94,7 +94,7 @@ def test_nested_spans_are_written_once_each_in_one_trace(provider: Provider, tmp
 @pytest.mark.parametrize("workflows", [False, True])
 def test_ids_do_not_repeat_in_a_program_that_seeds_random(workflows: bool) -> None:
     """Simulations and tests do: two runs of one would be one trace."""
-    tracer = make_provider("sexton-test", traces_dir=None, workflows=workflows).get_tracer("test")
+    tracer = create_tracer_provider("sexton-test", traces_dir=None, workflows=workflows).get_tracer("test")
     made = list[trace.SpanContext]()
     for _ in range(2):
         random.seed(7)
@@ -108,7 +108,7 @@ def test_ids_do_not_repeat_in_a_program_that_seeds_random(workflows: bool) -> No
 def test_span_file_is_the_owners_alone_and_appended_to(tmp_path: Path) -> None:
     """Spans name topics and keys: mode 0600; a restart with the same process id keeps what is there."""
     for _ in range(2):
-        made = make_provider("sexton-test", traces_dir=tmp_path)
+        made = create_tracer_provider("sexton-test", traces_dir=tmp_path)
         made.get_tracer("test").start_span("one").end()
         made.shutdown()
     (path,) = tmp_path.iterdir()
@@ -149,7 +149,7 @@ def test_a_traces_dir_that_cannot_be_written_does_not_disturb_the_work(
 ) -> None:
     """Spans are lost, which is said once; nothing is raised, at the end neither."""
     (tmp_path / "file").write_text("in the way")
-    made = make_provider("sexton-test", traces_dir=tmp_path / "file" / "traces")
+    made = create_tracer_provider("sexton-test", traces_dir=tmp_path / "file" / "traces")
     for _ in range(3):
         with made.get_tracer("test").start_as_current_span("work"):
             pass
@@ -160,7 +160,7 @@ def test_a_traces_dir_that_cannot_be_written_does_not_disturb_the_work(
 
 def test_no_traces_dir_and_no_collector_writes_nothing(tmp_path: Path) -> None:
     """Tracing without a destination is legal."""
-    made = make_provider("sexton-test", traces_dir=None)
+    made = create_tracer_provider("sexton-test", traces_dir=None)
     made.get_tracer("test").start_span("one").end()
     made.shutdown()
     assert list(tmp_path.iterdir()) == []
@@ -184,7 +184,7 @@ def test_a_collector_in_the_environment_receives_the_spans(tmp_path: Path, monke
     thread.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     try:
-        made = make_provider("sexton-test", traces_dir=None)
+        made = create_tracer_provider("sexton-test", traces_dir=None)
         made.get_tracer("test").start_span("one").end()
         made.shutdown()
     finally:
@@ -202,8 +202,8 @@ import sys
 from pathlib import Path
 from opentelemetry import trace
 from sqlalchemy import create_engine, text
-from infra.objects import S3ObjectStore, make_client
-store = S3ObjectStore(make_client({peer.endpoint!r}, "us-east-1", "access", "very-secret"), "bucket")
+from infra.objects import S3ObjectStore, create_s3_client
+store = S3ObjectStore(create_s3_client({peer.endpoint!r}, "us-east-1", "access", "very-secret"), "bucket")
 assert "temporalio" not in sys.modules and "opentelemetry.sdk.trace" not in sys.modules
 from infra.telemetry.tracing import start_tracing
 tracing = start_tracing("sexton-cli", traces_dir=Path({str(tmp_path)!r}))

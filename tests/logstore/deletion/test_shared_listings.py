@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from infra.objects.bucket_listing import safe_start_after
+from infra.objects.bucket_listing import lower_start_after
 from logstore.deletion.services import shared_store_requests
 from logstore.deletion.services.primary_copies import PrimaryCopyStorage
 from logstore.deletion.services.shared_store_requests import SharedListings
@@ -162,7 +162,7 @@ def test_walk_begins_right_before_its_first_ledger(number: int) -> None:
         assert asked == [""]
         return
     last = segment_key(LedgerId(before), 99_999_999)
-    assert last < safe_start_after(asked[0], shard) <= asked[0] < ledger_prefix(LedgerId(number))
+    assert last < lower_start_after(asked[0], shard) <= asked[0] < ledger_prefix(LedgerId(number))
 
 
 def test_inspections_by_a_shared_listing_say_what_lone_ones_say() -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from infra.catalog import tables as t
 from infra.catalog.log.ledger_rows import remove_ledgers
-from infra.catalog.records.tombstone_rows import bury_ledgers
+from infra.catalog.records.tombstone_rows import insert_ledger_tombstones
 from logstore.deletion.retention import RetentionPolicy
 from logstore.log.ledger_object_keys import segment_key
 from logstore.positions import LedgerId
@@ -90,7 +90,7 @@ class RecordsWorld(SqlWorld):
 
         def work(connection: Any) -> None:
             if durable:
-                bury_ledgers(connection, gone, now_us=self.database.now_us(connection))
+                insert_ledger_tombstones(connection, gone, now_us=self.database.now_us(connection))
             remove_ledgers(connection, gone)
 
         self.database.write(work)

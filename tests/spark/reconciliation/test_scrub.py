@@ -217,8 +217,12 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
 
     monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: Catalog())
     monkeypatch.setattr(scrub_ledgers, "_Reader", Reader)
-    monkeypatch.setattr("spark.reconciliation.scrub_ledgers.bulk_queries.scrubbed_segments", lambda *_: "segments")
-    monkeypatch.setattr("spark.reconciliation.scrub_ledgers.bulk_queries.scrubbed_copies", lambda *_: "copies")
+    monkeypatch.setattr(
+        "spark.reconciliation.scrub_ledgers.bulk_queries.select_segments_to_scrub", lambda *_: "segments"
+    )
+    monkeypatch.setattr(
+        "spark.reconciliation.scrub_ledgers.bulk_queries.select_tiered_copies_to_scrub", lambda *_: "copies"
+    )
     addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
     page = scrub_ledgers._Range(0, 99, ())
     per_lane = list[int]()
@@ -253,8 +257,12 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
 
     monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: nullcontext(Catalog()))
     monkeypatch.setattr(scrub_ledgers, "_Reader", Reader)
-    monkeypatch.setattr("spark.reconciliation.scrub_ledgers.bulk_queries.scrubbed_segments", lambda *_: "segments")
-    monkeypatch.setattr("spark.reconciliation.scrub_ledgers.bulk_queries.scrubbed_copies", lambda *_: "copies")
+    monkeypatch.setattr(
+        "spark.reconciliation.scrub_ledgers.bulk_queries.select_segments_to_scrub", lambda *_: "segments"
+    )
+    monkeypatch.setattr(
+        "spark.reconciliation.scrub_ledgers.bulk_queries.select_tiered_copies_to_scrub", lambda *_: "copies"
+    )
     addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
     (lane,) = scrub_ledgers._make_lanes(scrub_ledgers._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=1)
     for still_damaged in ({3, 5}, {5}, set[int]()):

@@ -11,7 +11,7 @@ from sqlalchemy import delete, insert, select, text, update
 from infra.catalog import Database
 from infra.catalog import tables as t
 from infra.catalog.records.rebuild_loading import SqlRebuild
-from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
+from infra.catalog.records.tombstone_rows import insert_ledger_tombstones, insert_topic_tombstone
 from logstore.cursors.cursor_state import RELEASES_PER_EPOCH
 from logstore.errors import CorruptData, MissingData, PreconditionFailed, Unsupported
 from logstore.failpoints import SimulatedCrash, arm
@@ -137,7 +137,7 @@ def test_plainly_deleted_ledger_comes_back_unlisted_and_a_durably_deleted_one_do
     (plain, _), (durable, list_id) = listed[0], listed[3]
     expected = dump(lost.url)
     lost.do(lambda c: remove_ledger(c, plain))
-    lost.do(lambda c: bury_ledgers(c, t.ledger.c.ledger_id == durable, now_us=123))
+    lost.do(lambda c: insert_ledger_tombstones(c, t.ledger.c.ledger_id == durable, now_us=123))
     lost.do(lambda c: remove_ledger(c, durable))
     lost.flush()
     lost.rebuild(target, tmp_path / "rows")
@@ -156,7 +156,7 @@ def test_tombstone_that_covers_nothing_is_kept(lost: LostWorld, target: str, tmp
     """Its ledger was made and deleted between two flushes: storage may hold its objects, and a raid judges that."""
     lost.fill()
     gone = _rows(lost.url, "SELECT ledger_id FROM ledger WHERE place IS NOT NULL")[0][0]
-    lost.do(lambda c: bury_ledgers(c, t.ledger.c.ledger_id == gone, now_us=123))
+    lost.do(lambda c: insert_ledger_tombstones(c, t.ledger.c.ledger_id == gone, now_us=123))
     lost.do(lambda c: remove_ledger(c, gone))
     lost.flush()
     lost.rebuild(target, tmp_path / "rows")
@@ -174,8 +174,8 @@ def test_topic_takes_all_that_hangs_on_it_along(lost: LostWorld, target: str, tm
         for topic_id in gone:
             mine = t.ledger.c.list_id.in_(select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id))
             ids = connection.execute(select(t.ledger.c.ledger_id).where(mine)).scalars().all()
-            bury_ledgers(connection, mine, now_us=5)
-            bury_topic(connection, topic_id, now_us=5)
+            insert_ledger_tombstones(connection, mine, now_us=5)
+            insert_topic_tombstone(connection, topic_id, now_us=5)
             for ledger_id in ids:
                 remove_ledger(connection, ledger_id)
             for name in ("ledger_list", "cursor", "schema_version", "producer_sequence", "delayed_index"):

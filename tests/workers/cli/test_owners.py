@@ -16,7 +16,7 @@ from infra.catalog import Database, SqlCatalog
 from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
 from infra.coordination.ownership_nodes import OWNERS, SESSIONS, WORKERS, WorkerDirectory
 from infra.coordination.takeover import TakeoverTimes
-from infra.coordination.zookeeper_session import Ensemble, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, ZooKeeperSession
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import StoreUnavailable
 from logstore.ownership import BundleId, Lease, OwnerNode, WorkerLoad, bundle_name, bundle_of_topic
@@ -39,7 +39,7 @@ Join = Callable[..., ZooKeeperSession]
 
 
 @pytest.fixture
-def catalog(tmp_path: Path, services: FakeServices, ensemble: Ensemble) -> Iterator[SqlCatalog]:
+def catalog(tmp_path: Path, services: FakeServices, ensemble: EnsembleOptions) -> Iterator[SqlCatalog]:
     """A catalog of four bundles behind the command line, which also knows where ZooKeeper is."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")
     migrate(database, bundles=_N)
@@ -51,7 +51,7 @@ def catalog(tmp_path: Path, services: FakeServices, ensemble: Ensemble) -> Itera
 
 
 @pytest.fixture
-def join(catalog: SqlCatalog, ensemble: Ensemble) -> Iterator[Join]:
+def join(catalog: SqlCatalog, ensemble: EnsembleOptions) -> Iterator[Join]:
     """Let a worker own bundles, as far as nodes and fences go."""
     opened: list[ZooKeeperSession] = []
 
@@ -271,7 +271,7 @@ class _Silent:
 
 
 def test_unload_waits_for_the_next_owner_which_is_the_same_when_it_is_alone(
-    run: Run, catalog: SqlCatalog, ensemble: Ensemble
+    run: Run, catalog: SqlCatalog, ensemble: EnsembleOptions
 ) -> None:
     """The owner lets go, leaves it to others for a while, and acquires it anew: with another fence."""
     policy = BundleOwnerOptions(check_interval_s=0.1, takeover=TakeoverTimes(takeover_grace_s=0.1, rest_s=0.5))

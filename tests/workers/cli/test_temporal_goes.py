@@ -13,7 +13,7 @@ import pytest
 
 from infra.catalog import Database
 from infra.stack import embedded_stack
-from infra.stack.tcp_ports import WantedPorts
+from infra.stack.tcp_ports import RequestedPorts
 from tests.migrated import migrate
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
@@ -26,15 +26,15 @@ def lone() -> Iterator[Settings]:
     """A Temporal of this test's own, and a catalog."""
     home = Path(tempfile.mkdtemp(prefix="sx-"))
     options = embedded_stack.StackOptions(
-        home=home, ports=WantedPorts.any_free(), temporal_in_memory=True, services=("temporal",)
+        home=home, ports=RequestedPorts.any_free(), temporal_in_memory=True, services=("temporal",)
     )
-    where = embedded_stack.up(options)
+    where = embedded_stack.start_stack(options)
     settings = Settings(home=home, temporal_address=where.temporal, ui_address=where.ui, ownership="single")
     database = Database(settings.database_url)
     migrate(database)
     database.close()
     yield settings
-    embedded_stack.kill(home)
+    embedded_stack.kill_stack(home)
     shutil.rmtree(home, ignore_errors=True)
 
 
@@ -52,7 +52,7 @@ def test_temporal_that_goes_away_mid_wait_ends_the_command_with_4_and_one_docume
     assert sweep.stderr
     heard = iter(sweep.stderr)
     assert any("started sweep-deletions" in line for line in heard)
-    embedded_stack.kill(lone.home)
+    embedded_stack.kill_stack(lone.home)
     told, said = sweep.communicate(timeout=100)
     assert sweep.returncode == 4, said
     error = json.loads(told)["error"]

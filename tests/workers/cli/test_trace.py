@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from infra.telemetry.span_reader import SpanRow, TraceRows
-from infra.telemetry.span_tree import SpanNode, span_trees
+from infra.telemetry.span_tree import SpanNode, build_span_trees
 from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
@@ -210,7 +210,7 @@ def test_page_looks_at_each_span_a_few_times_however_deep_it_lies(monkeypatch: p
         )
         rows.spans[row.span_id] = row if at < many - 1 else replace(row, error="the last one failed")
     found = StoredTrace(
-        trace_id=TRACE, workflow_id=None, roots=span_trees(rows), omitted_spans=0, unreadable_lines=0, related=[]
+        trace_id=TRACE, workflow_id=None, roots=build_span_trees(rows), omitted_spans=0, unreadable_lines=0, related=[]
     )
     monkeypatch.setattr(SpanNode, "walk", counted)
     drawn = render_trace_page(found)

@@ -18,7 +18,7 @@ from temporalio.client import WorkflowHandle
 
 from infra.stack import embedded_stack
 from infra.stack.stack_home import StackHome
-from infra.stack.worker_records import live_workers
+from infra.stack.worker_records import read_live_workers
 from logstore.deletion.retention import RetentionPolicy
 from logstore.validated_names import TopicName
 from tests.faults.real import STOPS_WITHIN_S, eventually
@@ -70,7 +70,7 @@ def start(settings: Settings, storage: Proxy) -> Iterator[Start]:
 
 def _asked(settings: Settings, worker_id: str, path: str) -> tuple[int, str]:
     """Status and text of a page of the worker; 0 where nobody answers."""
-    urls = [one.http_url for one in live_workers(StackHome.at(settings.home)) if one.worker_id == worker_id]
+    urls = [one.http_url for one in read_live_workers(StackHome.at(settings.home)) if one.worker_id == worker_id]
     with suppress(urllib.error.URLError, IndexError):
         try:
             with urllib.request.urlopen(urls[0] + path, timeout=10) as answer:  # noqa: S310 - our own worker

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from aiohttp import ClientSession, web
 
-from infra.telemetry.metrics_endpoint import start_metrics
+from infra.telemetry.metrics_endpoint import start_metrics_endpoint
 from logstore.errors import InvalidInput
 from tests.faults.real import eventually
 from workers.hosting.background_tasks import run_in_background
@@ -66,7 +66,7 @@ def test_probes_tell_life_and_readiness_apart() -> None:
 
 def test_metrics_are_those_of_the_runtime() -> None:
     """One address is enough for probes and for Prometheus; where no metrics are, none are shown."""
-    metrics = start_metrics("127.0.0.1:0")
+    metrics = start_metrics_endpoint("127.0.0.1:0")
     metrics.runtime.metric_meter.create_counter("sexton_test_total", "A test.").add(3)
 
     async def ask(session: ClientSession, url: str) -> None:

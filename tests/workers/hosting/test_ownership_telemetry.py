@@ -18,7 +18,7 @@ from infra.coordination.bundle_owner import BundleOwner, BundleOwnerOptions
 from infra.coordination.ownership_nodes import OwnershipDirectory
 from infra.coordination.single_owner import SingleOwner
 from infra.coordination.takeover import TakeoverTimes
-from infra.coordination.zookeeper_session import Ensemble, SessionState, ZooKeeperSession
+from infra.coordination.zookeeper_session import EnsembleOptions, SessionState, ZooKeeperSession
 from infra.telemetry import sql_spans, zookeeper_spans
 from logstore.errors import ServiceFailed, StoreUnavailable
 from logstore.ownership import BundleId, Lease
@@ -185,7 +185,7 @@ def test_sole_owner_shows_its_bundles_and_no_session(world: _World, tmp_path: Pa
 
 @pytest.mark.external_service
 def test_worker_on_a_real_zookeeper_tells_all_of_it(
-    world: _World, zookeeper: ZooKeeper, ensemble: Ensemble, tmp_path: Path
+    world: _World, zookeeper: ZooKeeper, ensemble: EnsembleOptions, tmp_path: Path
 ) -> None:
     """Joining, a bundle taken away, a session that expires, the end; with every call of an acquisition in its span."""
     database = Database(f"sqlite:///{tmp_path / 'catalog.db'}")

@@ -13,7 +13,7 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import make_digest_acl
 
-from infra.coordination.zookeeper_session import Ensemble
+from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.stack import embedded_stack
 from tests.faults.real import STOPS_WITHIN_S
 from tests.infra.coordination.conftest import ensemble, looker, zookeeper  # noqa: F401 - fixtures
@@ -32,7 +32,7 @@ _WITHIN_S = 400.0  # on a machine with fifty processes for each of its few proce
 
 
 @pytest.fixture
-def settings(servers: embedded_stack.StackAddresses, ensemble: Ensemble, tmp_path: Path) -> Settings:  # noqa: F811
+def settings(servers: embedded_stack.StackAddresses, ensemble: EnsembleOptions, tmp_path: Path) -> Settings:  # noqa: F811
     """A log store of this test's own whose workers own on ZooKeeper."""
     found = settings_on(
         servers, tmp_path, ownership="zookeeper", zookeeper=ensemble.hosts, session_timeout=2, metrics_address="off"

@@ -27,7 +27,7 @@ from infra.catalog.ownership.fences import SqlFences
 from infra.coordination.ownership_nodes import LiveWorker
 from infra.stack.stack_home import StackHome
 from infra.stack.tcp_ports import ChosenPorts, write_ports
-from infra.stack.worker_records import WorkerRecord, record_worker
+from infra.stack.worker_records import WorkerRecord, keep_worker_record
 from logstore.deletion.intents import GuardRefusal
 from logstore.identity.bucket_markers import PROBE_PREFIX
 from logstore.ownership import BundleId, OwnerNode, WorkerLoad
@@ -102,7 +102,7 @@ def test_status_does_not_count_a_killed_worker_that_temporal_remembers(
     _record_killed(StackHome.at(tmp_path), "killed")
     assert _worker(settings)["ok"] is False
     assert "none polls" in str(_worker(settings)["detail"])
-    with record_worker(StackHome.at(tmp_path), "here", metrics_url="http://127.0.0.1:9464/metrics"):
+    with keep_worker_record(StackHome.at(tmp_path), "here", metrics_url="http://127.0.0.1:9464/metrics"):
         _record_killed(StackHome.at(tmp_path), "killed")
         pollers += ["here", "elsewhere"]
         assert _worker(settings)["detail"] == "elsewhere, here (http://127.0.0.1:9464/metrics)"
@@ -129,7 +129,7 @@ def test_doctor_says_that_no_worker_of_a_build_polls_that_gets_new_runs(
     monkeypatch.setattr("workers.client.temporal_connection.connect_client", connect)
     monkeypatch.setattr("workers.operations.service_checks.read_deployment", read)
     monkeypatch.setattr("workers.operations.service_checks.find_unserved_queues", ask)
-    with record_worker(StackHome.at(tmp_path), "here"):
+    with keep_worker_record(StackHome.at(tmp_path), "here"):
         _record_killed(StackHome.at(tmp_path), "killed")
         assert _named(settings, "deployment") == {
             "name": "deployment",
@@ -226,7 +226,7 @@ def test_status_sees_that_the_write_ahead_file_is_gone(tmp_path: Path, held: boo
         worker.execute("UPDATE catalog SET bundles = bundles")
         worker.commit()
         with (
-            record_worker(StackHome.at(tmp_path), "w", metrics_url="http://127.0.0.1:1/metrics")
+            keep_worker_record(StackHome.at(tmp_path), "w", metrics_url="http://127.0.0.1:1/metrics")
             if held
             else nullcontext()
         ):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from infra.coordination.zookeeper_session import Ensemble
-from infra.stack.stack_home import Credentials
+from infra.coordination.zookeeper_session import EnsembleOptions
+from infra.stack.stack_home import StoreCredentials
 from logstore.identity.bucket_markers import BucketRole
 from tests.tls import Authority
 from workers.assembly.log_store_from_settings import native_addresses, store_address
@@ -44,10 +44,10 @@ def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
         LoadedSettings(settings, {}),
         access,
         ensemble,
-        Ensemble(hosts="h:1", auth=("digest", _CANARY)),
+        EnsembleOptions(hosts="h:1", auth=("digest", _CANARY)),
         store_address(settings, BucketRole.PRIMARY, "bucket"),
         native_addresses(settings),
-        Credentials(access_key="key", secret_key=_CANARY),
+        StoreCredentials(access_key="key", secret_key=_CANARY),
     ]
     key = Path(settings.temporal_key_file).read_text().splitlines()[1]
     for one in held:

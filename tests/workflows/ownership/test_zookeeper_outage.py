@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.coordination.zookeeper_session import Ensemble
+from infra.coordination.zookeeper_session import EnsembleOptions
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.infra.coordination.conftest import ensemble, zookeeper
 from tests.infra.coordination.crew import Crew
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.external_service
 
 
 async def test_trim_ends_under_no_lease_when_zookeeper_is_killed_in_its_midst(
-    house: House, street: Neighbours, zookeeper: ZooKeeper, ensemble: Ensemble
+    house: House, street: Neighbours, zookeeper: ZooKeeper, ensemble: EnsembleOptions
 ) -> None:
     """The chunk in hand ends under the lease that SQL knows; the rest is done by anybody, and nothing waits."""
     house.world.fill(30)

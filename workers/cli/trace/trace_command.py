@@ -52,7 +52,7 @@ def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
 
 def _find_trace(context: CommandContext, name: str) -> "StoredTrace":
     from infra.telemetry.span_reader import SpanReader  # noqa: PLC0415 - start-up time
-    from infra.telemetry.span_tree import span_trees  # noqa: PLC0415
+    from infra.telemetry.span_tree import build_span_trees  # noqa: PLC0415
     from workers.cli.trace.trace_tree import StoredTrace  # noqa: PLC0415
 
     reader = SpanReader(context.settings.traces_dir)
@@ -71,7 +71,7 @@ def _find_trace(context: CommandContext, name: str) -> "StoredTrace":
     return StoredTrace(
         trace_id=newest.trace_id if newest else name.lower(),
         workflow_id=None if is_trace_id else name,
-        roots=span_trees(rows),
+        roots=build_span_trees(rows),
         omitted_spans=rows.dropped_spans,
         unreadable_lines=rows.unreadable_lines,
         related=workflow_traces[1 : _MAX_RELATED_TRACES + 1],

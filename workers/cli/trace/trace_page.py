@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from infra.telemetry.lost_spans import RUN_WORKFLOW_PREFIX
 from infra.telemetry.span_reader import SpanRow
-from infra.telemetry.span_tree import SpanNode, group_equal_siblings, remark
+from infra.telemetry.span_tree import SpanNode, describe_node_remark, group_equal_siblings
 from workers.cli.trace.trace_tree import StoredTrace, format_duration_ns, inherit_attributes, iterate_facts
 from workers.pages.html_templates import render_template
 from workers.pages.value_formats import format_value
@@ -147,7 +147,7 @@ class _RowBuilder:
             error=span.error or "",
             is_lost=span.is_lost,
             facts=facts,
-            remark="" if node.has_example_children else remark(node),
+            remark="" if node.has_example_children else describe_node_remark(node),
             offset=format_duration_ns(span.start_ns - self._start_ns),
             time=_to_datetime(span.start_ns).isoformat(timespec="microseconds"),
             clock=_format_clock(span.start_ns),

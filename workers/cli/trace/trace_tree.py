@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 from rich.tree import Tree
 
-from infra.telemetry.span_tree import SpanNode, count_errors, group_equal_siblings, remark
+from infra.telemetry.span_tree import SpanNode, count_errors, describe_node_remark, group_equal_siblings
 from workers.pages.value_formats import escape_unprintable, format_time_us, format_value
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _draw_span(node: SpanNode, start_ns: int, inherited: Mapping[str, Any]) -> T
         text.append(f"  error: {escape_unprintable(span.error[:_MAX_ERROR_LENGTH])}", style="bold red")
     for label, value in iterate_facts(node, inherited):
         text.append(f" {label}=", style="dim").append(escape_unprintable(format_value(value)), "none")
-    if span_remark := remark(node):
+    if span_remark := describe_node_remark(node):
         text.append(f"  {span_remark}", style="dim")
     return text
 

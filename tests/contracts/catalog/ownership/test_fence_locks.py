@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import event
 
-from infra.catalog.ownership.fences import hold_lease
+from infra.catalog.ownership.fences import lock_fence_of_lease
 from logstore.errors import NotOwner
 from logstore.ownership import BundleId, Lease
 from tests.contracts.catalog.blocking import await_blocked, behind
@@ -64,7 +64,7 @@ def test_raise_that_waits_is_passed_by_no_later_write(postgres_url: str) -> None
     lease = world.catalog.fences.raise_fences([ONE], "a")[0]
     with ThreadPoolExecutor(2) as pool:
         with world.database.engine.connect() as connection, connection.begin():
-            hold_lease(connection, lease)
+            lock_fence_of_lease(connection, lease)
             raising = pool.submit(world.catalog.fences.raise_fences, [ONE], "b")
             await_blocked(world, raising)
             writing = pool.submit(renew, world, lease)
@@ -147,7 +147,7 @@ def test_raise_of_many_misses_only_what_a_paused_writer_holds(postgres_url: str)
     everything = [BundleId(bundle) for bundle in range(fences.count_bundles())]
     lease = next(lease for lease in fences.raise_fences(everything, "a") if lease.bundle == ONE)
     with world.database.engine.connect() as connection, connection.begin():
-        hold_lease(connection, lease)
+        lock_fence_of_lease(connection, lease)
         given = fences.raise_fences(everything, "b")
     assert [one.bundle for one in given] == [bundle for bundle in everything if bundle != ONE]
     assert fences.raise_fences([ONE], "b") == [Lease(bundle=ONE, fence=2, worker_id="b")]

@@ -64,17 +64,17 @@ def test_ledgers_say_what_the_catalog_says_of_each(sql_world: SqlWorld) -> None:
     ids = filled(sql_world, topic.topic_id, 3)
     append(sql_world, topic.topic_id, ids[-1], size_bytes=50)
     born = newborn(sql_world, topic.topic_id)
-    rows = _read(sql_world, bulk_queries.ledgers(*_ALL, "sexton"))
+    rows = _read(sql_world, bulk_queries.select_ledgers(*_ALL, "sexton"))
     assert [row["ledger_id"] for row in rows] == [*ids, born]
     for known, row in zip(sql_world.catalog.ledgers.list_ledgers(topic.topic_id), rows, strict=False):
         names = ("ledger_id", "last_segment", "size_bytes", "created_us")
         assert [row[name] for name in names] == [getattr(known, name) for name in names]
     assert [(row["segments"], row["flags"]) for row in rows] == [(1, 2), (1, 2), (2, 2), (0, 1)]
     (catalogued,) = {row["list_id"] for row in rows}
-    assert [row["list_id"] for row in _read(sql_world, bulk_queries.lists())] == [catalogued]
+    assert [row["list_id"] for row in _read(sql_world, bulk_queries.select_ledger_lists())] == [catalogued]
     offloaded(sql_world, ids[0], "u-0")
     sql_world.remove_copy(ids[1], CopyKind.LEDGER)
-    copies = {(row["ledger_id"], row["flags"]) for row in _read(sql_world, bulk_queries.copies(*_ALL))}
+    copies = {(row["ledger_id"], row["flags"]) for row in _read(sql_world, bulk_queries.select_copies(*_ALL))}
     live, tiered = bulk_queries.LIVE, bulk_queries.LIVE | bulk_queries.TIERED
     assert copies == {(ids[0], live), (ids[0], tiered), (ids[2], live), (born, 0)}
 
@@ -83,9 +83,9 @@ def test_ledgers_of_another_application_are_marked_and_named(sql_world: SqlWorld
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 2)
     sql_world.sql("UPDATE ledger SET application = 'o''ther' WHERE ledger_id = :id", id=ids[1])
-    assert [row["flags"] for row in _read(sql_world, bulk_queries.ledgers(*_ALL, "sexton"))] == [2, 6]
-    assert [row["flags"] for row in _read(sql_world, bulk_queries.ledgers(*_ALL, "o'ther"))] == [6, 2]
-    told = _by_id(sql_world, bulk_queries.applications(*_ALL, "sexton"))
+    assert [row["flags"] for row in _read(sql_world, bulk_queries.select_ledgers(*_ALL, "sexton"))] == [2, 6]
+    assert [row["flags"] for row in _read(sql_world, bulk_queries.select_ledgers(*_ALL, "o'ther"))] == [6, 2]
+    told = _by_id(sql_world, bulk_queries.select_ledgers_of_other_applications(*_ALL, "sexton"))
     assert {ledger_id: row["application"] for ledger_id, row in told.items()} == {ids[1]: "o'ther"}
 
 
@@ -96,9 +96,11 @@ def test_moments_of_ledgers_with_several_segments_are_summed_up(sql_world: SqlWo
     append(sql_world, topic.topic_id, ids[-1], size_bytes=50)
     append(sql_world, topic.topic_id, ids[-1], size_bytes=70_000)
     expected = 100 + 4 * 50 + 9 * (70_000 % bulk_queries.SIZE_MODULUS)
-    assert _read(sql_world, bulk_queries.segment_moments(*_ALL)) == [{"ledger_id": ids[-1], "moment": expected}]
-    assert _read(sql_world, bulk_queries.segment_moments(0, ids[-1])) == []
-    found = [_read(sql_world, bulk_queries.max_segments(0, end)) for end in (ids[-1] + 1, ids[-1], 0)]
+    assert _read(sql_world, bulk_queries.select_weighted_segment_sums(*_ALL)) == [
+        {"ledger_id": ids[-1], "moment": expected}
+    ]
+    assert _read(sql_world, bulk_queries.select_weighted_segment_sums(0, ids[-1])) == []
+    found = [_read(sql_world, bulk_queries.select_max_segments(0, end)) for end in (ids[-1] + 1, ids[-1], 0)]
     assert found == [[{"segments": 3}], [{"segments": 1}], [{"segments": 0}]]
 
 
@@ -107,11 +109,14 @@ def test_ledgers_are_those_of_a_half_open_range(sql_world: SqlWorld) -> None:
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 4)
     ranges = ((0, ids[2]), (ids[2], ids[3] + 1))
-    parts = [_by_id(sql_world, bulk_queries.ledgers(first, end, "sexton")) for first, end in ranges]
+    parts = [_by_id(sql_world, bulk_queries.select_ledgers(first, end, "sexton")) for first, end in ranges]
     assert [list(part) for part in parts] == [ids[:2], ids[2:]]
     with _connect(sql_world) as reader:
-        empty = reader.table(bulk_queries.ledgers(ids[3] + 1, 2**62, "sexton"))
-    assert (empty.num_rows, empty.schema) == (0, arrow_bulk.arrow_schema(bulk_queries.ledgers(0, 1, "sexton")))
+        empty = reader.table(bulk_queries.select_ledgers(ids[3] + 1, 2**62, "sexton"))
+    assert (empty.num_rows, empty.schema) == (
+        0,
+        arrow_bulk.build_arrow_schema(bulk_queries.select_ledgers(0, 1, "sexton")),
+    )
 
 
 def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: SqlWorld) -> None:
@@ -124,21 +129,25 @@ def test_component_ledgers_are_named_by_the_rows_of_their_components(sql_world: 
     sql_world.sql("DELETE FROM schema_version WHERE ledger_id = :id", id=forgotten)
     buffer = _buffer_snapshot(sql_world, topic)
     bucket = seal(sql_world, topic.topic_id, at(data, 0), at(data, 4)).bucket_id
-    named = {(row["ledger_id"], row["component"]) for row in _read(sql_world, bulk_queries.named_ledgers(*_ALL))}
+    named = {
+        (row["ledger_id"], row["component"]) for row in _read(sql_world, bulk_queries.select_referenced_ledgers(*_ALL))
+    }
     assert named == {
         (snapshot, "MANAGED_CURSOR"),
         (version, "SCHEMA_STORAGE"),
         (buffer, "TXN_SNAPSHOT"),
         (bucket, "DELAYED_INDEX"),
     }
-    assert _read(sql_world, bulk_queries.named_ledgers(0, min(snapshot, version))) == []
+    assert _read(sql_world, bulk_queries.select_referenced_ledgers(0, min(snapshot, version))) == []
 
 
 def test_copies_of_given_ledgers(sql_world: SqlWorld) -> None:
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 2)
     offloaded(sql_world, ids[0], "u-0")
-    found = {(row["ledger_id"], row["kind"]) for row in _read(sql_world, bulk_queries.copies_with_context(ids[:1]))}
+    found = {
+        (row["ledger_id"], row["kind"]) for row in _read(sql_world, bulk_queries.select_copies_with_context(ids[:1]))
+    }
     assert found == {(ids[0], "LEDGER"), (ids[0], "OFFLOADED_LEDGER")}
 
 
@@ -150,7 +159,7 @@ def test_lists_tell_owner_and_topic(sql_world: SqlWorld) -> None:
     cursor_newborn(sql_world, topic.topic_id, 'o"dd')
     found = [
         (row["topic_id"], row["component"], json.loads(row["owner"]), row["topic"])
-        for row in _read(sql_world, bulk_queries.lists())
+        for row in _read(sql_world, bulk_queries.select_ledger_lists())
     ]
     assert sorted(found, key=lambda row: (row[0], row[1] != "MANAGED_LEDGER")) == [
         (topic.topic_id, "MANAGED_LEDGER", {}, NAME),
@@ -158,7 +167,11 @@ def test_lists_tell_owner_and_topic(sql_world: SqlWorld) -> None:
         (other.topic_id, "MANAGED_LEDGER", {}, "persistent://a/b/100%25"),
     ]
     sql_world.remove_topic(topic.topic_id)
-    assert {row["topic"] for row in _read(sql_world, bulk_queries.lists()) if row["topic_id"] == topic.topic_id} == {""}
+    assert {
+        row["topic"]
+        for row in _read(sql_world, bulk_queries.select_ledger_lists())
+        if row["topic_id"] == topic.topic_id
+    } == {""}
 
 
 def test_tiered_copies_tell_their_contexts_as_found(sql_world: SqlWorld) -> None:
@@ -171,13 +184,13 @@ def test_tiered_copies_tell_their_contexts_as_found(sql_world: SqlWorld) -> None
     damaged = "'\"no object\"'" if sql_world.database.is_sqlite else "'\"no object\"'::json"
     sql_world.sql(f"UPDATE ledger_copy SET context = {damaged} WHERE ledger_id = :id AND kind <> 'LEDGER'", id=ids[2])
     sql_world.sql("DELETE FROM ledger WHERE ledger_id = :id", id=ids[1])
-    found = _by_id(sql_world, bulk_queries.tiered_copies(*_ALL))
+    found = _by_id(sql_world, bulk_queries.select_tiered_copies(*_ALL))
     assert list(found) == ids[:3]
     assert [row["state"] for row in found.values()] == ["LIVE", "WRITING", "LIVE"]
     assert [json.loads(found[one]["context"])["uuid"] for one in ids[:2]] == ["u-0", "u-1"]
     assert found[ids[2]]["context"] == '"no object"'
     assert [row["size_bytes"] for row in found.values()] == [100, None, 100]
-    assert list(_by_id(sql_world, bulk_queries.tiered_copies(ids[1], ids[2]))) == [ids[1]]
+    assert list(_by_id(sql_world, bulk_queries.select_tiered_copies(ids[1], ids[2]))) == [ids[1]]
 
 
 def test_intents_are_those_with_something_left_and_say_who_is_at_work(sql_world: SqlWorld) -> None:
@@ -192,16 +205,16 @@ def test_intents_are_those_with_something_left_and_say_who_is_at_work(sql_world:
     ]
     sql_world.catalog.deletions.finish(ended, holder="b")
     sql_world.catalog.deletions.hand_over({rows[2].row_id: "own"}, batch_id="b", errors={}, ttl_s=-1)
-    found = _read(sql_world, bulk_queries.intents(*_ALL))
+    found = _read(sql_world, bulk_queries.select_intents(*_ALL))
     assert [(row["row_id"], row["ledger_id"]) for row in found] == [(one.row_id, one.ledger_id) for one in rows[1:]]
     assert [(row["state"], row["stalled"]) for row in found] == [("DEAD_LETTERED", 0), ("PENDING", 1), ("PENDING", 0)]
     assert [(row["copy"], row["topic"], row["context"]) for row in found] == [("LEDGER", NAME, "{}")] * 3
     assert {row["size_bytes"] for row in found} == {100}
     sql_world.lapse("b")
-    assert [row["stalled"] for row in _read(sql_world, bulk_queries.intents(*_ALL))] == [0, 1, 1]
+    assert [row["stalled"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL))] == [0, 1, 1]
     sql_world.sql("UPDATE run SET paused_us = 1")
-    assert [row["stalled"] for row in _read(sql_world, bulk_queries.intents(*_ALL))] == [0, 1, 0]
-    assert [row["row_id"] for row in _read(sql_world, bulk_queries.intents(rows[2].row_id, rows[3].row_id))] == [
+    assert [row["stalled"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL))] == [0, 1, 0]
+    assert [row["row_id"] for row in _read(sql_world, bulk_queries.select_intents(rows[2].row_id, rows[3].row_id))] == [
         rows[2].row_id
     ]
 
@@ -211,13 +224,13 @@ def test_stalled_is_what_a_sweep_would_take(sql_world: SqlWorld) -> None:
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 4)
     sql_world.phase_one(topic.topic_id, batch_id="b", ttl_s=-1)
-    stalled = [row["row_id"] for row in _read(sql_world, bulk_queries.intents(*_ALL)) if row["stalled"]]
+    stalled = [row["row_id"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL)) if row["stalled"]]
     assert len(stalled) == 3
-    asked = bulk_queries.stalled_intents([*stalled[:2], 10**9])
+    asked = bulk_queries.select_stalled_intents([*stalled[:2], 10**9])
     assert sorted(row["row_id"] for row in _read(sql_world, asked)) == stalled[:2]
     assert sql_world.catalog.upkeep.count_backlog(older_than_s=0).stalled == 3
     sql_world.catalog.upkeep.adopt(batch_id="sweep", claim=claim(), limit=100)
-    assert not any(row["stalled"] for row in _read(sql_world, bulk_queries.intents(*_ALL)))
+    assert not any(row["stalled"] for row in _read(sql_world, bulk_queries.select_intents(*_ALL)))
     assert _read(sql_world, asked) == []
 
 
@@ -236,7 +249,7 @@ def test_unreferenced_ledgers_are_those_asked_for_that_nothing_names(sql_world: 
     bucket, dropped = (seal(sql_world, topic.topic_id, at(ids[0], one), at(ids[0], one)).bucket_id for one in (0, 1))
     sql_world.sql("DELETE FROM delayed_bucket WHERE ledger_id = :id", id=dropped)
     components = [buffer, lost, bucket, dropped, snapshot, version, forgotten]
-    asked = bulk_queries.unreferenced_ledgers([*ids, *components, born, 10**9])
+    asked = bulk_queries.select_unreferenced_ledgers([*ids, *components, born, 10**9])
     assert sorted(row["ledger_id"] for row in _read(sql_world, asked)) == [ids[1], forgotten, lost, dropped]
 
 
@@ -245,13 +258,13 @@ def test_segments_are_those_of_the_ledgers_asked_for(sql_world: SqlWorld) -> Non
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 3)
     append(sql_world, topic.topic_id, ids[2], size_bytes=7)
-    found = [tuple(row.values()) for row in _read(sql_world, bulk_queries.segments([ids[2], ids[0]]))]
+    found = [tuple(row.values()) for row in _read(sql_world, bulk_queries.select_segments([ids[2], ids[0]]))]
     assert found == [(ids[0], 0, 100), (ids[2], 0, 100), (ids[2], 1, 7)]
-    assert _read(sql_world, bulk_queries.segments([])) == []
+    assert _read(sql_world, bulk_queries.select_segments([])) == []
     most = range(ids[0], ids[0] + bulk_queries.MAX_LEDGERS_PER_QUERY)
-    assert len(_read(sql_world, bulk_queries.segments(most))) == 4
+    assert len(_read(sql_world, bulk_queries.select_segments(most))) == 4
     with pytest.raises(InvalidInput, match="ledger ids: expected at most 5,000, found 5001"):
-        bulk_queries.segments(range(bulk_queries.MAX_LEDGERS_PER_QUERY + 1))
+        bulk_queries.select_segments(range(bulk_queries.MAX_LEDGERS_PER_QUERY + 1))
 
 
 def test_sizes_of_topics_are_their_segments(sql_world: SqlWorld) -> None:
@@ -261,18 +274,18 @@ def test_sizes_of_topics_are_their_segments(sql_world: SqlWorld) -> None:
         filled(sql_world, topic.topic_id, count)
     _buffer_snapshot(sql_world, bare)
     sql_world.set_state(gone.topic_id, TopicState.DELETING)
-    found = {row["topic_id"]: row["size"] for row in _read(sql_world, bulk_queries.topic_sizes())}
+    found = {row["topic_id"]: row["size"] for row in _read(sql_world, bulk_queries.select_topic_sizes())}
     assert found == {large.topic_id: 3, small.topic_id: 1, bare.topic_id: 0}
 
 
 def test_bounds_tell_both_ends_of_each_key(sql_world: SqlWorld) -> None:
     """The ranges of a whole read come from them; an empty catalog has ranges without a row."""
     none = {"first_ledger": 0, "last_ledger": -1, "ledgers": 0, "first_row": 0, "last_row": -1}
-    assert _read(sql_world, bulk_queries.bounds()) == [none]
+    assert _read(sql_world, bulk_queries.select_id_bounds()) == [none]
     topic = new_topic(sql_world)
     ids = filled(sql_world, topic.topic_id, 5)
     sql_world.detach(topic.topic_id, ids[:2])
-    found = _read(sql_world, bulk_queries.bounds())[0]
+    found = _read(sql_world, bulk_queries.select_id_bounds())[0]
     rows = [one.row_id for one in sql_world.catalog.deletions.list(None, limit=10)]
     assert (found["first_ledger"], found["last_ledger"], found["ledgers"]) == (ids[2], ids[4], 3)
     assert (found["first_row"], found["last_row"]) == (min(rows), max(rows))
@@ -286,10 +299,10 @@ def test_row_that_holds_what_its_column_cannot_ends_the_read(sql_world: SqlWorld
     ids = filled(sql_world, topic.topic_id, 2)
     sql_world.sql("UPDATE ledger SET size_bytes = 'many' WHERE ledger_id = :id", id=ids[1])
     with pytest.raises(CorruptData, match="database: a row holds what its column cannot"):
-        _read(sql_world, bulk_queries.ledgers(*_ALL, "sexton"))
+        _read(sql_world, bulk_queries.select_ledgers(*_ALL, "sexton"))
     sql_world.sql("UPDATE ledger SET size_bytes = 1, application = CAST(x'ff41' AS TEXT)")
     with pytest.raises(CorruptData, match="database: a row holds what its column cannot"):
-        _read(sql_world, bulk_queries.applications(*_ALL, "sexton"))
+        _read(sql_world, bulk_queries.select_ledgers_of_other_applications(*_ALL, "sexton"))
 
 
 _WRITER = """
@@ -308,9 +321,9 @@ def test_bulk_read_holds_no_writer_up(sql_world: SqlWorld, monkeypatch: pytest.M
     topic = new_topic(sql_world)
     filled(sql_world, topic.topic_id, 3)
     with _connect(sql_world) as reader:
-        rows = reader.batches(bulk_queries.ledgers(*_ALL, "sexton"))
+        rows = reader.batches(bulk_queries.select_ledgers(*_ALL, "sexton"))
         sizes = next(rows)["size_bytes"].to_pylist()
         subprocess.run([sys.executable, "-c", _WRITER, sql_world.url], check=True, timeout=60)
         sizes += [size for batch in rows for size in batch["size_bytes"].to_pylist()]
         assert sizes == [100] * 3
-        assert set(reader.table(bulk_queries.ledgers(*_ALL, "sexton"))["size_bytes"].to_pylist()) == {77}
+        assert set(reader.table(bulk_queries.select_ledgers(*_ALL, "sexton"))["size_bytes"].to_pylist()) == {77}

@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 from sqlalchemy import Connection
 
 from infra.catalog.records import outbox
-from infra.catalog.records.outbox_rows import remove_changes
+from infra.catalog.records.outbox_rows import remove_outbox_rows
 from logstore.errors import StoreUnavailable
 from logstore.log.ledgers import CopyState
 from logstore.ports.catalog import KnownManifest
@@ -195,9 +195,9 @@ def test_outbox_is_emptied_in_short_transactions(sql_world: SqlWorld, monkeypatc
         if len(parts) == 2:
             raise StoreUnavailable("planned")
         parts.append(versions)
-        remove_changes(connection, versions)
+        remove_outbox_rows(connection, versions)
 
-    monkeypatch.setattr(outbox, "remove_changes", forget)
+    monkeypatch.setattr(outbox, "remove_outbox_rows", forget)
     with pytest.raises(StoreUnavailable):
         records.settle_manifest(number=1, stamp="s", ceilings=high(), outbox_rows=taken)
     assert [len(one) for one in parts] == [2, 2]

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, delete, insert, select, text, update
 
 from infra.catalog import Database, SqlCatalog
 from infra.catalog import tables as t
-from infra.catalog.engine.catalog_version import upgrade
+from infra.catalog.engine.catalog_version import migrate_catalog
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from infra.catalog.records.replica_database import open_replica
-from infra.catalog.records.tombstone_rows import bury_ledgers, bury_topic
+from infra.catalog.records.tombstone_rows import insert_ledger_tombstones, insert_topic_tombstone
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogAdopting, CatalogBusy, PreconditionFailed
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -117,12 +117,12 @@ def test_replica_has_every_row_of_its_source_step_by_step(source: LostWorld, tar
 def _end_some(connection: Connection) -> None:
     """A ledger and a topic end durably, and a ledger is born and ends before any flush sees it."""
     gone = t.ledger.c.ledger_id == 502
-    bury_ledgers(connection, gone, now_us=55)
+    insert_ledger_tombstones(connection, gone, now_us=55)
     remove_ledger(connection, 502)
-    bury_topic(connection, 2, now_us=56)
+    insert_topic_tombstone(connection, 2, now_us=56)
     lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == 2)
     ids = list(connection.execute(select(t.ledger.c.ledger_id).where(t.ledger.c.list_id.in_(lists))).scalars())
-    bury_ledgers(connection, t.ledger.c.ledger_id.in_(ids), now_us=57)
+    insert_ledger_tombstones(connection, t.ledger.c.ledger_id.in_(ids), now_us=57)
     for ledger_id in ids:
         remove_ledger(connection, ledger_id)
     for table in (t.ledger_list, t.cursor, t.schema_version, t.producer_sequence, t.delayed_index, t.delayed_bucket):
@@ -231,7 +231,7 @@ def test_a_database_that_becomes_a_catalog_while_it_is_seeded_stays_one(source: 
         assert newest
         assert database.applied_manifest() is None
         other = Database(target)
-        upgrade(other)
+        migrate_catalog(other)
         SqlCatalog(other).topics.create("persistent://a/b/new", RetentionPolicy())
         before = dump(target)
         with pytest.raises(PreconditionFailed, match="expected an empty one or a replica's, found 1 rows of topic"):
@@ -244,7 +244,7 @@ def test_a_catalog_that_has_marked_buckets_is_not_empty(source: LostWorld, targe
     """It has no topic yet, and is somebody's."""
     _flush(source)
     other = Database(target)
-    upgrade(other)
+    migrate_catalog(other)
     row = {"role": "primary", "bucket": "theirs", "marked_us": 1}
     other.write(lambda connection: connection.execute(insert(t.metadata.tables["bucket_marker"]).values(**row)))
     other.close()
