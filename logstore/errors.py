@@ -232,14 +232,8 @@ class ProgramMissing(ServiceFailed):
 class ServiceRefused(ServiceFailed):
     """A service refuses every request because of credentials, permissions, bucket, region or clock.
 
-    After an operator has fixed the cause, the same request succeeds. The error is neither a guard of Sexton nor a fault
-    of the request.
-
-    Args:
-        problem: Request, and the answer of the service.
-        advice: Advice for the operator, as a phrase.
-        code: The service's code of the refusal.
-        may_pass: Whether the next attempt may succeed, for example after a token was renewed.
+    After an operator has fixed the cause, the same request succeeds. `advice` is a phrase for the operator. `code` is
+    the service's code of the refusal. `may_pass` says whether the next attempt may succeed, for example with a new token.
     """
 
     def __init__(self, service: str, problem: str, *, advice: str, code: str = "", may_pass: bool = False) -> None:

@@ -26,12 +26,8 @@ def require_unclaimed(
 ) -> None:
     """Raise `ClaimHeld` if another workflow works on a row.
 
-    Args:
-        ledger_id: Ledger of the row.
-        workflow_id: Workflow that wants the row.
-        claim: The row's own workflow and the end of its claim. `None` if the batch works on the row.
-        batch: Workflow that holds the batch now. It counts only for a row without a workflow of its own.
-        now_us: The catalog's clock.
+    `claim` is the row's own workflow and the end of its claim, by the catalog's clock. The holder of the `batch` counts
+    only for a row without a workflow of its own.
     """
     handed_to, until_us = claim
     holder = (handed_to if (until_us or 0) > now_us else None) if handed_to else batch

@@ -82,18 +82,11 @@ def fetch_verified_chunks(
     *,
     name: str,
 ) -> list[tuple[int, bytes]]:
-    """Fetch the chunks of some columns and compare each chunk with its digest. Adjacent chunks share a request.
+    """Fetch the chunks of some columns. Return parts of the file, each with its offset.
 
-    Do not let Arrow prefetch from the returned parts, because it would also read the gaps between them.
-
-    Args:
-        read: Fetches `length` bytes from an offset.
-        digests: Digests of all chunks that may be read, in file order.
-        columns: Names of columns.
-        name: Name of the object in an error.
-
-    Returns:
-        Parts of the file, each with its offset. Raise `CorruptData` if a chunk has another digest.
+    Adjacent chunks share a request. `read` gets offset and length. `digests` has all chunks that may be read, in file
+    order. Raise `CorruptData` if a chunk has another digest. Do not let Arrow prefetch from the parts, because it would
+    also read the gaps between them.
     """
     requested_chunks = [chunk for chunk in digests if chunk.column in columns]
     parts: list[tuple[int, bytes]] = []

@@ -129,7 +129,7 @@ def parse_meta_fields(content: bytes) -> dict[str, str]:
     return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
 
 
-def require_named_topic(ledger_id: LedgerId, topic: str, named: str | None) -> None:
+def require_named_topic(ledger_id: LedgerId, topic: str, named_topic: str | None) -> None:
     """Raise `InvalidInput` if the ledger is of another topic than the caller named. `None` accepts any topic."""
-    if named not in {None, topic}:
-        raise InvalidInput("topic", expected=f"the topic of ledger {ledger_id}, {topic}", found=named)
+    if named_topic not in {None, topic}:
+        raise InvalidInput("topic", expected=f"the topic of ledger {ledger_id}, {topic}", found=named_topic)

@@ -90,15 +90,12 @@ def bundles_to_take(
 ) -> list[BundleId]:
     """Return the free bundles that this worker should take now. Bundles for which it ranks first come first.
 
-    The first worker in a bundle's ranking takes the bundle at once. Each next worker takes it one grace later. Ranks
-    assume that each first worker has taken its bundles, so all workers stay within the maximum. Only a worker that
-    takes over bundles which other workers did not take may exceed the maximum.
+    The first worker in a bundle's ranking takes the bundle at once. Each next worker takes it one `takeover_grace_s`
+    later, which is longer than a view may be stale. Ranks assume that each first worker has taken its bundles, so all
+    workers stay within the maximum. Only a worker that takes over bundles which other workers did not take may exceed
+    the maximum.
 
-    Args:
-        view: View of this worker.
-        worker_id: This worker. It takes nothing before it sees itself alive.
-        free_for_s: Time for which it has seen each bundle without an owner. Absent bundles have just become free.
-        takeover_grace_s: Time between two ranks, longer than a view may be stale.
+    A worker takes nothing before it sees itself alive. Bundles absent from `free_for_s` have just become free.
     """
     if worker_id not in view.workers:
         return []

@@ -30,7 +30,7 @@ def compute_held_entries(
     subscription: str,
     state: CursorState,
     spans: Sequence[LedgerSpan],
-    held: Mapping[TransactionId, Positions],
+    held_by_txn: Mapping[TransactionId, Positions],
     txn: TransactionId,
     *,
     positions: Sequence[Position],
@@ -38,7 +38,7 @@ def compute_held_entries(
 ) -> dict[LedgerId, BitMap]:
     """Return all entries that a transaction holds after it has acknowledged `positions`, and all entries up to `up_to`.
 
-    A transaction may acknowledge an entry that it already holds. `held` has the entries that open transactions hold.
+    A transaction may acknowledge an entry that it already holds. `held_by_txn` is of open transactions.
     `up_to` skips acknowledged entries.
 
     Raises:
@@ -46,18 +46,18 @@ def compute_held_entries(
         AcknowledgementHeld: An entry is acknowledged, or another open transaction holds it.
     """
     acknowledge(state, positions, spans)  # raises `InvalidInput` for a position without an entry
-    own = {ledger_id: bits.copy() for ledger_id, bits in held.get(txn, {}).items()}
-    wanted = _select_unheld_positions(subscription, state, {span.ledger_id for span in spans}, own, positions)
+    own = {ledger_id: bits.copy() for ledger_id, bits in held_by_txn.get(txn, {}).items()}
+    newly_held = _select_unheld_positions(subscription, state, {span.ledger_id for span in spans}, own, positions)
     if up_to is not None:
         acknowledge_to(state, up_to, spans)
-        unite_entries(wanted, unacknowledged_entries(state, spans, up_to))
-    for other_txn, other_held in held.items():
-        for ledger_id in other_held.keys() & wanted.keys() if other_txn != txn else ():
-            conflicts = other_held[ledger_id] & wanted[ledger_id]
+        unite_entries(newly_held, unacknowledged_entries(state, spans, up_to))
+    for other_txn, other_held in held_by_txn.items():
+        for ledger_id in other_held.keys() & newly_held.keys() if other_txn != txn else ():
+            conflicts = other_held[ledger_id] & newly_held[ledger_id]
             if conflicts:
                 position = str(Position(ledger_id, conflicts.min()))
                 raise AcknowledgementHeld(subscription, position=position, found=f"it held by transaction {other_txn}")
-    unite_entries(own, wanted)
+    unite_entries(own, newly_held)
     return own
 
 
@@ -69,20 +69,20 @@ def _select_unheld_positions(
     positions: Sequence[Position],
 ) -> dict[LedgerId, BitMap]:
     """Return the positions that the transaction does not hold yet. All entries of unlisted ledgers are acknowledged."""
-    wanted: dict[LedgerId, BitMap] = {}
+    newly_held: dict[LedgerId, BitMap] = {}
     for position in positions:
         if position.entry_id in own.get(position.ledger_id, ()):
             continue
         if state.covers(position) or position.ledger_id not in listed:
             raise AcknowledgementHeld(subscription, position=str(position), found="it acknowledged already")
-        wanted.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
-    return wanted
+        newly_held.setdefault(position.ledger_id, BitMap()).add(position.entry_id)
+    return newly_held
 
 
 def require_entries_not_held(
     subscription: str,
     state: CursorState,
-    held: Mapping[TransactionId, Positions],
+    held_by_txn: Mapping[TransactionId, Positions],
     *,
     positions: Sequence[Position],
     up_to: Position | None,
@@ -92,7 +92,7 @@ def require_entries_not_held(
     Only the commit of the open transaction may acknowledge these entries. Acknowledged entries may be acknowledged
     again. `AcknowledgementHeld` names the first held entry and the transaction.
     """
-    for txn, entries in held.items():
+    for txn, entries in held_by_txn.items():
         single = (
             position for position in sorted(positions) if position.entry_id in entries.get(position.ledger_id, ())
         )
@@ -104,9 +104,9 @@ def require_entries_not_held(
             raise AcknowledgementHeld(subscription, position=str(first), found=found)
 
 
-def hide_held(state: CursorState, held: Mapping[TransactionId, Positions]) -> CursorState:
+def hide_held(state: CursorState, held_by_txn: Mapping[TransactionId, Positions]) -> CursorState:
     """Return the cursor state for consumers. Entries that an open transaction holds count as acknowledged."""
     acknowledged = dict(state.acknowledged)
-    for entries in held.values():
+    for entries in held_by_txn.values():
         unite_entries(acknowledged, entries)
     return CursorState(state.mark_delete, acknowledged)

@@ -149,7 +149,9 @@ class BufferComputation:
 
 
 def resolve_open_transactions(
-    buffer: TransactionBuffer, states: Mapping[TransactionId, TransactionState], known: TransactionBuffer | None = None
+    buffer: TransactionBuffer,
+    states: Mapping[TransactionId, TransactionState],
+    earlier: TransactionBuffer | None = None,
 ) -> TransactionBuffer:
     """Return the buffer after the catalog was asked about the transactions that have no marker in the log.
 
@@ -157,7 +159,7 @@ def resolve_open_transactions(
     2. A decided transaction counts as decided, whether or not its marker is in the log.
     3. The catalog has forgotten a transaction that ended long ago. Its marker was deleted with its ledger by force. Or
        its marker was never written, because an operator had resolved the topic. Messages of the transaction that the
-       earlier snapshot `known` shows as visible were committed. All other messages count as aborted.
+       earlier snapshot `earlier` shows as visible were committed. All other messages count as aborted.
 
     `states` are read after the log. Forgotten transactions are absent.
     """
@@ -167,19 +169,19 @@ def resolve_open_transactions(
         if state is TransactionState.OPEN:
             still_open[txn] = entries
         elif state is None:
-            unite_entries(hidden, entries if known is None else _select_invisible_entries(entries, known))
+            unite_entries(hidden, entries if earlier is None else _select_invisible_entries(entries, earlier))
         elif not state.is_commit:
             unite_entries(hidden, entries)
     return TransactionBuffer(read_to=buffer.read_to, hidden=hidden, open=still_open)
 
 
-def _select_invisible_entries(entries: Entries, known: TransactionBuffer) -> Entries:
-    invisible = dict(known.hidden)
-    for open_entries in known.open.values():
+def _select_invisible_entries(entries: Entries, earlier: TransactionBuffer) -> Entries:
+    invisible = dict(earlier.hidden)
+    for open_entries in earlier.open.values():
         unite_entries(invisible, open_entries)
     selected = dict[LedgerId, BitMap]()
     for ledger_id, bits in entries.items():
-        unread = entries_after(bits, ledger_id, known.read_to)
+        unread = entries_after(bits, ledger_id, earlier.read_to)
         selected[ledger_id] = unread | (bits & invisible.get(ledger_id, BitMap()))
     return {ledger_id: bits for ledger_id, bits in selected.items() if bits}
 
@@ -189,7 +191,7 @@ def _select_ledgers(entries: Entries, ledgers: Collection[LedgerId]) -> dict[Led
 
 
 def _iterate_transaction_runs(
-    ledger_id: LedgerId, first_entry: int, wanted: range, table: "pa.Table"
+    ledger_id: LedgerId, first_entry: int, unread: range, table: "pa.Table"
 ) -> Iterator[tuple[TransactionId, int, BitMap]]:
     """Yield runs of adjacent entries of one transaction with one verb code."""
     import numpy as np  # noqa: PLC0415 - start-up time
@@ -197,8 +199,8 @@ def _iterate_transaction_runs(
 
     rows = np.flatnonzero(pc.is_valid(table.column("txn_tc")).to_numpy())
     ids = rows + first_entry
-    is_wanted = (ids >= wanted.start) & (ids < wanted.stop)
-    rows, ids = rows[is_wanted], ids[is_wanted]
+    is_unread = (ids >= unread.start) & (ids < unread.stop)
+    rows, ids = rows[is_unread], ids[is_unread]
     if not len(rows):
         return
     selected = table.take(rows)

@@ -121,16 +121,16 @@ class Subscriptions:
             topic_id=topic_id, subscription=name, positions=tuple(positions), up_to=up_to, txn=txn, releases=releases
         )
         ledger_id = self._snapshot_by_subscription.get((topic_id, name))
-        held = None if ledger_id is None else self._ledgers.get_cached_snapshot(ledger_id)
+        snapshot = None if ledger_id is None else self._ledgers.get_cached_snapshot(ledger_id)
         for _ in range(_MAX_SNAPSHOT_CHANGES):
             try:
-                answer = self._committer.commit_write(replace(request, snapshot=held))
+                answer = self._committer.commit_write(replace(request, snapshot=snapshot))
             except SnapshotNeeded as refused:
-                held = self._load_needed_snapshot(topic_id, name, LedgerId(refused.needed))
+                snapshot = self._load_needed_snapshot(topic_id, name, LedgerId(refused.needed))
             else:
                 if answer.snapshot_ledger is None:
                     self._snapshot_by_subscription.pop((topic_id, name), None)
-                self._ledgers.write_or_fold_after_acknowledgement(topic_id, name, answer, held)
+                self._ledgers.write_or_fold_after_acknowledgement(topic_id, name, answer, snapshot)
                 return answer
         raise _snapshot_keeps_changing(topic_id, name)
 

@@ -65,11 +65,7 @@ class MarkerChecker:
     ) -> "MarkerCheckedBucket":
         """Return the bucket. It is connected, and its marker is compared, before the first use.
 
-        Args:
-            bucket: Name of the bucket.
-            connect: Function that creates the client. It is called once.
-            require_current: Function that raises if the database is no longer the catalog. `None`: no such check.
-            now_s: Monotonic clock.
+        `connect` is called once. `require_current` raises if the database is no longer the catalog. `None` skips that check.
         """
         return MarkerCheckedBucket(self, bucket, connect, require_current, now_s)
 

@@ -106,8 +106,8 @@ class Appender:
                 target.hints.sequences.clear()
             else:
                 for moved in body.producers:
-                    known = target.hints.sequences.get(moved.producer, ProducerSequence())
-                    target.hints.sequences[moved.producer] = known.advance(moved.last, moved.txn)
+                    sequence = target.hints.sequences.get(moved.producer, ProducerSequence())
+                    target.hints.sequences[moved.producer] = sequence.advance(moved.last, moved.txn)
                 return _to_results(parts, accepted_parts, placed)
 
     def _store_accepted_parts(

@@ -58,8 +58,6 @@ class OneEntryLedgerDraft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetLedgerDraft:
-    """Component ledger to write, whose segment is a Parquet file of any size."""
-
     topic_id: TopicId
     component: Component
     keys: Mapping[str, str]

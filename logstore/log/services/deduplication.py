@@ -60,16 +60,16 @@ def _drop_duplicates_of_part(
 ) -> ProducedEntries | SequenceHeld:
     if not part.producer:
         return part
-    known = sequence_by_producer.get(part.producer, _NO_SEQUENCE)
-    last_stored_id = known.committed if known.refuses(part.txn) else known.last
+    registered = sequence_by_producer.get(part.producer, _NO_SEQUENCE)
+    last_stored_id = registered.committed if registered.refuses(part.txn) else registered.last
     unique_entries = [
         entry for entry in part.entries if entry.sequence_id is None or entry.sequence_id > last_stored_id
     ]
     new_ids = list(_sequence_ids(unique_entries))
-    if new_ids and known.refuses(part.txn):
-        return SequenceHeld(part.producer, txn=str(known.txn))
+    if new_ids and registered.refuses(part.txn):
+        return SequenceHeld(part.producer, txn=str(registered.txn))
     if new_ids:
-        sequence_by_producer[part.producer] = known.advance(new_ids[-1], part.txn)
+        sequence_by_producer[part.producer] = registered.advance(new_ids[-1], part.txn)
     return part if len(unique_entries) == len(part.entries) else replace(part, entries=unique_entries)
 
 

@@ -153,11 +153,11 @@ class EntryReader:
         return [fetched[position] for position in positions if position in fetched]
 
     def _limit_to_frontier(
-        self, topic: Topic, view: ReadFilter, at: Position, known: Frontier | None = None
+        self, topic: Topic, view: ReadFilter, at: Position, known_frontier: Frontier | None = None
     ) -> ReadFilter | None:
         """Return the filter up to the first message of an open transaction, or `None` if no entry is visible."""
         marked = at if view.state is None else max(at, view.state.mark_delete)
-        frontier = known or self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
+        frontier = known_frontier or self._transactions.frontier(topic.topic_id, from_ledger=marked.ledger_id)
         if frontier.last is None:
             return None
         up_to = frontier.last if view.up_to is None else min(view.up_to, frontier.last)
@@ -200,18 +200,18 @@ class EntryReader:
             if not page or page[0].ledger_id != reached:
                 raise SegmentGone(reached, f"ledger {reached}")
 
-    def _require_trimmed(self, topic: Topic, gone: SegmentGone) -> None:
+    def _require_trimmed(self, topic: Topic, missing: SegmentGone) -> None:
         """Raise `MissingData` if the ledger is still listed. A trim removes a ledger from the list first."""
-        ledgers = self._ledgers.list_ledgers(topic.topic_id, from_ledger=gone.ledger_id, limit=2)
+        ledgers = self._ledgers.list_ledgers(topic.topic_id, from_ledger=missing.ledger_id, limit=2)
         listed = [ledger.ledger_id for ledger in ledgers]
-        if gone.ledger_id in listed:
-            advice = f"see `sexton ledger explain {gone.ledger_id}`"
-            raise MissingData(f"topic {topic.name}: {gone} is listed and no copy holds it; {advice}")
-        beyond = next((ledger_id for ledger_id in listed if ledger_id > gone.ledger_id), None)
+        if missing.ledger_id in listed:
+            advice = f"see `sexton ledger explain {missing.ledger_id}`"
+            raise MissingData(f"topic {topic.name}: {missing} is listed and no copy holds it; {advice}")
+        beyond = next((ledger_id for ledger_id in listed if ledger_id > missing.ledger_id), None)
         _LOG.warning(
             "PositionTrimmed: topic %s: ledger %s was trimmed while it was read; going on at %s",
             topic.name,
-            gone.ledger_id,
+            missing.ledger_id,
             "the end" if beyond is None else Position(beyond, 0),
         )
 

@@ -41,12 +41,8 @@ class _QueuedWrite(NamedTuple):
 class GroupCommitter:
     """Collector of small writes of all threads, which commits them together.
 
-    Close it after use. Its thread is a daemon, so a process that does not close it still ends.
-
-    Args:
-        commits: Destination of the writes, called by the writer thread only.
-        capacity: Maximum number of waiting writes, and of writes in one transaction. At least 1.
-        patience_s: Time for which `submit` waits for room.
+    Close it after use. Its thread is a daemon, so a process that does not close it still ends. `capacity` bounds the
+    waiting writes, and the writes in one transaction. `submit` waits for room for `patience_s` seconds.
     """
 
     def __init__(self, commits: Commits, *, capacity: int = 4096, patience_s: float = 30.0) -> None:

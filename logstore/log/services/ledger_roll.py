@@ -80,7 +80,7 @@ class Roller:
         return self._ledgers.last_ledger(topic_id)
 
     def _open_ledger_after(self, topic_id: TopicId, last: Ledger | None) -> LedgerId | None:
-        """Create a ledger and attach it after `last`. Return `None` after a lost race, or if storage has its id."""
+        """Return `None` after a lost race, or if storage has another ledger of the new id."""
         deadline = self._clock.monotonic_s() + self._patience_s
         statement = self._clock.retry(lambda: self._create_row(topic_id), deadline_s=deadline)
         after = last.ledger_id if last else None

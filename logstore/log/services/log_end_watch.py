@@ -91,7 +91,6 @@ class LogEndPoller:
         return bool(moved_readers)
 
     def _list_waiting_readers(self) -> list[_ParkedReader]:
-        """Return the parked readers. If there are none, the thread ends."""
         with self._lock:
             waiting = [] if self._closed.is_set() else [reader for reader in self._parked if not reader.woken.is_set()]
             self._is_polling = bool(waiting)

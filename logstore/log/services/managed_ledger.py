@@ -1,4 +1,4 @@
-"""Logs of all topics, for one process."""
+"""Logs of all topics, for one process: appends, rolls and reads."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,20 +30,10 @@ _MAX_REMEMBERED_TOPICS: Final = 10_000
 
 
 class ManagedLedger:
-    """Logs of all topics for one process: appends to data ledgers, rolls them and reads them.
+    """Logs of all topics. It is thread-safe, and ends its threads at `close`, but leaves the committer open.
 
-    It is thread-safe. `close` ends its threads but leaves the committer open.
-
-    Args:
-        ledgers: The catalog's ledgers.
-        transactions: The catalog's transactions, which limit the entries that readers may see.
-        objects: The primary bucket.
-        committer: Writer of small changes, one for each process.
-        application: Application in the statements of new ledgers.
-        policy: Limits of a ledger.
-        clock: Clock, for tests.
-        registration_timeout_s: Time after the start of an append within which its segment must be registered.
-        tiered: Reader of tiered copies, used if a primary copy is missing or damaged.
+    `transactions` limit the entries that readers may see. A segment must be registered within
+    `registration_timeout_s` after the start of its append. `tiered` is read if a primary copy is missing or damaged.
     """
 
     def __init__(
@@ -255,8 +245,8 @@ class ManagedLedger:
             queue = self._queues.get(topic.topic_id)
             if queue is None:
                 if len(self._queues) >= _MAX_REMEMBERED_TOPICS:
-                    self._queues = {known: queue for known, queue in self._queues.items() if not queue.idle}
-                    self._hints = {known: self._hints[known] for known in self._queues}
+                    self._queues = {topic_id: queue for topic_id, queue in self._queues.items() if not queue.idle}
+                    self._hints = {topic_id: self._hints[topic_id] for topic_id in self._queues}
                 hints = TopicHints()
                 self._hints[topic.topic_id] = (topic, hints)
                 queue = AppendQueue(partial(self._appender.append, topic, hints))

@@ -83,13 +83,13 @@ class AppendUploads:
     """Successive uploads of one append. All uploads except the last were refused or failed."""
 
     append: str = field(default_factory=lambda: uuid.uuid4().hex)
-    made: int = 0
+    count: int = 0
     tried: dict[LedgerId, int] = field(default_factory=dict)  # highest number tried, by ledger
 
     def next_upload_id(self) -> SegmentUploadId:
         """Return the id of one more upload. A new encoding, a split or a new ledger does not change the append."""
-        self.made += 1
-        return SegmentUploadId(self.append, self.made)
+        self.count += 1
+        return SegmentUploadId(self.append, self.count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

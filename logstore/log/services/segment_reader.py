@@ -253,15 +253,15 @@ class RangeFile(io.RawIOBase):
             CorruptData: The object is too short, or is another object.
         """
         remaining = max(0, self._size - self._at)
-        wanted = remaining if size is None or size < 0 else min(size, remaining)
-        if not wanted:
+        wanted_bytes = remaining if size is None or size < 0 else min(size, remaining)
+        if not wanted_bytes:
             return b""
-        content = self._read_held_or_fetch(wanted)
+        content = self._read_held_or_fetch(wanted_bytes)
         if content is None:
             raise SegmentGone(self._ledger_id, self._key)
-        if len(content) != wanted:
-            raise CorruptData(f"{self._key}: expected {wanted} bytes at {self._at}, found {len(content)}")
-        self._at += wanted
+        if len(content) != wanted_bytes:
+            raise CorruptData(f"{self._key}: expected {wanted_bytes} bytes at {self._at}, found {len(content)}")
+        self._at += wanted_bytes
         return content
 
     def read_range(self, start: int, length: int) -> bytes:
@@ -272,10 +272,12 @@ class RangeFile(io.RawIOBase):
         """Serve reads of these parts, given with their offsets, without requests. If `compared`, refuse other reads."""
         self._held, self._only_held = list(parts), compared
 
-    def _read_held_or_fetch(self, wanted: int) -> bytes | None:
+    def _read_held_or_fetch(self, wanted_bytes: int) -> bytes | None:
         for start, content in self._held:
-            if start <= self._at and self._at + wanted <= start + len(content):
-                return content[self._at - start : self._at - start + wanted]
+            if start <= self._at and self._at + wanted_bytes <= start + len(content):
+                return content[self._at - start : self._at - start + wanted_bytes]
         if self._only_held:
-            raise CorruptData(f"{self._key}: expected a read of what was compared, found one of {wanted} at {self._at}")
-        return self._objects.get_range(self._key, self._at, wanted, expected_metadata=self._expected_metadata)
+            raise CorruptData(
+                f"{self._key}: expected a read of what was compared, found one of {wanted_bytes} at {self._at}"
+            )
+        return self._objects.get_range(self._key, self._at, wanted_bytes, expected_metadata=self._expected_metadata)

@@ -109,14 +109,14 @@ class SegmentRegistrar:
             return self._commit_registration(write, deadline_s)
         except (OutcomeUnknown, RetryableError) as error:
             unclear_errors.append(error)
-            found = self._find_registered(write)
-            if found is None:
+            registered = self._find_registered(write)
+            if registered is None:
                 raise
         except (AlreadyExists, LedgerFenced, ProducerFenced, StaleCatalog, TransactionNotOpen):
-            found = self._find_registered(write) if unclear_errors else None
-            if found is None:
+            registered = self._find_registered(write) if unclear_errors else None
+            if registered is None:
                 raise
-        return found
+        return registered
 
     def _commit_registration(self, write: RegisterSegment, deadline_s: float) -> RegisterSegmentResult:
         remaining_s = deadline_s - self._clock.monotonic_s()

@@ -132,7 +132,6 @@ class SegmentSource:
             return self._read_tiered_copy(segment, columns, missed)
 
     def _read_tiered_copy(self, segment: Segment, columns: Sequence[str], missed: Exception) -> "pa.Table":
-        """Read the tiered copy. The primary copy may have been removed since the ledger was listed."""
         copies = self._tiered.copies(segment.ledger_id) if self._tiered else None
         if self._scan is None or copies is None or copies.tiered is None:
             raise missed
@@ -189,8 +188,8 @@ def _read_row_group(copy: _TieredCopy, ledger_id: LedgerId, number: int, columns
     chunks = list_column_chunks(copy.footer, number)
     digests = parse_digests(copy.chunks[number], chunks, name=f"{copy.key}, row group {number}")
     # Payloads take nearly all of a row group, so one request fetches the whole group.
-    wanted = {chunk.column for chunk in chunks} if "payload" in columns else columns
-    file.hold_parts(fetch_verified_chunks(file.read_range, digests, wanted, name=copy.key), compared=True)
+    fetched_columns = {chunk.column for chunk in chunks} if "payload" in columns else columns
+    file.hold_parts(fetch_verified_chunks(file.read_range, digests, fetched_columns, name=copy.key), compared=True)
     try:
         table = _open_tiered_parquet(copy.key, file, copy.footer).read_row_group(number, columns=list(columns))
     except parquet_errors() as error:

@@ -113,15 +113,8 @@ class UploadAttemptResult:
 class Offloader:
     """Uploader of tiered copies. It is thread-safe.
 
-    Args:
-        offloads: The catalog's tiered copies.
-        ledgers: The catalog's ledgers.
-        primary: The primary bucket.
-        buckets: Tiered buckets by location.
-        driver_metadata: Location of new copies, stored in each offload context: `driver` and `bucket`, and if known
-            `endpoint` and `region`.
-        folder: Folder for one temporary file as large as a ledger. It must be on disk.
-        monotonic_s: Clock, for tests.
+    `driver_metadata` is the location of new copies, stored in each offload context: `driver` and `bucket`, and if known
+    `endpoint` and `region`. `folder` gets one temporary file as large as a ledger, so it must be on disk.
     """
 
     def __init__(

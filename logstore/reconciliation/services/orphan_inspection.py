@@ -161,10 +161,10 @@ def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt |
         doubts += [OrphanDoubt(OTHER_OWNER, key) for key in metas[1:]]
         return doubts[0] if doubts else None
     if finding.kind is FindingKind.ORPHAN_SEGMENT:
-        known = {segment_key(ledger_id, segment_number_from_key(finding.key) or 0)}
+        expected_keys = {segment_key(ledger_id, segment_number_from_key(finding.key) or 0)}
     else:
-        known = {data_key(finding.uuid, ledger_id), index_key(finding.uuid, ledger_id)}
-    return next((OrphanDoubt(UNKNOWN_FILE, key) for key in keys if key not in known), None)
+        expected_keys = {data_key(finding.uuid, ledger_id), index_key(finding.uuid, ledger_id)}
+    return next((OrphanDoubt(UNKNOWN_FILE, key) for key in keys if key not in expected_keys), None)
 
 
 def _require_agreed_statement(
