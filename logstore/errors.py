@@ -233,7 +233,7 @@ class ServiceRefused(ServiceFailed):
     """A service refuses every request because of credentials, permissions, bucket, region or clock.
 
     After an operator has fixed the cause, the same request succeeds. `advice` is a phrase for the operator. `code` is
-    the service's code of the refusal. `may_pass` says whether the next attempt may succeed, for example with a new token.
+    the service's code of the refusal. `may_pass` says whether the next attempt may succeed, as with a new token.
     """
 
     def __init__(self, service: str, problem: str, *, advice: str, code: str = "", may_pass: bool = False) -> None:

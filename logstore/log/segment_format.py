@@ -180,6 +180,8 @@ def decode_segment(
 ) -> "pa.Table":
     """Read the named columns of a segment, in entry order.
 
+    Raise `CorruptData` if the object is not a Parquet file, lacks a column, or has a page with a wrong checksum.
+
     Args:
         source: A seekable binary file. Only the parts with these columns are read.
         columns: Names from `COLUMNS`.
@@ -187,8 +189,6 @@ def decode_segment(
         footer: Parsed footer. By default the footer is read first.
         check_pages: Whether to compare the checksum of each page. Not needed if the whole object was compared.
         prefetch: Whether to read adjacent columns with one request. Not needed for fetched parts.
-
-    Raise `CorruptData` if the object is not a Parquet file, lacks a column, or has a page with a wrong checksum.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415 - start-up time

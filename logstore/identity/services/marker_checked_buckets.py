@@ -65,7 +65,7 @@ class MarkerChecker:
     ) -> "MarkerCheckedBucket":
         """Return the bucket. It is connected, and its marker is compared, before the first use.
 
-        `connect` is called once. `require_current` raises if the database is no longer the catalog. `None` skips that check.
+        `connect` is called once. `require_current` raises if the database is no longer the catalog.
         """
         return MarkerCheckedBucket(self, bucket, connect, require_current, now_s)
 

@@ -144,7 +144,7 @@ def judge_orphan(
         if stored.modified_us is None or stored.modified_us >= before_us:
             return OrphanDoubt(YOUNG, stored.key)
     doubt = _find_foreign_object(finding, [stored.key for stored in orphan.objects])
-    return doubt or _require_agreed_statement(finding, orphan.metadata, application)
+    return doubt or _find_agreed_statement(finding, orphan.metadata, application)
 
 
 def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt | None:
@@ -167,7 +167,7 @@ def _find_foreign_object(finding: Finding, keys: Sequence[str]) -> OrphanDoubt |
     return next((OrphanDoubt(UNKNOWN_FILE, key) for key in keys if key not in expected_keys), None)
 
 
-def _require_agreed_statement(
+def _find_agreed_statement(
     finding: Finding, metadata: Mapping[str, Mapping[str, str]], application: str
 ) -> LedgerStatement | OrphanDoubt:
     """Return the statement that all objects share. A segment also needs its ledger's `meta.json`."""
