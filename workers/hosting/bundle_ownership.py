@@ -49,7 +49,7 @@ class TopicCaches:
     def on_acquired(self, lease: Lease) -> None:
         self._log.subscriptions.forget()
         parse_name, bundles = TopicName.from_encoded, self._bundles
-        self._log.managed.reload_topic_hints(
+        self._log.managed.reload_last_ledgers(
             lambda topic: bundle_of_topic(parse_name(topic.name), bundles=bundles) == lease.bundle
         )
 

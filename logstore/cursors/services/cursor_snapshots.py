@@ -86,7 +86,7 @@ class CursorSnapshots:
                 self._cache.popitem(last=False)
         return snapshot
 
-    def write_or_fold_after_acknowledgement(
+    def write_or_fold_snapshot_after_acknowledgement(
         self, topic_id: TopicId, name: str, answer: AcknowledgeResult, held: CursorSnapshot | None
     ) -> None:
         """Write or fold the snapshot after an acknowledgement, if its size requires it. Failures are only logged.
@@ -98,15 +98,15 @@ class CursorSnapshots:
         if is_too_large or (
             is_current and held and self._is_small(held.bytes_beyond(answer.mark_delete) + answer.row_bytes)
         ):
-            self.write_or_fold(topic_id, name)
+            self.write_or_fold_snapshot(topic_id, name)
 
-    def write_or_fold(self, topic_id: TopicId, name: str) -> None:
+    def write_or_fold_snapshot(self, topic_id: TopicId, name: str) -> None:
         """Write or fold the cursor's snapshot if its size requires it. Failures are only logged."""
         key = (topic_id, name)
         if not self._claim_cursor(key):
             return
         try:
-            self._write_or_fold(topic_id, self._cursors.get(topic_id, name))
+            self._write_or_fold_snapshot(topic_id, self._cursors.get(topic_id, name))
             self._not_before_s.pop(key, None)
         except SextonError as error:
             self._not_before_s[key] = self._clock.monotonic_s() + _RETRY_PAUSE_S
@@ -126,7 +126,7 @@ class CursorSnapshots:
     def _is_small(self, size_bytes: int) -> bool:
         return size_bytes <= self._inline_bytes // 2
 
-    def _write_or_fold(self, topic_id: TopicId, row: StoredCursor) -> None:
+    def _write_or_fold_snapshot(self, topic_id: TopicId, row: StoredCursor) -> None:
         snapshot = None if row.snapshot_ledger is None else self.load_snapshot(row.snapshot_ledger)
         if row.snapshot_ledger is not None and snapshot is None:
             return  # replaced or lost: the next acknowledgement finds out

@@ -130,7 +130,7 @@ class Subscriptions:
             else:
                 if answer.snapshot_ledger is None:
                     self._snapshot_by_subscription.pop((topic_id, name), None)
-                self._ledgers.write_or_fold_after_acknowledgement(topic_id, name, answer, snapshot)
+                self._ledgers.write_or_fold_snapshot_after_acknowledgement(topic_id, name, answer, snapshot)
                 return answer
         raise _snapshot_keeps_changing(topic_id, name)
 
@@ -155,7 +155,7 @@ class Subscriptions:
             raise_if_stopped()
             try:
                 self.acknowledge(topic_id, name)
-                self._ledgers.write_or_fold(topic_id, name)
+                self._ledgers.write_or_fold_snapshot(topic_id, name)
             except SextonError as error:
                 errors.append(error)
         return errors

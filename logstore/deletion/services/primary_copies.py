@@ -21,7 +21,7 @@ from logstore.deletion.services.shared_store_requests import (
     SharedListings,
     UnconfirmedKeys,
     delete_keys_of_copies,
-    find_bucket_errors_by_row,
+    find_foreign_bucket_errors_by_row,
     to_removal_result,
 )
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
@@ -155,7 +155,7 @@ class PrimaryCopyStorage:
     def check_absence(self, absent: Sequence[DeletionIntent]) -> Mapping[int, SextonError]:
         doubts = find_absence_doubts(self._objects, absent)
         proved = [intent for intent in absent if intent.row_id not in doubts]
-        return doubts | find_bucket_errors_by_row(self._objects, proved)
+        return doubts | find_foreign_bucket_errors_by_row(self._objects, proved)
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:
         """Prefer the ledger's own `meta.json`, then another `meta.json`, then the metadata of the first object."""

@@ -130,7 +130,7 @@ def find_unconfirmed_keys(keys: Iterable[str], report: DeleteReport) -> Unconfir
     return UnconfirmedKeys(len(failed), f"{failed[0]}: {reason}", report.unanswered.isdisjoint(failed))
 
 
-def find_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
+def find_foreign_bucket_errors_by_row(objects: OwnedStore, absent: Sequence[DeletionIntent]) -> dict[int, SextonError]:
     """Return an error for each row if the bucket is not the catalog's, because absence then proves nothing."""
     try:
         if absent:

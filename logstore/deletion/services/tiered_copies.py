@@ -10,7 +10,7 @@ from logstore.deletion.intents import CopyVerdict, DeletionIntent, StoredCopy, f
 from logstore.deletion.services.absence_proofs import find_unconfirmed_keys_by_row
 from logstore.deletion.services.shared_store_requests import (
     delete_keys_of_copies,
-    find_bucket_errors_by_row,
+    find_foreign_bucket_errors_by_row,
     to_removal_result,
 )
 from logstore.errors import SextonError, StoreUnavailable, UploadOpen
@@ -61,7 +61,7 @@ class TieredCopyStorage:
         }
         for location in sorted(set(location_by_row.values())):
             intents = [intent for intent in absent if location_by_row[intent.row_id] == location]
-            doubts |= find_bucket_errors_by_row(self._buckets(location), intents)
+            doubts |= find_foreign_bucket_errors_by_row(self._buckets(location), intents)
         return doubts
 
     def statement(self, intent: DeletionIntent) -> Mapping[str, str] | None:

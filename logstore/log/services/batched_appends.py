@@ -24,8 +24,8 @@ from logstore.log.services.segment_placement import (
     AppendUploads,
     EncodedSegment,
     PlacedSegment,
+    RememberedTopicState,
     SegmentPlacer,
-    TopicHints,
 )
 from logstore.ports.catalog import Ledgers, Topic, TransactionEntries
 from logstore.positions import Position
@@ -48,9 +48,9 @@ class AppendResult:
     duplicates: int = 0  # entries that were acknowledged but not stored again
 
 
-class _AppendTarget(NamedTuple):
+class _TopicAppendContext(NamedTuple):
     topic: Topic
-    hints: TopicHints
+    hints: RememberedTopicState
     uploads: AppendUploads
 
 
@@ -67,7 +67,7 @@ class Appender:
         self._timeout_s = registration_timeout_s
 
     def append(
-        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries]
+        self, topic: Topic, hints: RememberedTopicState, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
         """Store the parts as one segment. Return a result or an error for each part.
 
@@ -78,10 +78,10 @@ class Appender:
             StoreUnavailable, CatalogBusy: The parts were not stored, after several attempts.
             OutcomeUnknown: The parts may be stored. Only producers with sequence ids can safely repeat the call.
         """
-        return self._store_parts(_AppendTarget(topic, hints, AppendUploads()), parts)
+        return self._store_parts(_TopicAppendContext(topic, hints, AppendUploads()), parts)
 
     def _store_parts(
-        self, target: _AppendTarget, parts: Sequence[ProducedEntries]
+        self, target: _TopicAppendContext, parts: Sequence[ProducedEntries]
     ) -> Sequence[AppendResult | SextonError]:
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
@@ -111,7 +111,7 @@ class Appender:
                 return _to_results(parts, accepted_parts, placed)
 
     def _store_accepted_parts(
-        self, target: _AppendTarget, parts: Sequence[ProducedEntries], verdicts: Sequence[object]
+        self, target: _TopicAppendContext, parts: Sequence[ProducedEntries], verdicts: Sequence[object]
     ) -> Sequence[AppendResult | SextonError]:
         """Store the parts whose verdict is not an error. Return results and errors in the order of the parts."""
         accepted_parts = [
@@ -121,14 +121,14 @@ class Appender:
         return [verdict if isinstance(verdict, SextonError) else next(answers) for verdict in verdicts]
 
     def _store_parts_of_open_transactions(
-        self, target: _AppendTarget, parts: Sequence[ProducedEntries], error: TransactionNotOpen
+        self, target: _TopicAppendContext, parts: Sequence[ProducedEntries], error: TransactionNotOpen
     ) -> Sequence[AppendResult | SextonError]:
         """Append without the parts of a decided transaction. No part was stored before."""
         verdicts = [error.again() if str(part.txn) == error.txn else None for part in parts]
         return self._store_accepted_parts(target, parts, verdicts)
 
     def _drop_duplicates(
-        self, topic: Topic, hints: TopicHints, parts: Sequence[ProducedEntries], deadline_s: float
+        self, topic: Topic, hints: RememberedTopicState, parts: Sequence[ProducedEntries], deadline_s: float
     ) -> list[ProducedEntries | SequenceHeld]:
         """Drop duplicates that the catalog confirms. A dropped entry is acknowledged without being stored.
 

@@ -16,7 +16,7 @@ from logstore.log.services.group_commit import GroupCommitter
 from logstore.log.services.ledger_roll import Roller, RollPolicy, RollResult
 from logstore.log.services.log_end_watch import LogEndPoller, Watch
 from logstore.log.services.read_filter import READABLE_COLUMNS, ExcludedEntries, Postponer
-from logstore.log.services.segment_placement import SegmentPlacer, TopicHints
+from logstore.log.services.segment_placement import RememberedTopicState, SegmentPlacer
 from logstore.log.services.segment_registration import SegmentRegistrar
 from logstore.log.services.segment_sources import TieredCopyReader
 from logstore.ports.catalog import Frontier, Ledgers, Topic, Transactions
@@ -68,7 +68,7 @@ class ManagedLedger:
         )
         self._arrivals = LogEndPoller(ledgers)
         self._queues: dict[TopicId, AppendQueue] = {}
-        self._hints: dict[TopicId, tuple[Topic, TopicHints]] = {}
+        self._hints: dict[TopicId, tuple[Topic, RememberedTopicState]] = {}
         self._queues_lock = threading.Lock()
 
     def _create_placer(self, objects: ObjectStore, committer: GroupCommitter, application: str) -> SegmentPlacer:
@@ -221,7 +221,7 @@ class ManagedLedger:
         """
         return Watch(self._arrivals, topic.topic_id)
 
-    def reload_topic_hints(self, is_selected: Callable[[Topic], bool]) -> int:
+    def reload_last_ledgers(self, is_selected: Callable[[Topic], bool]) -> int:
         """Reload the last ledgers of those remembered topics that `is_selected` selects. Return their number.
 
         Appends may continue. After an error the hints of these topics are empty.
@@ -247,7 +247,7 @@ class ManagedLedger:
                 if len(self._queues) >= _MAX_REMEMBERED_TOPICS:
                     self._queues = {topic_id: queue for topic_id, queue in self._queues.items() if not queue.idle}
                     self._hints = {topic_id: self._hints[topic_id] for topic_id in self._queues}
-                hints = TopicHints()
+                hints = RememberedTopicState()
                 self._hints[topic.topic_id] = (topic, hints)
                 queue = AppendQueue(partial(self._appender.append, topic, hints))
                 self._queues[topic.topic_id] = queue

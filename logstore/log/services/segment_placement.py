@@ -47,7 +47,7 @@ _MAX_PRODUCERS_PER_TOPIC: Final = 10_000  # limit for each topic
 
 
 @dataclass(slots=True, kw_only=True)
-class TopicHints:
+class RememberedTopicState:
     """Remembered state of a topic in this process. It may be outdated, and is dropped if the catalog disagrees."""
 
     ledger: Ledger | None = None
@@ -149,7 +149,13 @@ class SegmentPlacer:
         self._clock = clock
 
     def place_segment(
-        self, topic: Topic, hints: TopicHints, body: EncodedSegment, uploads: AppendUploads, *, deadline_s: float
+        self,
+        topic: Topic,
+        hints: RememberedTopicState,
+        body: EncodedSegment,
+        uploads: AppendUploads,
+        *,
+        deadline_s: float,
     ) -> PlacedSegment:
         """Upload and register the segment. After a lost race try a higher number or another ledger.
 
@@ -189,7 +195,7 @@ class SegmentPlacer:
             attempts.losses += 1
         raise CatalogBusy(f"topic {topic.name}: append lost {attempts.losses} races to other writers")
 
-    def _choose_ledger(self, topic: Topic, hints: TopicHints, attempts: PlacementAttempts) -> Ledger:
+    def _choose_ledger(self, topic: Topic, hints: RememberedTopicState, attempts: PlacementAttempts) -> Ledger:
         """Return the hinted ledger if it accepts segments, otherwise the catalog's last ledger, rolled if necessary.
 
         If other processes append too, the catalog is read first. A read costs less than an upload that is then refused.

@@ -7,7 +7,7 @@ import pytest
 from logstore.errors import TransactionNotOpen
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
-from logstore.log.services.segment_placement import TopicHints
+from logstore.log.services.segment_placement import RememberedTopicState
 from logstore.ports.catalog import BeginTransaction, EndTransaction
 from logstore.transactions.transaction_buffer import MarkerVerb
 from tests.faults.transactions.machine import Transactions
@@ -32,7 +32,7 @@ def test_append_in_a_decided_transaction_is_refused_alone(model: Transactions) -
     model.log.committer.commit_write(EndTransaction(txn=txn, commit=True))
     topic = model.topics["a"]
     parts = [_part("first"), _part("late", txn=txn), _part("late too", txn=txn), _part("last")]
-    first, late, too, last = model.log.managed._appender.append(topic, TopicHints(), parts)
+    first, late, too, last = model.log.managed._appender.append(topic, RememberedTopicState(), parts)
     assert isinstance(first, AppendResult)
     assert isinstance(last, AppendResult)
     assert isinstance(late, TransactionNotOpen)

@@ -519,7 +519,7 @@ def test_load_again_takes_up_what_others_did_meanwhile(world: World) -> None:
     """A topic whose bundle changed hands is read anew: the next append uploads once, and where the log ends."""
     process = _warm(world)
     world.process().roll(world.topic)
-    assert process.reload_topic_hints(lambda topic: topic == world.topic) == 1
+    assert process.reload_last_ledgers(lambda topic: topic == world.topic) == 1
     assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(1), 0)
     assert _uploads(world) == 2
 
@@ -528,7 +528,7 @@ def test_load_again_leaves_other_topics_alone(world: World) -> None:
     """Of another bundle: its hint is as it was, and costs an upload in vain."""
     process = _warm(world)
     world.process().roll(world.topic)
-    assert process.reload_topic_hints(lambda topic: False) == 0
+    assert process.reload_last_ledgers(lambda topic: False) == 0
     assert process.append(world.topic, plain(b"next")).first == Position(LedgerId(1), 0)
     assert _uploads(world) == 3
 

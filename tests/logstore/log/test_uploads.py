@@ -8,7 +8,7 @@ from logstore.errors import AlreadyExists, LedgerFenced, SextonError, Transactio
 from logstore.log.entries import ProducedEntries
 from logstore.log.ledger_object_keys import segment_number_from_key
 from logstore.log.segment_metadata import EXTENT_FIELD, UPLOAD_ID_FIELD, RegisteredExtent, SegmentUploadId
-from logstore.log.services.segment_placement import TopicHints
+from logstore.log.services.segment_placement import RememberedTopicState
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.fakes.catalog import Misfortune, Moment
 from tests.logstore.log.world import World, numbered, once, plain
@@ -81,7 +81,9 @@ def test_upload_split_off_a_decided_transaction_is_of_the_same_append(world: Wor
     )
     world.catalog.misfortunes.append(decided)
     inside = ProducedEntries(entries=plain(b"inside").entries, txn=txn)
-    answers = process._appender.append(world.topic, TopicHints(), [plain(b"outside"), inside])  # a batch, made by hand
+    answers = process._appender.append(
+        world.topic, RememberedTopicState(), [plain(b"outside"), inside]
+    )  # a batch, made by hand
     assert isinstance(answers[1], TransactionNotOpen)
     marks = [mark for mark, _ in _stored(world).values()][1:]
     assert [mark.append_id for mark in marks] == [marks[0].append_id] * 2

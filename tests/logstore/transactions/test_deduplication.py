@@ -8,7 +8,7 @@ import pytest
 from logstore.errors import SequenceHeld, SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.services import AppendResult
-from logstore.log.services.segment_placement import TopicHints
+from logstore.log.services.segment_placement import RememberedTopicState
 from logstore.ports.catalog import EndTransaction
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.transactions.histories import History, open_history
@@ -104,7 +104,7 @@ def test_what_is_refused_disturbs_no_other_append_of_its_batch(history: History)
         _part(None, 5),
     ]
     answers: Sequence[AppendResult | SextonError] = history.world.log.managed._appender.append(
-        history.world.topic, TopicHints(), parts
+        history.world.topic, RememberedTopicState(), parts
     )
     told = [(one.count, one.duplicates) if isinstance(one, AppendResult) else type(one) for one in answers]
     assert told == [(1, 0), (1, 0), SequenceHeld, (0, 1), (1, 1), (1, 0), SequenceHeld]
