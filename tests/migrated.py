@@ -13,7 +13,7 @@ def migrate(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
     if not database.is_sqlite or not database.is_absent:
         migrate_catalog(database, bundles=bundles)
         return
-    database.make_folder()
+    database.create_folder()
     migrated(Path(str(database.engine.url.database)), bundles=bundles)
 
 

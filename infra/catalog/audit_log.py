@@ -50,8 +50,6 @@ _AUDIT = insert(t.audit)
 
 
 class SqlAuditLog(CatalogAdapter):
-    """The `AuditLog` port."""
-
     @in_write_transaction("catalog.record_act")
     def record(self, connection: Connection, act: str, cause: Cause, *, detail: Mapping[str, object]) -> None:
         insert_audit_row(
@@ -73,19 +71,9 @@ def insert_audit_row(
 ) -> None:
     """Insert an audit row in the transaction of the act.
 
-    Searches by ledger use the `ledger` in `detail`, or the first and the last ledger of `span`. If the sample has all
-    ledgers of the span, a search matches only these. The trace of the act, if there is one, is added as `trace_id`.
-
-    Args:
-        connection: In the writing transaction of the act.
-        act: Name of the act in kebab-case.
-        cause: Actor and reason.
-        at_us: The database's clock.
-        topic_id: Topic of the act, if it has one.
-        topic: Encoded name of the topic. `None` if the act has several topics, or none.
-        detail: Outcome, as JSON.
-        run_id: Batch of the act.
-        span: Ledgers of an act on several ledgers. Their summary is added to the detail.
+    A search by ledger uses `ledger` in `detail`, or the first and the last ledger of `span`. If the sample of the span
+    is complete, only its ledgers match. The current trace is added as `trace_id`. `act` is in kebab-case, and `topic`
+    is an encoded name.
     """
     ledger_id, trace_id = detail.get("ledger"), current_trace_id()
     full_detail = dict(detail) | ({} if span is None else asdict(span))

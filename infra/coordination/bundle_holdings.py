@@ -1,24 +1,14 @@
 """Acquisition and release of one worker's bundles.
 
-A bundle is acquired in three steps:
+A bundle is acquired in three steps: create the owner node, raise the fence, and read the node again. The worker has a
+lease only if the node then still belongs to its session. So the catalog refuses writes under all older leases (promise
+7), even if the worker or its session ends between two steps.
 
-1. Create the owner node.
-2. Raise the fence.
-3. Read the node again. The worker has a lease only if the node still belongs to its session.
+A worker without the owner node can raise a fence if it was paused between the first two steps, or runs without
+ZooKeeper by mistake. The catalog then refuses the present owner's writes. So each owner compares its leases with the
+fences, and acquires an overtaken bundle again.
 
-The holder of a lease is therefore verified after the last raise, and the catalog refuses writes under all older leases
-(promise 7). The process may die, or its session may end, between any two steps. ZooKeeper deletes the node with its
-session.
-
-A worker without the owner node can raise a fence in two cases:
-
-- It is paused between steps 1 and 2 for longer than its session lives.
-- It runs without ZooKeeper, and was started by mistake.
-
-The catalog then refuses all writes of the present owner, and the owner's node keeps other workers from taking the
-bundle. Each owner therefore compares its leases with the fences regularly, and acquires an overtaken bundle again.
-
-In this module, a bundle is unsettled if it is still to be acquired, or if an earlier session owned it.
+A bundle is pending if it is still to be acquired, or if an earlier session owned it.
 
 Source: PIP-57; apache/pulsar#23011, #14736, #10351.
 """
@@ -96,8 +86,8 @@ class OwnershipObserver:
 
     def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None: ...
 
-    def on_reconciled(self, unsettled: int) -> None:
-        """Note the number of bundles that are still unsettled after `Holdings.reconcile`."""
+    def on_reconciled(self, pending_bundles: int) -> None:
+        """Note the number of bundles that are still pending after `BundleHoldings.reconcile`."""
 
     def on_ended(self, failure: SextonError | None) -> None:
         """Note that this worker will own nothing from now on. `None` means that the worker was asked to stop."""
@@ -161,11 +151,6 @@ class BundleHoldings:
         """Compare leases with nodes and fences, then acquire and release bundles, and publish the load.
 
         The next call repeats a failed step.
-
-        Raises:
-            RetryableError: ZooKeeper or the catalog did not answer.
-            ServiceFailed: ZooKeeper refuses this identity.
-            WorkerIdTaken: Another live process has this worker id.
         """
         now = time.monotonic()
         if now - self._attempts_reset_at_s >= _ATTEMPTS_RESET_S:
@@ -177,7 +162,7 @@ class BundleHoldings:
         self._takeover.leave_to_others(removed, now)
         self._unload_bundles(self._fence_checker.find_overtaken(self.leases.values()), UnloadReason.OVERTAKEN)
         if self._can_acquire():
-            due = self._takeover.due_bundles(view, now) - self.leases.keys()
+            due = self._takeover.find_due_bundles(view, now) - self.leases.keys()
             self._takeover.reserve(due, view, now)
             self._pending_bundles |= dict.fromkeys(
                 (due | self._bundles_without_lease(view)) - self._pending_bundles.keys()
@@ -213,11 +198,11 @@ class BundleHoldings:
         self._attempts_reset_at_s = time.monotonic()
 
     def _read_view(self, nodes: WorkerDirectory) -> OwnershipView:
-        change = nodes.owner_change_counter()
+        change = nodes.read_owner_change_counter()
         if change != self._owner_change:
-            self._worker_id_by_bundle = {bundle: node.worker_id for bundle, node in nodes.owner_nodes().items()}
+            self._worker_id_by_bundle = {bundle: node.worker_id for bundle, node in nodes.read_owner_nodes().items()}
             self._owner_change = change
-        live = nodes.live_workers()
+        live = nodes.read_live_workers()
         self._is_registered = self._worker_id in live and live[self._worker_id].session == self._attempts.session
         workers = {worker_id: worker.load for worker_id, worker in live.items()}
         return OwnershipView(bundle_count=self.bundles, workers=workers, owners=self._worker_id_by_bundle)
@@ -230,7 +215,7 @@ class BundleHoldings:
         self._postponed = set()
         if not self._pending_bundles:
             return
-        node_by_bundle = nodes.owner_nodes(self._pending_bundles)
+        node_by_bundle = nodes.read_owner_nodes(self._pending_bundles)
         session = self._attempts.session
         decision_by_bundle = {}
         for bundle, acquired in self._pending_bundles.items():
@@ -263,7 +248,7 @@ class BundleHoldings:
             _log.warning("takes no bundles until the catalog answers: %s", error)
             self._is_catalog_unreachable = True
             return
-        verified = nodes.filter_own(created)
+        verified = nodes.filter_own_bundles(created)
         self._events.on_acquired([lease for lease in leases if lease.bundle in verified and self._publish_lease(lease)])
 
     def _publish_lease(self, lease: Lease) -> bool:

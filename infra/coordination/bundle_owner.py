@@ -46,8 +46,6 @@ class ExpiredPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleOwnerOptions:
-    """Options of a `BundleOwner`."""
-
     expired: ExpiredPolicy = ExpiredPolicy.RECONNECT
     reconnect_attempts: int = 10  # attempts to open a session after an expiry, 1 or more; then the worker shuts down
     check_interval_s: float = 1.0  # between checks of all bundles, without an event from ZooKeeper
@@ -226,7 +224,7 @@ class BundleOwner:
         if not self._is_connected or self._nodes is None or self.stopping.is_set():
             return
         try:
-            self._nodes.restore_nodes()
+            self._nodes.restore_removed_nodes()
             self._nodes.watch(lambda _: self._messages.put(_SessionMessage()))
             self._holdings.reconcile(self._nodes, self._load())
         except RetryableError as error:

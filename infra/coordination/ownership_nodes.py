@@ -1,16 +1,13 @@
 """Nodes of sessions, workers and owners in ZooKeeper.
 
-`OwnershipDirectory` reads and deletes nodes. `WorkerDirectory` also creates and writes nodes, for one worker.
-
 ```
 /sessions/{session id}   ephemeral: exists as long as the session; deletes of owner nodes check it
 /workers/{worker id}     ephemeral: the worker's load, as JSON; one process per worker id
 /owners/{bundle name}    ephemeral: the worker that owns the bundle, as JSON
 ```
 
-An owner node is never changed, so its ZooKeeper version is always 0. A delete that compares only this version could
-remove the node of a later owner (apache/pulsar#295). Each delete is therefore a transaction that also checks the
-session node of the owner that was read. While this session node exists, the owner node belongs to the session.
+A delete that compares only the version of an owner node could remove the node of a later owner (apache/pulsar#295). So
+each delete is a transaction that also checks the session node of the owner that was read.
 """
 
 import json
@@ -39,8 +36,6 @@ _FAILED_RESULTS: Final = (BadVersionError, NoNodeError, RolledBackError, Runtime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveWorker:
-    """Worker with a node under `/workers`."""
-
     session: int  # session that created the node
     load: WorkerLoad  # as last published
 
@@ -52,11 +47,11 @@ class OwnershipDirectory:
         self._session, self._bundles = session, bundles
         self._logged_unknown_names: set[str] = set()
 
-    def live_sessions(self) -> frozenset[int]:
+    def read_live_sessions(self) -> frozenset[int]:
         names = self._session.run_idempotent("reading sessions", lambda client: _list_children(client, SESSIONS))
         return frozenset(session for name in names if (session := _parse_session(name)) is not None)
 
-    def live_workers(self) -> dict[str, LiveWorker]:
+    def read_live_workers(self) -> dict[str, LiveWorker]:
         node_by_name = self._session.run_idempotent(
             "reading workers", lambda client: read_children(client, WORKERS, _list_children(client, WORKERS))
         )
@@ -65,15 +60,16 @@ class OwnershipDirectory:
             for name, (body, stat) in node_by_name.items()
         }
 
-    def owned_bundles(self) -> frozenset[BundleId]:
+    def read_owned_bundles(self) -> frozenset[BundleId]:
         """Return the bundles with an owner node. A node that names no bundle of this catalog is logged once."""
         names = self._session.run_idempotent("reading owned bundles", lambda client: _list_children(client, OWNERS))
         return frozenset(bundle for bundle in map(self._parse_node_name, names) if bundle is not None)
 
-    def owner_nodes(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, OwnerNode]:
+    def read_owner_nodes(self, bundles: Iterable[BundleId] | None = None) -> dict[BundleId, OwnerNode]:
         """Return the owner nodes of the given bundles, or of all. A bundle without an owner node is absent."""
         name_by_bundle = {
-            bundle: self._node_name(bundle) for bundle in sorted(self.owned_bundles() if bundles is None else bundles)
+            bundle: self._node_name(bundle)
+            for bundle in sorted(self.read_owned_bundles() if bundles is None else bundles)
         }
         node_by_name = self._session.run_idempotent(
             "reading owners", lambda client: read_children(client, OWNERS, list(name_by_bundle.values()))
@@ -193,7 +189,7 @@ class WorkerDirectory(OwnershipDirectory):
             self._session.protect_node(client, path)
         _create_ephemeral(client, session_path(self._session.id), b"", self._session.id)
 
-    def restore_nodes(self) -> None:
+    def restore_removed_nodes(self) -> None:
         """Create the parent nodes and the session's node again if a person has removed them.
 
         Without a parent no owner node can be created. A live session without its node counts as ended.
@@ -224,7 +220,7 @@ class WorkerDirectory(OwnershipDirectory):
 
         self._session.run_idempotent("reporting load", write_load)
 
-    def owner_change_counter(self) -> int:
+    def read_owner_change_counter(self) -> int:
         """Return a number that changes whenever an owner node is created or deleted."""
         return self._session.run_idempotent("looking for changes", lambda client: int(client.get(OWNERS)[1].pzxid))
 
@@ -244,11 +240,11 @@ class WorkerDirectory(OwnershipDirectory):
                 wait_for_result(result, NodeExistsError)
 
         self._session.run_idempotent("taking bundles", create_nodes)
-        return self.filter_own(ordered_bundles)
+        return self.filter_own_bundles(ordered_bundles)
 
-    def filter_own(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
+    def filter_own_bundles(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
         return frozenset(
-            bundle for bundle, node in self.owner_nodes(bundles).items() if node.session == self._session.id
+            bundle for bundle, node in self.read_owner_nodes(bundles).items() if node.session == self._session.id
         )
 
     def delete_own_nodes(self, bundles: Iterable[BundleId]) -> None:
@@ -266,7 +262,6 @@ class WorkerDirectory(OwnershipDirectory):
 
 
 def worker_id_taken_error(worker_id: str) -> WorkerIdTaken:
-    """Return the error of a process if another live process has its worker id."""
     return WorkerIdTaken(f"worker id {worker_id}: expected to be free, found another process alive under it")
 
 

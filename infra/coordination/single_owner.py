@@ -1,7 +1,7 @@
 """Ownership without ZooKeeper: a setting declares a single worker the owner of all bundles.
 
-The worker raises every fence when it starts. If a second worker is started by mistake, it raises all fences again. The
-catalog then refuses writes under the first worker's leases. The first worker continues with work that needs no lease.
+The worker raises every fence when it starts. If a second worker is started by mistake, it raises all fences again, and
+the catalog refuses writes under the first worker's leases.
 """
 
 import threading

@@ -45,7 +45,7 @@ class TakeoverRules:
         """Leave released bundles for `takeover_grace_s` to the worker that should have them. It takes them at once."""
         self._left_until |= dict.fromkeys(bundles, now + self._times.takeover_grace_s)
 
-    def due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
+    def find_due_bundles(self, view: OwnershipView, now: float) -> set[BundleId]:
         self._free_since = {bundle: self._free_since.get(bundle, now) for bundle in view.free_bundles}
         self._left_until = {bundle: until for bundle, until in self._left_until.items() if until > now}
         free_for_s = {bundle: now - since for bundle, since in self._free_since.items()}

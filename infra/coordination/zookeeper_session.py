@@ -69,8 +69,6 @@ _kazoo_log.addHandler(logging.NullHandler())  # commands report failures themsel
 
 
 class SessionState(StrEnum):
-    """State of a session, as kazoo last reported it."""
-
     CONNECTED = "CONNECTED"  # also after a reconnect to the same session
     SUSPENDED = "SUSPENDED"  # no connection; the session may have ended
     EXPIRED = "EXPIRED"  # ended; all of its ephemeral nodes are deleted
@@ -138,10 +136,8 @@ class ZooKeeperSession:
     def run_idempotent(self, action: str, operation: Callable[[KazooClient], T], *, patience_s: float = math.inf) -> T:
         """Run an operation that may be repeated. Retry it after the loss of a connection.
 
-        Args:
-            action: Phrase for messages and spans, such as "reading owners".
-            operation: Calls of kazoo's client.
-            patience_s: Maximum time of all retries and waits, at most the session timeout.
+        `action` is a phrase for messages and spans, such as "reading owners". `patience_s` limits all retries and
+        waits, which last at most the session timeout.
 
         Raises:
             StoreUnavailable: ZooKeeper did not answer. The operation may have been executed.
@@ -165,7 +161,7 @@ class ZooKeeperSession:
         return result
 
     def protect_node(self, client: KazooClient, path: str) -> None:
-        """Restrict an existing node to this identity if `Ensemble.protected` is set. Idempotent."""
+        """Restrict an existing node to this identity if the options say so. Idempotent."""
         if self._ensemble.protected:
             acls, _ = client.get_acls(path)
             if any(acl.id.scheme == "world" for acl in acls):

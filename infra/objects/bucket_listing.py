@@ -40,12 +40,7 @@ class BucketListing:
         self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
 
     def objects(self, first_page: int = OBJECTS_PER_PAGE) -> Iterator[ObjectInfo]:
-        """Yield the objects ascending by key. Pages are read on demand. The first has at most `first_page` objects.
-
-        Raises:
-            StoreUnavailable: A page could not be read, or does not belong to this listing.
-            Unsupported: The store does not sort by key across pages.
-        """
+        """Yield the objects ascending by key. Pages are read on demand. The first has at most `first_page` objects."""
         previous_key = ""
         if first_page < OBJECTS_PER_PAGE:
             self._request["MaxKeys"] = first_page

@@ -39,10 +39,6 @@ class MultipartUploads:
         """Upload the file unless the key is taken. Return whether this call stored the file.
 
         `False` does not exclude that an earlier attempt stored the file.
-
-        Raises:
-            StoreUnavailable: The store does not answer. The upload is aborted if the store answers the abort.
-            OutcomeUnknown: Another process ended this upload.
         """
         upload_id = self._retries.call(lambda: self._begin_upload(key, metadata, proceed))
         try:

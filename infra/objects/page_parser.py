@@ -1,8 +1,7 @@
 """Fast parser for pages of listings and of bulk deletes. It needs half of botocore's time.
 
-For each element, botocore walks the description of the response. A page has a thousand elements. This parser first
-extracts the repeated elements with the XML parser in C. Botocore parses the rest, and the extracted elements are added
-to its result. A response that does not match S3's description is left to botocore, which reports the error.
+The XML parser in C extracts the up to a thousand repeated elements, and botocore parses the rest. A response that does
+not match S3's description is left to botocore, which reports the error.
 
 Source: Amazon S3 API Reference, ListObjectsV2 and DeleteObjects, response elements.
 """

@@ -34,17 +34,11 @@ def create_s3_client(
     connect_timeout_s: float = 5.0,
     read_timeout_s: float = 60.0,
 ) -> "S3Client":
-    """Build a client without retries. It is thread-safe and serves any number of buckets.
+    """Build a thread-safe client without retries.
 
-    Args:
-        endpoint: URL of a compatible store. `None` means AWS.
-        region: Region for signatures.
-        access_key: `None` means the credentials of the environment or of the host's role.
-        secret_key: Secret key of `access_key`.
-        ca_file: PEM file of authorities. Empty means `AWS_CA_BUNDLE`, or botocore's own authorities.
-        pool_size: Number of kept connections. Set it to the number of threads that use the client.
-        connect_timeout_s: Timeout of one attempt to connect.
-        read_timeout_s: Timeout between two reads of one attempt.
+    Without `endpoint`, the client uses AWS. Without `access_key`, it uses the credentials of the environment or of the
+    host's role. An empty `ca_file` means `AWS_CA_BUNDLE`, or botocore's own authorities. Set `pool_size` to the number
+    of threads.
     """
     core = botocore.session.Session()
     config = Config(
@@ -88,12 +82,7 @@ def _disable_redirects(client: "S3Client", *, everywhere: bool) -> None:
 
 
 def read_store_clock_s(store: S3ObjectStore) -> float:
-    """Return the store's clock in seconds since 1970, from the `Date` header of a signed listing.
-
-    Raises:
-        StoreUnavailable: The store does not answer, or the response has no date.
-        ServiceRefused: The store refuses the request.
-    """
+    """Return the store's clock in seconds since 1970, from the `Date` header of a signed listing."""
     operation = f"ask bucket {store.bucket} for the time"
     with translate_s3_errors(operation):
         response = store.client.list_objects_v2(Bucket=store.bucket, MaxKeys=1)
@@ -111,10 +100,8 @@ _CONNECT_TIMEOUT_S = 1.0
 class S3Buckets:
     """`Buckets` of S3 stores, with one client per endpoint and region.
 
-    Args:
-        home: Any bucket of the configured store.
-        connect: Returns any bucket of the store at an endpoint and region, with the configured credentials.
-        own_stack: Whether the configured store is this home's embedded server, whose port may change.
+    `home` is any bucket of the configured store. `own_stack` says that this store is the embedded server, whose port
+    may change.
     """
 
     def __init__(

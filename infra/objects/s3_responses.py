@@ -1,8 +1,7 @@
 """Checks that S3's responses come from the store, and translation of failures to errors of Sexton.
 
-A gateway in front of the store may answer 200 without a request to the store. Such a foreign response proves nothing.
-It counts as no response, so that the request is sent again. A success counts only with the marks that S3 gives to
-responses of the operation.
+A gateway in front of the store may answer 200 without a request to the store. So a success counts only with the marks
+that S3 gives to responses of the operation. A response without them counts as no response.
 
 Source: Amazon S3 API Reference, response elements of each operation.
 """
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 
 class ForeignResponse(BotoCoreError):
-    """Successful response that does not come from the store."""
-
     fmt = "{status} without the marks of the store's own answer: {problem}"
 
 

@@ -23,8 +23,6 @@ _SINGLE_KEY_CODES = BAD_REQUEST_CODES | {"AccessDenied"}  # a policy or a lock m
 
 @dataclass(slots=True)
 class DeleteOutcomes:
-    """Outcomes of the keys of one delete, so far."""
-
     deleted: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)  # reason by key
     unanswered: set[str] = field(default_factory=set)  # failed keys for which the store gave no answer

@@ -79,7 +79,7 @@ def start_stack(options: StackOptions, *, on_progress: Callable[[str], None] = l
     home = StackHome.at(options.home)
     _require_free_ports(home, options)
     home.prepare()
-    with home.locked():
+    with home.hold_lock():
         credentials = home.ensure_credentials()
         running = [name for name in options.services if ServiceProcess(name, home).find_process()]
         earlier = read_last_ports(home)
@@ -95,9 +95,6 @@ def stop_stack(home: Path | str) -> list[str]:
     """Stop the running services of this home, in parallel. Return their names in a fixed order.
 
     Each service gets SIGTERM, and SIGKILL after its timeout (SeaweedFS: 3 s).
-
-    Raises:
-        ServiceFailed: A process cannot be stopped.
     """
     return _end_services_of_home(home, lambda service: service.process.stop(service.stop_timeout_s))
 
@@ -182,7 +179,7 @@ def _end_services_of_home(
     stack_home = StackHome.at(home)
     if not stack_home.pids.exists():
         return []
-    with stack_home.locked():
+    with stack_home.hold_lock():
         empty_credentials = StoreCredentials(access_key="", secret_key="")  # a stop needs none
         service_by_name = _build_services(stack_home, read_last_ports(stack_home) or ChosenPorts(), empty_credentials)
         return end_services([service for name, service in service_by_name.items() if name in only], end)

@@ -39,7 +39,6 @@ _EXISTS_CODES = {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}
 def define_seaweedfs_service(
     home: StackHome, ports: ChosenPorts, *, credentials: StoreCredentials, buckets: tuple[str, ...] = ()
 ) -> EmbeddedService:
-    """Return the object store service of a stack."""
     gateway = S3Gateway(port=ports.s3, credentials=credentials)
     return EmbeddedService(
         process=ServiceProcess(SEAWEEDFS, home),

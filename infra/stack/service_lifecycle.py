@@ -35,8 +35,6 @@ class ServiceHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerCommand:
-    """ServerCommand line, working directory and environment of a server."""
-
     argv: tuple[str, ...]
     cwd: Path
     env: Mapping[str, str]

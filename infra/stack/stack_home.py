@@ -71,11 +71,7 @@ class StackHome:
             )
 
     def write(self, path: Path, text: str, *, mode: int = 0o600) -> None:
-        """Replace a file of this home atomically and durably.
-
-        Raises:
-            ServiceFailed: The home cannot be written, or its disk is full.
-        """
+        """Replace a file of this home atomically and durably."""
         with self.translate_disk_errors():
             handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
             try:
@@ -119,12 +115,8 @@ class StackHome:
         return credentials
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the home's lock, which serializes `up` and `down` of the home.
-
-        Raises:
-            ServiceFailed: Another process has held the lock for three minutes.
-        """
+    def hold_lock(self) -> Iterator[None]:
+        """Hold the home's lock, which serializes `up` and `down` of the home."""
         with self.translate_disk_errors():
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:

@@ -82,7 +82,6 @@ def read_last_ports(home: StackHome) -> ChosenPorts | None:
 
 
 def write_ports(home: StackHome, ports: ChosenPorts) -> None:
-    """Save the ports for the next start and for other processes."""
     home.write(home.ports_file, json.dumps(asdict(ports), indent=1))
 
 
@@ -103,9 +102,6 @@ def choose_ports(
        the address. Otherwise it gets any free number.
 
     All chosen ports stay bound until the last port is chosen, so that no two are equal.
-
-    Raises:
-        ServiceFailed: A wanted port is taken.
     """
     earlier_number_by_name = asdict(earlier or ChosenPorts())
     wanted_number_by_name = {

@@ -26,7 +26,6 @@ _QUEUE_POLL_RATES = (  # by default the single shard polls 20 times a second, so
 
 
 def define_temporal_service(home: StackHome, ports: ChosenPorts, *, in_memory: bool = False) -> EmbeddedService:
-    """Return the Temporal service of a stack."""
     return EmbeddedService(
         process=ServiceProcess(TEMPORAL, home),
         command=lambda: _build_command(home, ports, in_memory=in_memory),

@@ -32,7 +32,6 @@ autopurge.purgeInterval=1
 
 
 def define_zookeeper_service(home: StackHome, ports: ChosenPorts) -> EmbeddedService:
-    """Return the ZooKeeper service of a stack."""
     return EmbeddedService(
         process=ServiceProcess(ZOOKEEPER, home),
         command=lambda: _build_command(home, ports),

@@ -28,14 +28,9 @@ _TRACEBACK = structlog.processors.ExceptionRenderer(
 def configure_log_stream(*, level: str = "INFO", stream: TextIO | None = None, as_json: bool | None = None) -> None:
     """Send structlog and the standard library's logging to one stream. A repeated call replaces the stream.
 
-    A JSON line has `timestamp` (UTC, ISO 8601), `level`, `logger`, `event` and the fields of `bind_log_fields`
-    (`workflow_id`, `run_id`, `activity`). Within a span it also has `trace_id` and `span_id`.
-
-    Args:
-        level: Name of the lowest level. Libraries that log their requests stay at WARNING or above, because their
-            lower levels show headers and parameters.
-        stream: Target. `None` means standard error.
-        as_json: Whether lines are JSON. `None` means JSON unless the stream is a terminal.
+    A JSON line has `timestamp` (UTC, ISO 8601), `level`, `logger`, `event` and the fields of `bind_log_fields`. Within
+    a span it also has `trace_id` and `span_id`. Libraries that log their requests stay at WARNING, because their lower
+    levels show headers and parameters. Without `as_json`, lines are JSON unless the stream is a terminal.
     """
     target = stream or sys.stderr
     to_json = not target.isatty() if as_json is None else as_json

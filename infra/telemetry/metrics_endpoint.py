@@ -3,10 +3,6 @@
 Temporal's metrics keep the SDK's default names and units (milliseconds, counters without `_total`), because its
 published dashboards read these names. Sexton's names end with the unit or with `_total`.
 
-Metrics are defined in `activities/deletion/metrics.py` (counters of deletion), in
-`activities/transactions/coordinate_transactions.py` (histogram of broadcasts), in `workers/hosting/gauges.py`
-(remaining work and dead letters) and in `workers/hosting/ownership_telemetry.py`.
-
 Source: temporalio/dashboards, sdk/temporal-core-sdks-otel.json.
 """
 
@@ -85,11 +81,8 @@ class MetricsEndpoint:
 def start_metrics_endpoint(address: str, *, buckets: Mapping[str, Sequence[float]] | None = None) -> MetricsEndpoint:
     """Serve `/metrics` from a new Temporal runtime. A process calls this once, before it creates a client.
 
-    Args:
-        address: `host:port`. Port 0 means any free port. If the port is taken, a free one is used and a warning is
-            logged, because several workers on one machine have the same setting.
-        buckets: Upper bounds of histogram buckets by metric name, inclusive and ascending. Other histograms keep the
-            SDK's bounds for milliseconds, except the wait of activities.
+    Port 0 means any free port. If the port is taken, a free one is used with a warning, because several workers on one
+    machine have the same setting. `buckets` are inclusive, ascending upper bounds by metric name.
 
     Raises:
         InvalidInput: The host is not an address of this machine, or this user may not use the port.

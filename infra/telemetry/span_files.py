@@ -115,13 +115,8 @@ class _SpanFile:
 def prune_span_files(traces_dir: Path, *, older_than_s: float, max_bytes: int) -> int:
     """Remove span files, the oldest first. Return the number of files that this call removed.
 
-    Files of a live process, files that changed within the last minute, and files with another name stay. Several
-    processes may prune at once.
-
-    Args:
-        traces_dir: Directory of the files. It need not exist.
-        older_than_s: A file is removed if its last change is longer ago than this.
-        max_bytes: Maximum total size of the files that stay. At most 2,000 files stay.
+    Files of a live process and files that changed within the last minute stay. Otherwise, at most `max_bytes` in at
+    most 2,000 files stay. Several processes may prune at once.
     """
     files = sorted(_list_span_files(traces_dir), key=lambda file: file.changed_s)
     remaining_bytes, remaining_files = sum(file.size_bytes for file in files), len(files)

@@ -39,8 +39,6 @@ class SpanRow:
 
 @dataclass(slots=True, kw_only=True)
 class TraceRows:
-    """Spans of one trace."""
-
     trace_id: str
     spans: dict[str, SpanRow] = field(default_factory=dict)  # by span id, which removes duplicates
     dropped_spans: int = 0  # spans beyond `MAX_SPANS_PER_TRACE`, except calls, which are summed

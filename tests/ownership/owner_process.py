@@ -78,8 +78,8 @@ class _Said(OwnershipObserver):
     def on_unloaded(self, bundles: Collection[BundleId], why: UnloadReason) -> None:
         self._journal.say("unloaded", bundles=sorted(bundles), why=why)
 
-    def on_reconciled(self, unsettled: int) -> None:
-        self._journal.say("looked", unsettled=unsettled)
+    def on_reconciled(self, pending_bundles: int) -> None:
+        self._journal.say("looked", unsettled=pending_bundles)
 
     def on_ended(self, failure: SextonError | None) -> None:
         self._journal.say("ended", failure=failure and type(failure).__name__)

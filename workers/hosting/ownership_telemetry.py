@@ -2,7 +2,7 @@
 
 Spans:
 
-- `ownership.recovery` lasts from the loss of a session until no bundle is unsettled.
+- `ownership.recovery` lasts from the loss of a session until no bundle is pending.
 - `ownership.suspended` lasts while the connection is lost.
 - `ownership.acquire` lasts while bundles are acquired.
 
@@ -39,7 +39,7 @@ class OwnershipTelemetry(OwnershipObserver):
 
     def __init__(self, meter: MetricMeter, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._bundles = meter.create_gauge("sexton_ownership_bundles", "Bundles that this worker has a lease of")
-        self._unsettled = meter.create_gauge(
+        self._pending_bundles_gauge = meter.create_gauge(
             "sexton_ownership_unsettled", "Bundles that wait for an answer, or for an old node to vanish"
         )
         self._state = meter.create_gauge("sexton_ownership_session", "1 for the present state of the session")
@@ -117,11 +117,11 @@ class OwnershipTelemetry(OwnershipObserver):
         self._record_event("bundles unloaded", {**_to_attributes(bundles), "sexton.reason": reason.value})
         _log.info("ownership: unloaded (%s) %s", reason.value, _format_bundles(bundles))
 
-    def on_reconciled(self, unsettled: int) -> None:
-        self._unsettled.set(unsettled)
+    def on_reconciled(self, pending_bundles: int) -> None:
+        self._pending_bundles_gauge.set(pending_bundles)
         self._looked.set(int(time.time()))
         with self._lock:
-            if self._recovery is None or unsettled or not self._has_new_session:
+            if self._recovery is None or pending_bundles or not self._has_new_session:
                 return
             seconds = self._clock() - self._lost_at
             self._recovery.end()
@@ -131,7 +131,7 @@ class OwnershipTelemetry(OwnershipObserver):
 
     def on_ended(self, failure: SextonError | None) -> None:
         self._set_state(SessionState.EXPIRED)
-        self._unsettled.set(0)
+        self._pending_bundles_gauge.set(0)
         with self._lock:
             for span in filter(None, (self._suspended, self._recovery)):
                 if failure:

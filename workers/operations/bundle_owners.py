@@ -110,7 +110,11 @@ def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> Owne
         }
         live_workers: Mapping[str, LiveWorker] = {}
     else:
-        nodes, live_workers, sessions = directory.owner_nodes(), directory.live_workers(), directory.live_sessions()
+        nodes, live_workers, sessions = (
+            directory.read_owner_nodes(),
+            directory.read_live_workers(),
+            directory.read_live_sessions(),
+        )
         owner_by_bundle = {bundle: _owner_row(node, live_workers, sessions) for bundle, node in nodes.items()}
         fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
     bundle_count = fences.count_bundles()
@@ -184,7 +188,7 @@ class BundleUnloader:
         """Return the bundle with its owner, or raise `PreconditionFailed` if the bundle has no owner."""
         name = bundle_name(bundle, bundles=self._fences.count_bundles())
         fence = self._fences.fence(bundle)  # before the node, so that `wait_until_acquired` sees every later raise
-        node = self._directory.owner_nodes([bundle]).get(bundle)
+        node = self._directory.read_owner_nodes([bundle]).get(bundle)
         if node is None:
             raise PreconditionFailed(f"bundle {name}: expected an owner, found none; nothing was changed")
         return OwnedBundle(
@@ -212,7 +216,7 @@ class BundleUnloader:
         outcome = "REMOVED"
         if not self._directory.delete_owner_node(owned.bundle, owned.session):
             # The node may have vanished by itself, or by this call if the first answer was lost.
-            node = self._directory.owner_nodes([owned.bundle]).get(owned.bundle)
+            node = self._directory.read_owner_nodes([owned.bundle]).get(owned.bundle)
             outcome = "KEPT" if node and node.session == owned.session else "GONE"
         self._audit_log.record("unloaded", cause, detail={**detail, "outcome": outcome})
         if outcome == "KEPT":
@@ -227,7 +231,7 @@ class BundleUnloader:
         while time.monotonic() < deadline_s:
             fence, node = (
                 self._fences.fence(owned.bundle),
-                self._directory.owner_nodes([owned.bundle]).get(owned.bundle),
+                self._directory.read_owner_nodes([owned.bundle]).get(owned.bundle),
             )
             if fence and fence.counter > owned.fence and node and node.worker_id == fence.worker_id:
                 return fence

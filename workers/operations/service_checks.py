@@ -121,7 +121,7 @@ def _check_object_store(settings: Settings) -> str:
 
 def _check_zookeeper(settings: Settings) -> str:
     with open_session(settings) as session:
-        count = len(OwnershipDirectory(session, MAX_BUNDLES).live_workers())
+        count = len(OwnershipDirectory(session, MAX_BUNDLES).read_live_workers())
         return f"{count} {'worker has' if count == 1 else 'workers have'} a session"
 
 

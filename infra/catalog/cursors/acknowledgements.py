@@ -1,9 +1,7 @@
 """Acknowledgements in a group commit. Cursors are locked by id, changed in order, and written once.
 
-A participant's row has the acknowledgements of a transaction until the transaction is decided.
-
-A write to a cursor with a snapshot carries the snapshot's bitmaps. So mark-delete advances without a read of storage.
-The row takes the acknowledgements that are not in the snapshot.
+A write to a cursor with a snapshot carries the snapshot's bitmaps, so that mark-delete advances without a read of
+storage. The row takes only acknowledgements that are not in the snapshot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +53,9 @@ class TransactionHeldEntries:
         self._held = read_held_entries(connection, keys)
         self._changed: dict[tuple[TransactionId, Participant], dict[LedgerId, BitMap]] = {}
 
-    def hold(self, write: Acknowledge, txn: TransactionId, state: CursorState, spans: Sequence[LedgerSpan]) -> None:
+    def hold_for_transaction(
+        self, write: Acknowledge, txn: TransactionId, state: CursorState, spans: Sequence[LedgerSpan]
+    ) -> None:
         transaction_state = self._transactions.get(txn)
         if transaction_state is None:
             raise UnknownObject("txn", expected="a transaction of this catalog", found=str(txn))
@@ -73,7 +73,7 @@ class TransactionHeldEntries:
             write.subscription, state, entries_by_txn, positions=write.positions, up_to=write.up_to
         )
 
-    def store(self) -> None:
+    def store_changes(self) -> None:
         if not self._changed:
             return
         ids = {participant.topic_id for _, participant in self._changed}
@@ -105,7 +105,7 @@ def apply_acknowledgements(
     cursors = {key: LockedCursor.from_row(row) for key, row in rows.items()}
     states_before = {key: cursor.state for key, cursor in cursors.items()}
     results = [_apply_acknowledgement(connection, write, cursors, listed, held_entries) for write in writes]
-    held_entries.store()
+    held_entries.store_changes()
     store_cursors(connection, [cursors[key] for key in sorted(cursors) if cursors[key].state != states_before[key]])
     for number, (result, write) in enumerate(zip(results, writes, strict=True)):
         if isinstance(result, AcknowledgeResult):  # the size is that of the row after the whole batch
@@ -134,7 +134,7 @@ def _apply_acknowledgement(
             spans, delayed = listed[write.topic_id], _read_delayed_ranges(connection, write, before.mark_delete)
             require_no_delayed_entries(write.subscription, before, spans, up_to=write.up_to, delayed=delayed)
         if write.txn is not None:
-            held_entries.hold(write, write.txn, before, listed[write.topic_id])
+            held_entries.hold_for_transaction(write, write.txn, before, listed[write.topic_id])
             return AcknowledgeResult(mark_delete=cursor.state.mark_delete)
         held_entries.require_not_held_by_others(write, before)
         state = apply_acknowledgement(before, write.positions, write.up_to, listed[write.topic_id])

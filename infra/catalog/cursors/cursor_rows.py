@@ -1,4 +1,4 @@
-"""Rows of `cursor`: their only reads and writes. Also reads of the listed ledgers over which cursors move."""
+"""Sole reader and writer of `cursor`, and reads of the listed ledgers over which cursors move."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 def select_cursor(topic_id: TopicId, name: str) -> Any:  # noqa: ANN401 - SQLAlchemy's select of many columns
-    """Return the query of one cursor."""
     return select(t.cursor).where(t.cursor.c.topic_id == topic_id, t.cursor.c.name == name)
 
 
@@ -35,7 +34,7 @@ def read_visible_spans(connection: Connection, topic_id: TopicId, *, from_ledger
 def read_visible_spans_by_topic(
     connection: Connection, first_ledgers: Mapping[TopicId, int]
 ) -> dict[TopicId, list[LedgerSpan]]:
-    """Return the `read_visible_spans` of several topics, each from its own ledger id on."""
+    """Return the visible spans of several topics, each from its own ledger id on."""
     lists, ledger = t.ledger_list.c, t.ledger.c
     query = (
         select(lists.topic_id, ledger.ledger_id, ledger.entries)
@@ -84,7 +83,6 @@ def read_mark_delete_positions(connection: Connection, topic_id: TopicId) -> dic
 
 
 def stored_cursor_from_row(row: Row[Any]) -> StoredCursor:
-    """Return a row of `cursor` as a value."""
     state = CursorState(Position(LedgerId(row.mark_ledger), row.mark_entry), unpack_acknowledged(row.acknowledged))
     return dataclass_from_row(StoredCursor, row, state=state)
 
@@ -117,7 +115,6 @@ def lock_cursors(connection: Connection, keys: Collection[tuple[TopicId, str]]) 
 def insert_cursor(
     connection: Connection, topic_id: TopicId, name: str, state: CursorState, *, releases: int, now_us: int
 ) -> None:
-    """Insert a subscription, under the lock of the topic's list of data ledgers."""
     values = {"topic_id": topic_id, "name": name, "releases": releases, "created_us": now_us}
     connection.execute(insert(t.cursor).values(**values, **_columns_from_state(state)))
 
@@ -163,7 +160,7 @@ def compile_releases_restart(epoch: int) -> str:
 
 
 def move_cursors_past_removed_ledgers(connection: Connection, topic_id: TopicId, removed: Collection[LedgerId]) -> None:
-    """Move cursors over removed ledgers, and drop acknowledgements in them. The ledger list is locked.
+    """Advance cursors and drop acknowledgements in removed ledgers. The ledger list is locked.
 
     Snapshots are not read, so a cursor with a snapshot may stop too early until its next acknowledgement.
     """

@@ -51,8 +51,6 @@ from logstore.positions import LedgerId, Position, TopicId
 
 
 class SqlCursors(CatalogAdapter):
-    """Implementation of the port `Cursors`."""
-
     @in_write_transaction("catalog.subscribe")
     def subscribe(self, connection: Connection, topic_id: TopicId, name: str, *, latest: bool) -> StoredCursor:
         lock_active_topic(connection, topic_id)

@@ -1,4 +1,4 @@
-"""Index buckets and their lists: the only writes of `delayed_index` and `delayed_bucket`.
+"""Sole writer of `delayed_index` and `delayed_bucket`.
 
 Lock order: the row of a list comes after topic, ledger list and ledgers. A change of a list locks its row until the end
 of the SQL transaction.
@@ -33,7 +33,7 @@ _NEW_ROW: Final = {"version": 0, "sealed_ledger": EARLIEST.ledger_id, "sealed_en
 
 
 def add_to_unsealed_counts(connection: Connection, delayed: Mapping[int, int]) -> None:
-    """Count newly registered entries with a delivery time, by topic, in one statement. The topics are share-locked.
+    """Add newly registered entries with a delivery time, by topic. The topics are share-locked.
 
     Rows are locked in ascending order, after the locks on the ledgers that grew.
     """
@@ -52,7 +52,6 @@ def _compile_unsealed_increment(dialect: str) -> BulkStatement:
 
 
 def read_bucket_list(connection: Connection, topic_id: TopicId) -> BucketList:
-    """Return the topic's list, or an empty list."""
     row = connection.execute(select(t.delayed_index).where(_I.topic_id == topic_id)).first()
     return BucketList() if row is None else _bucket_list_from_row(connection, row)
 
@@ -74,7 +73,6 @@ def _bucket_list_from_row(connection: Connection, row: Row[Any]) -> BucketList:
 
 
 def bucket_from_row(row: Row[Any]) -> Bucket:
-    """Return a row of `delayed_bucket` as a value."""
     return dataclass_from_row(
         Bucket,
         row,
@@ -173,13 +171,11 @@ def renew_bucket_list_claims(connection: Connection, claim: Claim, *, after: Top
 
 
 def find_bucket_list_holder(connection: Connection, topic_id: TopicId, *, now_us: int) -> str | None:
-    """Return the workflow with a live claim of a topic's list."""
     live = select(_I.claim_workflow).where(_I.topic_id == topic_id, _I.claim_until_us > now_us)
     return connection.execute(live).scalar_one_or_none()
 
 
 def release_bucket_list_claim(connection: Connection, topic_id: TopicId, workflow_id: str) -> None:
-    """Release the claim of a topic's list if the claim belongs to that workflow."""
     own = update(t.delayed_index).where(_I.topic_id == topic_id, _I.claim_workflow == workflow_id)
     connection.execute(own.values(NO_CLAIM_COLUMNS))
 

@@ -34,8 +34,6 @@ from logstore.positions import EARLIEST, LedgerId, TopicId
 
 
 class SqlDelayedIndex(CatalogAdapter):
-    """Implementation of the port `DelayedIndex`."""
-
     def listed(self, topic_id: TopicId) -> BucketList:
         return self._db.read(lambda connection: read_bucket_list(connection, topic_id))
 

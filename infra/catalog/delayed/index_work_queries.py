@@ -50,7 +50,6 @@ def count_delayed_entries_after(
 def count_ledgers_after(
     topic_id: ColumnElement[int], ledger: ColumnElement[int], entry: ColumnElement[int]
 ) -> ScalarSelect[int]:
-    """Count the topic's ledgers with entries after a position."""
     is_behind = or_(and_(_L.ledger_id > ledger, _L.entries > 0), and_(_L.ledger_id == ledger, _L.entries - 1 > entry))
     return (
         select(func.count(_L.ledger_id))

@@ -29,8 +29,6 @@ from logstore.positions import LedgerId, Position, TopicId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicListView:
-    """Facts about a topic's locked list that selection needs."""
-
     topic_id: TopicId
     topic: str
     list_id: int
@@ -44,8 +42,6 @@ class TopicListView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgersToDetach:
-    """Ledgers of a list to detach."""
-
     ids: Sequence[LedgerId]
     rows: ColumnElement[bool]
     finished: dict[str, int]  # requested rows that had ended before, by outcome
@@ -62,11 +58,6 @@ def select_ledgers_to_detach(
     """Return the requested ledgers. `None` selects the ledgers that retention does not keep.
 
     `rolled` is the last ledger. It counts as closed, with another ledger after it.
-
-    Raises:
-        InvalidInput: No ids, or too many for one transaction.
-        UnknownObject: An id was never in this list.
-        LedgerStillNeeded: A requested ledger must stay.
     """
     if requested_ids is None:
         return _select_by_retention(connection, view, rolled)
@@ -138,10 +129,7 @@ def _describe_change_since_read(read: Ledger, now: Ledger | None) -> str:
 def _count_outcomes_of_earlier_detaches(
     connection: Connection, view: TopicListView, ids: list[LedgerId]
 ) -> dict[str, int]:
-    """Count outcomes of ledgers that were detached earlier. RETRYING means that a workflow is at work.
-
-    Stalled intents are not counted, because the caller adopts them.
-    """
+    """Count outcomes by name. RETRYING means that a workflow is at work. The caller adopts stalled intents."""
     p = t.pending_deletion.c
     is_requested = is_one_of(connection, p.ledger_id, ids)
     stalled = match_stalled_intents(view.now_us).label("stalled")

@@ -1,4 +1,4 @@
-"""Conversion of rows of `pending_deletion` to intents, even if they are damaged."""
+"""Reads of `pending_deletion`, and conversion of its rows to intents, even if they are damaged."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -112,7 +112,6 @@ def _describe_damage(found: RowMapping) -> str | None:
 
 
 def tally_intents(connection: Connection, *counted: ColumnElement[bool]) -> Tally:
-    """Count intents by outcome."""
     sums = (func.count(), func.sum(_P.objects_deleted), func.sum(_P.bytes_deleted))
     query = select(_P.state, _P.outcome, *sums).where(*counted).group_by(_P.state, _P.outcome)
     rows = [(parse_outcome(*row[:2]) or Outcome.RETRYING, *row[2:]) for row in connection.execute(query).all()]
@@ -146,7 +145,7 @@ def _select_range_page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
 def select_intents_to_file(
     to_delete: ColumnElement[bool], batch_id: str, now_us: int, cause: Cause | None, *, durable: bool = False
 ) -> tuple[list[str], Select[Any]]:
-    """Return the column names of intents, and a query of their values. Arguments are those of `file_intents`."""
+    """Return the column names of intents, and a query of their values."""
     columns: dict[str, Any] = {
         "batch_id": literal(batch_id),
         "ledger_id": t.ledger.c.ledger_id,
@@ -212,15 +211,10 @@ _LOCKED_COLUMNS = [_P[name] for name in _NAMES]
 def lock_held_intents(
     connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
 ) -> dict[int, Row[Any]]:
-    """Lock rows that are PENDING and held by the holder. Return them by row id.
+    """Lock the PENDING rows that the holder holds, in ascending order. Return them by row id.
 
-    Rows are locked in ascending order, which prevents deadlocks.
-
-    Args:
-        connection: In a writing transaction.
-        row_ids: Rows to lock.
-        holder: Batch, or workflow with the claim of a row.
-        unclaimed: Whether to leave out rows with a workflow of their own.
+    `holder` is a batch, or the workflow with the claim of a row. `unclaimed` leaves out rows with a workflow of their
+    own.
     """
     query = _compile_intent_lock(connection.dialect.name, unclaimed=unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}

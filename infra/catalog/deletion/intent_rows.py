@@ -49,13 +49,9 @@ def replace_ledgers_by_intents(
 ) -> int:
     """Replace ledger rows by intents, one for each copy. Return the number of intents.
 
-    Args:
-        connection: In a writing transaction that holds the lock of the ledgers' list.
-        to_delete: Condition on rows of `ledger`.
-        batch_id: Batch of the intents. If empty, a trim or a sweep adopts them.
-        now_us: The database's clock.
-        cause: Actor and reason of the deletion. `None` if the ledger's creator gave it up.
-        durable: Whether the ledgers leave tombstones.
+    The caller holds the lock of the ledgers' list. `to_delete` is a condition on rows of `ledger`. A trim or a sweep
+    adopts intents with an empty `batch_id`. `cause` is `None` if the ledger's creator gave it up. `durable` ledgers
+    leave tombstones.
     """
     filing = insert(t.pending_deletion).from_select(
         *select_intents_to_file(to_delete, batch_id, now_us, cause, durable=durable)
@@ -78,7 +74,7 @@ def replace_copies_by_intents(
     """Replace one copy of listed ledgers by its intent. Return the number of intents. The ledgers stay.
 
     The generation of the ledgers rises, so that a later detach files other intents. `to_delete` is a condition on rows
-    of `ledger` joined with `ledger_copy`. Other arguments are those of `replace_ledgers_by_intents`.
+    of `ledger` joined with `ledger_copy`.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
     filing = insert(t.pending_deletion).from_select(
@@ -129,7 +125,6 @@ def insert_intents(connection: Connection, rows: Sequence[Mapping[str, Any]]) ->
 
 
 def set_intent_context(connection: Connection, row_id: int, context: Mapping[str, str]) -> None:
-    """Replace the offload context of a locked intent."""
     connection.execute(update(t.pending_deletion).where(_P.row_id == row_id).values(context=dict(context)))
 
 
@@ -144,13 +139,9 @@ def reopen_newborn_intent(connection: Connection, ledger_id: LedgerId) -> None:
 def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collection[LedgerId], *, epoch: int) -> None:
     """Reopen intents of ledgers whose primary copy was deleted while a writer uploaded to it.
 
-    The uploaded objects may exist unregistered. The rows lose their claim, so that a running attempt, which found no
-    objects, cannot end them. A ledger with a primary copy is left alone, because its later deletion lists all objects.
-
-    Args:
-        connection: In a writing transaction.
-        ledger_ids: Ledgers of the uploads.
-        epoch: Catalog epoch of the uploader. Nothing changes under another epoch.
+    The uploaded objects may exist unregistered. The rows lose their claim, so that a running attempt cannot end them. A
+    ledger with a primary copy is skipped, because its later deletion lists all objects. Under another epoch nothing
+    changes.
     """
     is_requested = is_one_of(connection, _P.ledger_id, ledger_ids)
     c = t.ledger_copy.c

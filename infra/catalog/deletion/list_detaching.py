@@ -30,8 +30,6 @@ from logstore.records.tombstone_rules import CompoundOperation, EndingOperation,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachOrder:
-    """Request to detach ledgers."""
-
     ledger_ids: Sequence[LedgerId] | None
     batch_id: str
     claim: Claim
@@ -128,13 +126,7 @@ def fingerprint_compound_operation(topic_id: TopicId, operation: CompoundOperati
 def evaluate_compound_operation(
     connection: Connection, full_view: TopicListView, operation: CompoundOperation
 ) -> tuple[TopicListView, EndingOperation | None, LedgersToDetach | None]:
-    """Return the list without the passed-over subscriptions, and the ending and the ledger if the operation ends it.
-
-    Raises:
-        UnknownObject: A subscription does not exist, or the ledger is in no list of the topic.
-        PreconditionFailed: The ledger is not as the operation expects.
-        LedgerStillNeeded: The ledger would end and is needed.
-    """
+    """Return the list without the passed-over subscriptions, and the ending and the ledger if the operation ends it."""
     if unknown := sorted(operation.pass_over - full_view.marks.keys()):
         raise UnknownObject("subscription", expected=f"a subscription of {full_view.topic}", found=unknown[0])
     listed = filter_listed_ledgers(connection, full_view.topic_id, [operation.ledger_id])

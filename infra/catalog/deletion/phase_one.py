@@ -1,7 +1,6 @@
 """Phase one in SQL: one transaction locks the list, evaluates the rule, and replaces ledgers by intents.
 
-So a ledger is always listed or has an intent. In PIP-186, phase one is a message and a metadata update, of which one
-may fail.
+So a ledger is always listed or has an intent.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Queue of phase two in SQL."""
+"""Queue of phase two in SQL: claims, outcomes and audit rows of intents."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -56,8 +56,6 @@ _LOCK_BY_KEY = select(*INTENT_COLUMNS).where(*_KEY).with_for_update()
 
 
 class SqlDeletions(LeaseBoundAdapter):
-    """The `Deletions` port."""
-
     def _write(self, work: Callable[[Connection], T]) -> T:
         def fenced(connection: Connection) -> T:
             lock_fence_of_lease(connection, self._lease)

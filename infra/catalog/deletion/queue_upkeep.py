@@ -1,4 +1,4 @@
-"""Upkeep of the deletion queue in SQL: adopt stalled work, forget old rows, redrive dead letters.
+"""Upkeep of the deletion queue in SQL: adopt stalled work, remove old rows, redrive dead letters.
 
 `adopt` and `forget` first read in a read-only transaction, because most calls find nothing and must be cheap.
 """

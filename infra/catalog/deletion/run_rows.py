@@ -1,10 +1,7 @@
-"""Writes of `run`: batches of work, each claimed by a workflow until a time by the database's clock.
+"""Sole writer of `run`: batches of work, each claimed by a workflow until a time by the database's clock.
 
-No other module writes these rows.
-
-The claim of an intent is its own claim, or the claim of its batch if it has none. A pending intent without a live claim
-is stalled, and a later call adopts it. A paused batch is held until it is resumed or released, even if its claim lapses
-while no worker runs.
+An intent without a claim of its own is held by the claim of its batch. A pending intent without a live claim is
+stalled, and a later call adopts it. A paused batch is held until it is resumed or released, even if its claim lapses.
 """
 
 import hashlib
@@ -55,7 +52,6 @@ def claim_end_us(claim: Claim, now_us: int) -> int:
 
 
 def claim_columns(claim: Claim, now_us: int) -> dict[str, Any]:
-    """Return the values of the claim's columns."""
     return {
         "claim_workflow": claim.workflow_id,
         "claim_run": claim.run_id,
@@ -102,16 +98,11 @@ def insert_run_if_absent(
 
 
 def set_run_summary(connection: Connection, run_id: str, summary: Mapping[str, Any]) -> None:
-    """Replace the summary of a run."""
     connection.execute(update(t.run).where(_R.run_id == run_id).values(summary=dict(summary)))
 
 
 def open_or_renew_shared_run(connection: Connection, batch_id: str, claim: Claim, now_us: int, *, request: str) -> None:
-    """Insert the run of a batch of many topics, or renew its claim.
-
-    Raises:
-        ClaimHeld: The batch is finished, or another workflow holds it.
-    """
+    """Insert the run of a batch of many topics, or renew its claim."""
     if insert_run_if_absent(
         connection, batch_id, DELETION_RUN_KIND, EMPTY_SUMMARY | {"request": request}, claim=claim, now_us=now_us
     ):
@@ -125,7 +116,6 @@ def open_or_renew_shared_run(connection: Connection, batch_id: str, claim: Claim
 
 
 def find_run_holder(connection: Connection, run_id: str, now_us: int) -> str | None:
-    """Return the workflow that holds the batch, if there is one."""
     return connection.execute(_HOLDER, {"run": run_id, "now": now_us}).scalar_one_or_none()
 
 
@@ -133,18 +123,12 @@ _HOLDER = select(_R.claim_workflow).where(_R.run_id == bindparam("run"), match_h
 
 
 def find_earlier_detach(connection: Connection, batch_id: str, request: str) -> DetachedBatch | None:
-    """Return the result of an earlier call with this batch id, if there was one."""
     summary = find_earlier_summary(connection, batch_id, request)
     return None if summary is None else DetachedBatch(batch_id=batch_id, **summary)
 
 
 def find_earlier_summary(connection: Connection, batch_id: str, request: str) -> dict[str, Any] | None:
-    """Return the summary that an earlier call with this batch id stored in its run, if there was one.
-
-    Raises:
-        InvalidInput: The id is empty.
-        PreconditionFailed: The id belongs to another request.
-    """
+    """Return the summary that an earlier call with this batch id stored in its run, if there was one."""
     if not batch_id:
         raise InvalidInput("batch_id", expected="a name never used before", found=batch_id)
     stored = connection.execute(select(_R.summary).where(_R.run_id == batch_id)).scalar_one_or_none()
@@ -182,12 +166,7 @@ def lock_or_find_earlier_detach(
 
 
 def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) -> None:
-    """Renew the claim of a batch, or claim a batch whose claim lapsed. A workflow run never shortens its own claim.
-
-    Raises:
-        UnknownObject: No such batch.
-        ClaimHeld: Another workflow holds the batch, or the batch is finished or was released.
-    """
+    """Renew the claim of a batch, or claim a batch whose claim lapsed. A workflow run never shortens its own claim."""
     free = or_(_R.claim_workflow == claim.workflow_id, ~match_held_runs(now_us))
     unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))
     until, same_run = claim_end_us(claim, now_us), _R.claim_run == claim.run_id
@@ -213,12 +192,7 @@ def finish_run(connection: Connection, batch_id: str, now_us: int) -> TopicId | 
 
 
 def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
-    """Hold a batch until it is resumed or released. A second pause keeps the time of the first.
-
-    Raises:
-        UnknownObject: No such batch.
-        PreconditionFailed: The batch is finished or was released.
-    """
+    """Hold a batch until it is resumed or released. A second pause keeps the time of the first."""
     released = (_R.run_id == batch_id, _R.claim_workflow.is_(None), _R.finished_us.is_(None))
     if connection.execute(select(_R.run_id).where(*released).with_for_update()).first():
         raise PreconditionFailed(f"batch {batch_id}: expected it claimed by its workflow, found it released")
@@ -226,12 +200,7 @@ def pause_run(connection: Connection, batch_id: str, now_us: int) -> None:
 
 
 def resume_run(connection: Connection, batch_id: str) -> None:
-    """End the pause of a batch. From then on only its claim holds the batch.
-
-    Raises:
-        UnknownObject: No such batch.
-        PreconditionFailed: The batch is finished.
-    """
+    """End the pause of a batch. From then on only its claim holds the batch."""
     _update_unfinished_run(connection, batch_id, {"paused_us": None})
 
 

@@ -82,7 +82,6 @@ def detach_whole_topic(
     cause: Cause,
     durable: bool | None,
 ) -> DetachedBatch:
-    """Replace all ledgers of the topic by intents of one batch."""
     request = f"all of topic {topic_id}"
     topic = _lock_topic(connection, topic_id)
     done = find_earlier_detach(connection, batch_id, request)
@@ -166,7 +165,6 @@ def remove_topic_but_objects(connection: Connection, topic_id: TopicId) -> list[
 
 
 def count_topic_contents(connection: Connection, topic_id: TopicId) -> TopicContents:
-    """Count the topic's ledgers, copies and subscriptions."""
     read_topic(connection, topic_id)
     component = t.ledger_list.c.component
     mine = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id)

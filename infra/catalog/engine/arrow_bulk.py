@@ -113,13 +113,8 @@ def open_arrow_writer(database_url: str) -> Iterator["ArrowWriter"]:
     """Open a connection with one transaction, which is committed if the block ends without an error.
 
     A SQLite file is written without a journal and without waiting for the disk. If the block fails, the file is
-    unusable. The caller must ensure that no process opens the file before the block has succeeded.
-
-    Raises:
-        InvalidInput: The URL names neither SQLite nor PostgreSQL.
-        PreconditionFailed: This process has the SQLite file open as a `Database`. Two libraries would damage the file.
-        StoreUnavailable: The database does not answer, or the file does not exist.
-        ServiceFailed: The file is not a database.
+    unusable. The caller must ensure that no process opens the file before the block has succeeded. Errors are those of
+    `open_arrow_reader`.
     """
     url = parse_database_url(database_url)
     with ExitStack() as stack:
@@ -143,7 +138,7 @@ class ArrowWriter:
             cursor.execute(statement)
             return [tuple(row) for row in cursor.fetchall()] if cursor.description else []
 
-    def ingest(self, table: str, rows: pa.RecordBatchReader) -> None:
+    def append_rows(self, table: str, rows: pa.RecordBatchReader) -> None:
         """Append rows to a table. Missing columns get their default."""
         with _translate_driver_errors(self._url), self._connection.cursor() as cursor:
             cursor.adbc_ingest(table, rows, mode="append")

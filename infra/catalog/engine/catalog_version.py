@@ -26,9 +26,7 @@ _MIGRATION_LOCK_KEY = 0x5E870  # arbitrary key of PostgreSQL's advisory lock aro
 def migrate_catalog(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> None:
     """Create the catalog, or upgrade it from any earlier version to this build's version. Idempotent.
 
-    Args:
-        database: Database of the catalog.
-        bundles: Number of bundles of a new catalog. The number of an existing catalog never changes.
+    `bundles` applies only to a new catalog.
 
     Raises:
         InvalidInput: The number of bundles is not allowed.
@@ -39,7 +37,7 @@ def migrate_catalog(database: Database, *, bundles: int = DEFAULT_BUNDLES) -> No
     check_bundle_count(bundles)
     if database.is_sqlite and not database.is_absent:
         read_catalog_version(database)  # check that the file is a catalog before an open for writing changes it
-    database.make_folder()
+    database.create_folder()
     database.write(partial(_run_migrations, bundles=bundles))
 
 
@@ -76,12 +74,7 @@ def require_current_version(database: Database) -> None:
 
 
 def read_catalog_version(database: Database) -> str | None:
-    """Return the catalog's version, or `None` for a database without tables.
-
-    Raises:
-        ServiceFailed: The database is not a catalog.
-        StoreUnavailable: The database does not answer.
-    """
+    """Return the catalog's version, or `None` for a database without tables."""
     with database.open_read_only() as reader:
         return reader.read(_read_stored_version)
 
@@ -138,11 +131,8 @@ def _lock_catalog_row(connection: Connection) -> None:
 def find_lost_write_ahead_file(database: Database, pids: Collection[int]) -> ServiceFailed | None:
     """Return an error if the SQLite write-ahead file was removed while the database was in use.
 
-    Call this before anything opens the database, because an open creates an empty write-ahead file.
-
-    Args:
-        database: Database of the catalog.
-        pids: Processes that may have the database open. On Linux, their removed open files are checked.
+    Call this before anything opens the database, because an open creates an empty write-ahead file. On Linux, the
+    removed open files of the processes `pids` are checked.
     """
     if not database.is_sqlite:
         return None

@@ -39,13 +39,8 @@ _RETRY_PAUSE_S = (0.0005, 0.003)
 class Database:
     """Database of the catalog. `read` and `write` run a function in one transaction. Construction opens nothing.
 
-    Args:
-        url: `sqlite:///path` or `postgresql+psycopg://…`.
-        pool_size: Maximum of connections. A thread waits for a free connection.
-        patience_s: Time for retries under contention before `CatalogBusy`.
-
-    Raises:
-        InvalidInput: The URL names neither SQLite nor PostgreSQL.
+    A thread waits for one of `pool_size` connections. Contention is retried for `patience_s`, then `CatalogBusy` is
+    raised.
     """
 
     def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _DEFAULT_PATIENCE_S) -> None:
@@ -89,13 +84,8 @@ class Database:
         return self._run_with_retries(self._reader, work, self._patience_s)
 
     @contextmanager
-    def snapshot(self) -> Iterator[Connection]:
-        """Open a read-only transaction with one snapshot while the block runs. Contention is not retried.
-
-        Raises:
-            CatalogBusy: Another transaction is in the way, or no connection is free.
-            StoreUnavailable: The database does not answer, or it ended an idle transaction.
-        """
+    def open_snapshot(self) -> Iterator[Connection]:
+        """Open a read-only transaction with one snapshot while the block runs. Contention is not retried."""
         try:
             with self._reader.connect() as connection, connection.begin():
                 yield connection
@@ -109,15 +99,9 @@ class Database:
     def write(self, work: Callable[[Connection], T], *, patience_s: float | None = None) -> T:
         """Run `work` in a writing transaction and commit. Repeat it after busy, deadlock and serialization errors.
 
-        - SQLite uses BEGIN IMMEDIATE. A deferred transaction that reads first may fail with a snapshot error, whatever
-          the busy timeout.
-        - PostgreSQL uses READ COMMITTED. A statement sees every commit before its begin, so that reads after a lock was
-          granted see the latest rows.
-
-        Args:
-            work: Function that may run more than once.
-            patience_s: Time for retries, and for PostgreSQL's wait for one lock, 0.001 or more. `None` means the
-                database's default.
+        SQLite uses BEGIN IMMEDIATE, because a deferred transaction that reads first may fail whatever the busy timeout.
+        PostgreSQL uses READ COMMITTED, so that reads after a granted lock see the latest rows. `patience_s`, 0.001 or
+        more, limits retries and PostgreSQL's wait for one lock.
 
         Raises:
             CatalogBusy: Contention lasted longer than the patience.
@@ -167,12 +151,8 @@ class Database:
         """Whether the database is a SQLite file that does not exist. A connection would create it."""
         return self.is_sqlite and not Path(str(self.engine.url.database)).exists()
 
-    def make_folder(self) -> None:
-        """Create the folder of a SQLite file.
-
-        Raises:
-            InvalidInput: The folder cannot be created.
-        """
+    def create_folder(self) -> None:
+        """Create the folder of a SQLite file."""
         if not self.is_sqlite:
             return
         try:
@@ -189,8 +169,6 @@ class Database:
 
 
 class CatalogAdapter:
-    """Base class of the catalog's adapters over one database."""
-
     def __init__(self, database: Database) -> None:
         self._db = database
 
@@ -212,22 +190,22 @@ def in_read_transaction(work: Callable[Concatenate[A, Connection, P], T]) -> Cal
 
 
 def in_write_transaction(
-    name: str = "",
+    failpoint: str = "",
 ) -> Callable[[Callable[Concatenate[A, Connection, P], T]], Callable[Concatenate[A, P], T]]:
     """Turn a method with a connection argument into a method that runs in `Database.write`.
 
-    The method may run more than once. `name` is a failpoint around the transaction.
+    The method may run more than once. `failpoint` is a failpoint around the transaction.
     """
 
-    def decorated(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
+    def decorate(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
         @wraps(work)
         def method(port: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            with failpoints.effect(name) if name else nullcontext():
+            with failpoints.effect(failpoint) if failpoint else nullcontext():
                 return port._write(lambda connection: work(port, connection, *args, **kwargs))  # noqa: SLF001
 
         return method
 
-    return decorated
+    return decorate
 
 
 _NOW = text("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")

@@ -1,8 +1,8 @@
 """Connections to the database of the setting `database_url`.
 
 Python's driver and Arrow's driver each contain a SQLite library. When a process closes any handle of a file, POSIX
-releases all locks of the process on that file. So one library would release the locks of the other library, and another
-process could reset the write-ahead file in use. A process therefore opens a file with one library at a time.
+releases all its locks on that file, also those of the other library. Another process could then reset the write-ahead
+file in use. A process therefore opens a file with one library at a time.
 
 Source: https://www.sqlite.org/howtocorrupt.html, "multiple copies of SQLite linked into the same application".
 """
@@ -83,11 +83,7 @@ _open_counts: Counter[tuple[str, str]] = Counter()
 
 
 def register_sqlite_open(path: str, library: str) -> None:
-    """Count a connection that the library is about to open.
-
-    Raises:
-        PreconditionFailed: The other library has the file open.
-    """
+    """Count a connection that the library is about to open."""
     real_path = os.path.realpath(path)
     with _lock:
         if _open_counts[real_path, _OTHER_LIBRARY[library]]:
@@ -109,7 +105,6 @@ def keep_sqlite_open_registered(path: str, library: str) -> Iterator[None]:
 
 
 def register_sqlite_close(path: str, library: str) -> None:
-    """Remove a closed connection from the count."""
     with _lock:
         _open_counts[os.path.realpath(path), library] -= 1
 
@@ -120,7 +115,6 @@ def create_postgresql_engine(url: URL, pool: dict[str, Any], patience_s: float) 
     engine = create_engine(url, isolation_level="READ COMMITTED", hide_parameters=True, connect_args=arguments, **pool)
 
     def limit_waits(connection: "psycopg.Connection[Any]", _: object) -> None:
-        """Limit waits for locks, and end transactions of a process that was paused."""
         connection.autocommit = True
         patience_ms = int(patience_s * 1000)
         for name, value in (("lock_timeout", patience_ms), ("idle_in_transaction_session_timeout", 4 * patience_ms)):
@@ -141,7 +135,6 @@ def create_sqlite_engine(url: URL, pool: dict[str, Any]) -> Engine:
 
 
 def create_read_only_sqlite_engine(url: URL) -> Engine:
-    """Build an engine that opens a SQLite file read-only."""
     uri = f"file:{quote(str(url.database))}?mode=ro"
     engine = _create_sqlite_file_engine(url, lambda: sqlite3.connect(uri, uri=True, timeout=5))
     event.listen(engine, "connect", _disable_driver_transactions)

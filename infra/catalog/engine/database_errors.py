@@ -70,7 +70,6 @@ def _translate_sqlite_error(error: DBAPIError, url: URL) -> Exception:
 
 
 def format_driver_message(error: DBAPIError) -> str:
-    """Return the database's message as one line."""
     return " ".join(str(error.orig).split())
 
 

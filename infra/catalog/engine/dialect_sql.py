@@ -1,10 +1,8 @@
 """Parts of statements that depend on the database: bulk parameters, key conflicts, JSON, and the clock.
 
-SQLite reads bulk values from a JSON text, PostgreSQL from arrays. So a statement does not grow with its input. It is
-compiled once, and prepared once per connection.
-
-A manual edit, a failing disk or an older tool may have damaged a stored offload context. Invalid JSON fails a whole
-statement of SQLite, or a whole result of the driver. So contexts are read as text and parsed one by one.
+SQLite reads bulk values from a JSON text, PostgreSQL from arrays. So a statement does not grow with its input, and is
+compiled once. Stored offload contexts may be damaged, and invalid JSON fails a whole statement. So contexts are read as
+text and parsed one by one.
 """
 
 import json
@@ -59,7 +57,7 @@ class BulkParameter(NamedTuple):
 
 
 class BulkStatement(NamedTuple):
-    """BulkStatement with a bulk parameter. Build it once per dialect."""
+    """Statement with a bulk parameter. Build it once per dialect."""
 
     sql: Executable
     rows: BulkParameter
@@ -99,7 +97,6 @@ def build_bulk_parameter(dialect: str, name: str, columns: dict[str, TypeEngine[
 
 
 def is_one_of(connection: Connection, column: ColumnElement[Any], ids: Iterable[int]) -> ColumnElement[bool]:
-    """Return the condition that the column is one of the ids."""
     id_list = sorted({int(value) for value in ids})
     if connection.dialect.name == "sqlite":
         return column.in_(select(func.json_each(json.dumps(id_list)).table_valued("value").c.value))
@@ -112,7 +109,6 @@ def build_dialect_insert(dialect: str, table: Any) -> Any:  # noqa: ANN401 - two
 
 
 def build_insert_if_absent(connection: Connection, table: Any) -> Any:  # noqa: ANN401 - two dialects, one method
-    """Return an insert that skips rows whose unique key exists."""
     return build_dialect_insert(connection.dialect.name, table).on_conflict_do_nothing()
 
 

@@ -22,19 +22,11 @@ _C, _P = t.ledger_copy.c, t.pending_deletion.c
 
 
 class SqlIdentities(CatalogAdapter):
-    """SQL implementation of `Identities`."""
-
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._catalog_id = ""
 
     def catalog_id(self) -> str:
-        """Read the id once.
-
-        Raises:
-            CatalogVersionMismatch: The catalog has no id.
-            CorruptData: The row of `catalog` is lost.
-        """
         if not self._catalog_id:
             stored_id = self._db.read(read_catalog_row).catalog_id
             if not stored_id:

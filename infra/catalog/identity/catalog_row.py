@@ -9,11 +9,7 @@ from logstore.errors import CorruptData
 
 
 def read_catalog_row(connection: Connection) -> Row[Any]:
-    """Return the row with the catalog's id, epoch, number of bundles and next ledger id.
-
-    Raises:
-        CorruptData: The row is lost.
-    """
+    """Return the row with the catalog's id, epoch, number of bundles and next ledger id."""
     row = connection.execute(select(t.catalog)).one_or_none()
     if row is None:
         raise lost_row_error(t.catalog.name)
@@ -21,7 +17,6 @@ def read_catalog_row(connection: Connection) -> Row[Any]:
 
 
 def lost_row_error(table: str) -> CorruptData:
-    """Return the error of a table that has lost its only row."""
     return CorruptData(
         f"table {table}: expected 1 row, found none: the database is damaged. Stop the workers and run"
         " `sexton records rebuild --into DATABASE_URL` with an empty database"

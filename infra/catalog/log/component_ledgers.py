@@ -39,8 +39,6 @@ _LISTS_PER_READ: Final = 500  # lists of cursors, schemas and indexes, which hav
 
 
 class SqlComponents(CatalogAdapter):
-    """The `Components` port."""
-
     @in_write_transaction("catalog.create_component_ledger")
     def create(
         self,
@@ -100,9 +98,8 @@ def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledge
 def read_newborn_or_reopen_intent(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
     """Return the row of a ledger that its creator wants to publish, or `None` if the ledger was abandoned.
 
-    If it was abandoned, storage is searched again for objects that the creator stored since.
-
-    The caller holds the lock of the list. `ledger_id` may be a ledger that is already published.
+    If it was abandoned, storage is searched again for objects that the creator stored since. The caller holds the lock
+    of the list. The ledger may be published already.
     """
     query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
     row = connection.execute(query).first()

@@ -36,8 +36,6 @@ from logstore.positions import LedgerId, TopicId
 
 
 class SqlLedgers(CatalogAdapter):
-    """The `Ledgers` port."""
-
     def epoch(self) -> int:
         return self._db.read(read_epoch)
 
@@ -143,16 +141,11 @@ class SqlLedgers(CatalogAdapter):
 
 
 def read_epoch(connection: Connection) -> int:
-    """Return the catalog's epoch."""
     return int(read_catalog_row(connection).epoch)
 
 
 def require_epoch(connection: Connection, expected: int | None) -> None:
-    """Refuse a request for another epoch of the catalog. `None` accepts any epoch.
-
-    Raises:
-        StaleCatalog: The catalog has another epoch.
-    """
+    """Refuse a request for another epoch of the catalog. `None` accepts any epoch."""
     epoch = read_epoch(connection) if expected is not None else None
     if epoch != expected:
         raise StaleCatalog(f"catalog epoch: expected {epoch}, found {expected} in the request")

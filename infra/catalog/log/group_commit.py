@@ -53,8 +53,6 @@ W = TypeVar("W", bound=Write)
 
 
 class SqlCommits(CatalogAdapter):
-    """The `Commits` port."""
-
     @in_write_transaction("catalog.group_commit")
     def commit(self, connection: Connection, writes: Sequence[Write]) -> list[WriteResult]:
         registrations, ends = _writes_of_kind(writes, RegisterSegment), _writes_of_kind(writes, EndTransaction)

@@ -37,8 +37,6 @@ _A = t.audit.c
 
 
 class SqlInspection(CatalogAdapter):
-    """The `Inspection` port."""
-
     @in_read_transaction
     def ledger(self, connection: Connection, ledger_id: LedgerId, *, decisions: int) -> LedgerHistory:
         ceiling = read_catalog_row(connection).next_ledger_id

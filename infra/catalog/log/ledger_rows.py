@@ -1,7 +1,7 @@
-"""Writes of ledgers with their lists, copies and segments. No other module writes these rows.
+"""Sole writer of ledgers with their lists, copies and segments.
 
-This module raises the list version with every change of a list, and a ledger's generation with every removal of a copy.
-Unless stated otherwise, the caller holds the locks of the topic and of the list, taken in this order.
+Each change of a list raises the list version. Each removal of a copy raises the ledger's generation. Unless stated
+otherwise, the caller holds the locks of the topic and of the list, taken in this order.
 """
 
 import json
@@ -41,7 +41,6 @@ def format_canonical_json(keys: Mapping[str, str]) -> str:
 
 
 def select_list_id(topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> Any:  # noqa: ANN401 - SQLAlchemy's select
-    """Return the query of the id of the list of one ledger owner."""
     conditions = (
         _LISTS.topic_id == topic_id,
         _LISTS.component == component.value,
@@ -51,11 +50,7 @@ def select_list_id(topic_id: TopicId, component: Component, keys: Mapping[str, s
 
 
 def read_data_list_id(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> int:
-    """Return the id of the topic's list of data ledgers. Lock the list if `lock` is set.
-
-    Raises:
-        UnknownObject: The topic does not exist.
-    """
+    """Return the id of the topic's list of data ledgers. Lock the list if `lock` is set."""
     query = select_list_id(topic_id, Component.MANAGED_LEDGER, {})
     list_id = connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
     if list_id is None:
@@ -104,11 +99,7 @@ def remove_ledger_lists(connection: Connection, topic_id: TopicId) -> int:
 
 
 def insert_newborn_ledger(connection: Connection, owner: LedgerOwner, list_id: int, *, now_us: int) -> LedgerStatement:
-    """Insert a ledger with the next id, CREATING, and its primary copy. The caller need not lock the list.
-
-    Raises:
-        IdsExhausted: The next id is not below the ceiling.
-    """
+    """Insert a ledger with the next id, CREATING, and its primary copy. The caller need not lock the list."""
     allocated = connection.execute(
         update(t.catalog)
         .where(t.catalog.c.next_ledger_id < select(t.record_log.c.ledger_ceiling).scalar_subquery())

@@ -1,8 +1,7 @@
-"""Rows of producers' sequence ids. No other module writes these rows.
+"""Sole writer of producers' sequence ids.
 
-The last ids of a row may be in a transaction, whose outcome decides whether they count. The outcome is read each time.
-It is written into the row only before the transaction is forgotten. So the end of a transaction costs no statement
-here.
+The last ids of a row may be in a transaction, whose outcome decides whether they count. The outcome is read each time,
+and written only before the transaction is forgotten. So the end of a transaction costs no statement here.
 
 Locks: after topics and ledgers, before transactions, by topic and producer.
 """
@@ -56,10 +55,7 @@ def _compile_sequence_lock(dialect: str) -> BulkStatement:
 
 
 def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[ProducerKey, ProducerSequence]:
-    """Return the sequences of rows.
-
-    A transaction that is decided meanwhile counts as open, so that its producer asks again.
-    """
+    """Convert rows. A transaction that is decided meanwhile counts as open, so that its producer asks again."""
     txns = {TransactionId(row.txn_tc, row.txn_seq) for row in rows if row.txn_tc is not None}
     states = read_transaction_states(connection, txns) if txns else {}
     return {
@@ -80,7 +76,6 @@ def _sequence_in_transaction(
 
 
 def store_producer_sequences(connection: Connection, sequences: Mapping[ProducerKey, ProducerSequence]) -> None:
-    """Write sequences of producers whose rows are locked."""
     rows_without_txn = [(*key, sequence.last) for key, sequence in sequences.items() if sequence.txn is None]
     rows_in_txn = [
         (*key, sequence.last, sequence.committed, txn.tc_id, txn.sequence)
@@ -117,5 +112,4 @@ def store_outcomes_in_sequences(connection: Connection, state_by_txn: Mapping[Tr
 
 
 def remove_producers(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the producers of a topic that is being deleted. Return their number."""
     return connection.execute(delete(t.producer_sequence).where(_P.topic_id == topic_id)).rowcount

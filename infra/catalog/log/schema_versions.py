@@ -20,8 +20,6 @@ _V = t.schema_version.c
 
 
 class SqlSchemas(CatalogAdapter):
-    """The `Schemas` port."""
-
     def all(self, topic_id: TopicId) -> list[SchemaVersion]:
         query = select(t.schema_version).where(_V.topic_id == topic_id).order_by(_V.version)
         return [

@@ -1,4 +1,4 @@
-"""Rows of topics. No other module writes these rows."""
+"""Sole writer of topics."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -21,12 +21,7 @@ TOPIC_QUERY: Final = select(t.topic)
 def insert_topic(
     connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None, now_us: int
 ) -> Topic:
-    """Insert an ACTIVE topic with its empty list. If several callers create the name, its unique key decides.
-
-    Raises:
-        AlreadyExists: The name is taken.
-        IdsExhausted: The next id is not below the ceiling.
-    """
+    """Insert an ACTIVE topic with its empty list. If several callers create the name, its unique key decides."""
     existing_state = connection.execute(select(t.topic.c.state).where(t.topic.c.name == name)).scalar_one_or_none()
     if existing_state:
         raise AlreadyExists(f"topic {name!r}: expected a free name, found a topic that is {existing_state}")
@@ -88,11 +83,7 @@ def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
 
 
 def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
-    """Read a topic. With `share`, take a share lock, so that a deletion of its rows waits.
-
-    Raises:
-        UnknownObject: The topic does not exist.
-    """
+    """Read a topic. With `share`, take a share lock, so that a deletion of its rows waits."""
     query = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id)
     row = connection.execute(add_share_lock(query) if share else query).first()
     if row is None:
@@ -104,10 +95,6 @@ def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     """Lock a topic and require that it is ACTIVE.
 
     A topic in another state is not locked, because its deletion waits for every lock of its row.
-
-    Raises:
-        UnknownObject: The topic does not exist.
-        PreconditionFailed: The topic is being deleted.
     """
     active = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     row = connection.execute(add_share_lock(active)).first()
@@ -129,7 +116,6 @@ def remove_topic(connection: Connection, topic_id: TopicId) -> None:
 
 
 def topic_from_row(row: Row[Any]) -> Topic:
-    """Return the topic of a row."""
     policy = RetentionPolicy(retention_s=row.retention_s, retention_bytes=row.retention_bytes)
     durable = None if row.durable_delete is None else bool(row.durable_delete)
     return dataclass_from_row(Topic, row, state=TopicState(row.state), policy=policy, durable_delete=durable)

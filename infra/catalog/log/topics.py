@@ -19,8 +19,6 @@ from logstore.positions import TopicId
 
 
 class SqlTopics(CatalogAdapter):
-    """The `Topics` port."""
-
     @in_write_transaction("catalog.create_topic")
     def create(
         self, connection: Connection, name: str, policy: RetentionPolicy, *, durable_delete: bool | None = None

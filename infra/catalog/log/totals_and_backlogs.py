@@ -1,8 +1,4 @@
-"""Totals of data ledgers, backlogs of cursors, and the frontier of readers.
-
-The database computes the sums, so no row of a ledger is read. Readers see entries up to the first message of the oldest
-open transaction.
-"""
+"""Totals of data ledgers, backlogs of cursors, and the frontier of readers, summed by the database."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -74,7 +70,6 @@ def _totals_from_sums(sums: Iterable[Any], entries: dict[int, int]) -> TopicTota
 def _count_backlogs_with_transactions(
     connection: Connection, states: Mapping[tuple[TopicId, str], CursorState], buffers: BufferViewByTopic
 ) -> dict[tuple[TopicId, str], int]:
-    """Return backlogs of cursors on topics that have open transactions or hidden entries."""
     first_ledger_by_topic = {
         topic_id: min(
             state.mark_delete.ledger_id for (cursor_topic, _), state in states.items() if cursor_topic == topic_id

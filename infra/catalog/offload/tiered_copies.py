@@ -44,8 +44,6 @@ class _UploadAttempt(NamedTuple):
 
 
 class SqlOffloads(CatalogAdapter):
-    """The `Offloads` port."""
-
     @in_write_transaction("catalog.begin_offload")
     def begin(
         self,
@@ -280,7 +278,6 @@ def _match_removable_primaries(
 
 
 def _select_ledgers_with_tiered_copy(condition: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of ledgers with a LIVE tiered copy and its context, ascending."""
     c = _tiered.c
     is_live = (c.ledger_id == t.ledger.c.ledger_id) & (c.kind == TIERED.value) & (c.state == _LIVE)
     source = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == t.ledger.c.list_id).join(_tiered, is_live)

@@ -45,7 +45,6 @@ def build_ledger_statement(topic: Topic, row: Row[Any]) -> LedgerStatement:
 
 
 def read_tiered_copy(connection: Connection, ledger_id: LedgerId) -> Row[Any] | None:
-    """Return the row of the ledger's tiered copy, with the offload context as text."""
     c = t.ledger_copy.c
     query = select(c.ledger_id, c.kind, c.state, cast_to_text(c.context))
     return connection.execute(query.where(c.ledger_id == ledger_id, c.kind == TIERED.value)).first()

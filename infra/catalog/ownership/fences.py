@@ -30,8 +30,6 @@ _ROWS_PER_STATEMENT = 1_000  # four parameters each, within the limits of both d
 
 
 class SqlFences(CatalogAdapter):
-    """Implementation of the port `Fences`."""
-
     def count_bundles(self) -> int:
         return self._db.read(_read_bundle_count)
 
@@ -117,9 +115,6 @@ def lock_fence_of_lease(connection: Connection, lease: Lease | None) -> None:
     A share lock would exclude a raise, too. But PostgreSQL lets further share locks pass a waiting exclusive lock. So a
     worker that lost the bundle could keep its successor from raising the fence. An update of the row takes this lock.
     Source: PostgreSQL's README.tuplock.
-
-    Raises:
-        NotOwner: The lease was overtaken, or never given.
     """
     if lease is None:
         return

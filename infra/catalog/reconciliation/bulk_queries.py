@@ -76,7 +76,6 @@ def select_max_segments(first: int, end: int) -> Select[Any]:
 
 
 def select_ledgers_of_other_applications(first: int, end: int, application: str) -> Select[Any]:
-    """Select ledgers of another application, with its name."""
     within = _is_in_range(_L.ledger_id, first, end)
     return select(_L.ledger_id, _L.application).where(*within, _L.application != application).order_by(_L.ledger_id)
 
@@ -87,7 +86,6 @@ TIERED: Final = 2
 
 
 def select_copies(first: int, end: int) -> Select[Any]:
-    """Select copies without their contexts, by ledger."""
     flags = _to_flag(_C.state == CopyState.LIVE.value) + _to_flag(
         _C.kind == CopyKind.OFFLOADED_LEDGER.value
     ) * literal_column(str(TIERED), t.Big)
@@ -153,12 +151,10 @@ def select_intents(first: int, end: int) -> Select[Any]:
 
 
 def select_copies_with_context(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select copies with their context as stored."""
     return select(_C.ledger_id, _C.kind, cast_to_text(_C.context)).where(_is_among(_C.ledger_id, ledger_ids))
 
 
 def select_segments(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select segments by ledger and number."""
     c = t.segment.c
     return (
         select(c.ledger_id, c.number, c.size_bytes)
@@ -282,7 +278,7 @@ def _is_among(key: ColumnElement[Any], ids: Collection[int], what: str = "ledger
 
 
 def select_id_bounds() -> Select[Any]:
-    """Select `first_ledger`, `last_ledger`, `select_ledgers` (rows), and `first_row` and `last_row` of the intents.
+    """Select `first_ledger`, `last_ledger`, `ledgers` (rows), and `first_row` and `last_row` of the intents.
 
     In an empty table, the first id is 0 and the last is -1.
     """

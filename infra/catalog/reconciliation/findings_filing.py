@@ -122,7 +122,6 @@ def _file_under_locks(connection: Connection, page: PageOfFindings, request: str
 
 
 def _lock_topics_and_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
-    """Lock the topics and lists of ledgers that have rows, in the lock order of every writer."""
     of_list = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
     query = select(_L.list_id, t.ledger_list.c.topic_id).select_from(of_list)
     rows = connection.execute(query.where(is_one_of(connection, _L.ledger_id, ledger_ids)).distinct()).all()

@@ -49,8 +49,6 @@ _IS_RECONCILIATION_RUN = _R.kind.in_([kind.value for kind in RunKind])
 
 
 class SqlReconciliation(CatalogAdapter):
-    """The `Reconciliation` port."""
-
     @in_read_transaction
     def catalog_state(self, connection: Connection) -> CatalogState:
         row = read_catalog_row(connection)
@@ -205,7 +203,6 @@ def _lock_topics_and_ledgers(connection: Connection, ids: set[LedgerId]) -> None
 
 
 def _read_ledgers_by_id(connection: Connection, ids: set[LedgerId]) -> dict[int, Any]:
-    """Return ledgers by id, with their primary copy and the sums of their rows of segments."""
     copy = and_(_C.ledger_id == _L.ledger_id, _C.kind == CopyKind.LEDGER.value)
     columns = (_L.ledger_id, _L.state, _L.last_segment, _L.segments, _L.entries, _L.size_bytes)
     query = select(*columns, _C.kind.label("primary"), *build_segment_sum_columns())
@@ -237,7 +234,6 @@ def _find_reasons_to_keep_segments(
 def _filter_registered_segments(
     connection: Connection, segments: Sequence[tuple[LedgerId, int]]
 ) -> set[tuple[int, int]]:
-    """Return the segments that have rows."""
     rows = build_bulk_parameter(connection.dialect.name, "asked", {"ledger_id": BIG, "number": BIG})
     same = and_(_S.ledger_id == rows.source.c.ledger_id, _S.number == rows.source.c.number)
     query = BulkStatement(sql=select(_S.ledger_id, _S.number).join_from(t.segment, rows.source, same), rows=rows)

@@ -171,7 +171,6 @@ def build_segment_sum_aggregates() -> dict[str, ColumnElement[int]]:
 
 
 def _select_cursor_snapshots(topic_ids: Collection[int]) -> Select[Any]:
-    """Select cursors that have a snapshot, with the snapshot's ledger and the cursor's creation time."""
     c = t.cursor.c
     columns = (c.topic_id, c.name.label("cursor"), c.snapshot_ledger.label("newest"), c.created_us.label("since_us"))
     return select(*columns).where(c.topic_id.in_(topic_ids), c.snapshot_ledger.is_not(None))
@@ -190,7 +189,6 @@ def _select_copy_states(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def _select_deletions(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select unfinished and finished deletions with the owner that each states, by row id."""
     columns = (_P.row_id, _P.ledger_id, _P.copy, _P.state, _P.application, _P.component, _P.topic_id, _P.topic)
     owner = (_P["keys"], _P.ledger_created_us.label("created_us"))
     return select(*columns, *owner).where(_P.ledger_id.in_(ledger_ids)).order_by(_P.row_id)

@@ -36,15 +36,12 @@ def lock_decided_before_flush(connection: Connection, txns: Iterable[Transaction
 def adopt_transactions(
     connection: Connection, topic_id: TopicId, topic_name: str, segments: Sequence[AdoptedSegment], *, now_us: int
 ) -> None:
-    """Store the ranges, the markers and the transactions of adopted segments.
+    """Store the ranges, the markers and the transactions of adopted segments, which are in the order of the log.
 
-    A marker decides its transaction. An unknown transaction without a marker is inserted as open and past its deadline.
+    A marker decides its transaction. An unknown transaction without a marker becomes open and past its deadline.
 
-    A marker restores the acknowledgements of its transaction. A commit marker applies them to the subscription. This is
-    skipped for transactions decided at the flush, because the flushed cursors already include their result or a later
-    seek.
-
-    `segments` are in the order of the log. They do not include segments that were registered before.
+    A marker restores the acknowledgements of its transaction, and a commit marker applies them. Transactions decided at
+    the flush are skipped, because the flushed cursors already include their result or a later seek.
     """
     _TransactionAdoption(connection, topic_id, topic_name, segments, now_us).store()
 

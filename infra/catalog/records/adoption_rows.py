@@ -57,7 +57,6 @@ def replace_staged_ledgers(
 
 
 def read_unsettled_topic_ids(connection: Connection, *, after: TopicId, limit: int) -> list[TopicId]:
-    """Return topics with unsettled rows, ascending."""
     page = select(_A.topic_id).where(_A.adoptee.is_(None), _A.topic_id > after).distinct()
     return [TopicId(topic_id) for topic_id in connection.execute(page.order_by(_A.topic_id).limit(limit)).scalars()]
 
@@ -133,7 +132,6 @@ def store_outcomes_of_unstaged_ledgers(
 
 
 def count_ledgers_by_outcome(connection: Connection) -> dict[AdoptionOutcome, tuple[int, int]]:
-    """Return the number of ledgers and of adopted segments for each outcome."""
     query = select(_A.adoptee, func.count(), func.sum(_A.segments)).where(_A.adoptee.is_not(None))
     rows = connection.execute(query.group_by(_A.adoptee))
     return {AdoptionOutcome(name): (ledgers, int(segments)) for name, ledgers, segments in rows}
@@ -170,5 +168,4 @@ def sample_topic_names(connection: Connection, adoptee: AdoptionOutcome) -> tupl
 
 
 def has_unsettled_topic(connection: Connection) -> bool:
-    """Return whether a topic is not settled."""
     return bool(connection.execute(select(exists().where(_A.adoptee.is_(None)))).scalar())

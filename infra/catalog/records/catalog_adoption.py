@@ -52,8 +52,6 @@ _LEDGERS_WITH_LIST: Final = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id
 
 
 class SqlAdoption(CatalogAdapter):
-    """SQL implementation of `Adoption`."""
-
     @in_read_transaction
     def issued_ids(self, connection: Connection) -> IssuedIds:
         _require_adopting(connection)
@@ -132,11 +130,6 @@ class SqlAdoption(CatalogAdapter):
 
     @in_write_transaction()
     def finish(self, connection: Connection) -> None:
-        """Make the catalog READY.
-
-        Raises:
-            PreconditionFailed: A topic is not settled.
-        """
         if has_unsettled_topic(connection):
             raise PreconditionFailed("adoption: expected every topic to be settled, found one that is not")
         mark_adoption_complete(connection)
@@ -227,10 +220,7 @@ def _is_listed(column: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 def _forget_lost_snapshots(connection: Connection) -> None:
-    """Remove references to lost ledgers.
-
-    Cursors, transaction buffers and delayed indexes then do without the snapshots.
-    """
+    """Remove references to lost ledgers. Cursors, buffers and delayed indexes then do without the snapshots."""
     drop_cursors_snapshots(connection, _match_lost_references(t.cursor.c.snapshot_ledger))
     forget_buffer_snapshots(connection, _match_lost_references(t.transaction_snapshot.c.ledger_id))
     bucket = t.delayed_bucket.c

@@ -51,8 +51,6 @@ _SQLITE_PAUSE_S = 0.006  # between transactions; a writer that waits for SQLite'
 
 
 class SqlRecords(CatalogAdapter):
-    """SQL implementation of `Records`."""
-
     def known_manifest(self) -> KnownManifest:
         return self._db.read(read_known_manifest)
 
@@ -72,7 +70,7 @@ class SqlRecords(CatalogAdapter):
     def read_changes(self, *, cursors: bool, page: int | None = None) -> "Iterator[SqlChanges]":
         from infra.catalog.records.outbox_changes import SqlChanges  # noqa: PLC0415 - its pyarrow costs start-up time
 
-        with self._db.snapshot() as connection:
+        with self._db.open_snapshot() as connection:
             yield SqlChanges(connection, cursors=cursors, page=page, at_us=self._db.now_us(connection))
 
     def requeue_all_records(self) -> None:

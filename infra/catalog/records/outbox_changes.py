@@ -1,8 +1,7 @@
 """Changes since the last flush, read in one transaction as record versions.
 
-One statement reads the rows of one kind, joined with rows of other tables. If a record has many rows of another table,
-such as the participants of a transaction, a second statement reads these rows for each batch. If a batch cannot be
-converted to Arrow, the batch is halved, until only the row with the bad value is left out.
+One statement reads the rows of one kind, and a second one the many rows of another table that a record may have. If a
+batch cannot be converted to Arrow, the batch is halved, until only the row with the bad value is left out.
 """
 
 import json
@@ -61,8 +60,6 @@ _PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple
 
 
 class SqlChanges:
-    """SQL implementation of `Changes`, within one reading transaction."""
-
     def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
         """Read the versions of the outbox rows. The first statement fixes the moment of the transaction.
 
@@ -185,7 +182,6 @@ def _match_oldest_changes(connection: Connection, page: int, cursors: bool) -> C
 
 
 def _select_cursors_of_changed_transactions() -> Select[tuple[int]]:
-    """Select the cursors of subscriptions that acknowledged entries in a changed transaction."""
     p, changed = t.transaction_participant.c, t.record_outbox.alias("changed")
     same_sequence = and_(changed.c.kind == RecordKind.TRANSACTION.value, changed.c.id == p.sequence)
     same_cursor = and_(t.cursor.c.topic_id == p.topic_id, t.cursor.c.name == p.subscription)

@@ -1,12 +1,11 @@
 """Outbox of the record log: changes of records that no flush has written yet.
 
-Triggers insert rows, and a settled flush removes them. Only a rewrite of the record log inserts rows from Python.
+Triggers insert rows, in the transaction of the change and under the lock of the changed row. A settled flush removes
+them. Python inserts rows only for a rewrite of the record log. The outbox's `version` only tells changes apart. A flush
+replaces it by the manifest number (ADR 15).
 
-A trigger runs after each statement, in its transaction and under the lock of the row. The outbox's `version` only tells
-changes apart. A flush replaces it by the manifest number (ADR 15). Only migrations create triggers, since 0009.
-
-Removals have no trigger. If a removed row has a tombstone, the tombstone is flushed. Other removals are not flushed. If
-a copy of a ledger is removed, the generation of the ledger rises (see `ledger_rows`), and so the ledger is recorded.
+Removals have no trigger. If a removed row has a tombstone, the tombstone is flushed. If a copy of a ledger is removed,
+the generation of the ledger rises, and so the ledger is recorded.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +33,6 @@ from logstore.records.record_kinds import RecordKind
 
 
 class RecordSource(NamedTuple):
-    """Table whose rows are the records of a kind."""
-
     table: str
     id: str  # column of the record's id
     sub: str = ""  # column of the record's sub; empty: no sub
@@ -74,7 +71,6 @@ def match_unflushed_records(kind: str, record_id: ColumnElement[int]) -> ColumnE
 
 
 def select_unflushed_ids(kind: str) -> Select[tuple[int]]:
-    """Select the ids of deletions, ledgers or topics with a change in the outbox."""
     return select(t.record_outbox.c.id).where(t.record_outbox.c.kind == kind, _INDEXED_KINDS)
 
 

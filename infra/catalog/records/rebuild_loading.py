@@ -1,9 +1,7 @@
 """Load of a rebuilt catalog in SQL: a bulk load into an empty database, complete or not at all.
 
-On PostgreSQL the load is one transaction that locks the tables. On SQLite the load writes a new file beside the target,
-under a name that no process opens. After the file is complete and synced, it gets its name.
-
-Triggers are disabled during the load, because blocks already contain the rows. Indexes are built afterwards.
+On PostgreSQL the load is one transaction that locks the tables. On SQLite the load writes a new file, which gets the
+target's name after it is synced. Triggers are disabled, and indexes are built afterwards.
 """
 
 import os
@@ -42,8 +40,6 @@ _NUMBERED_TABLES: Final[Mapping[str, tuple[str, RecordKind]]] = {
 
 
 class SqlRebuild:
-    """SQL implementation of `RebuildDatabase`. The database is opened on demand."""
-
     def __init__(self, database_url: str) -> None:
         self._url, self._parsed_url = database_url, parse_database_url(database_url)
 
@@ -147,20 +143,19 @@ def _sync_to_disk(path: Path) -> None:
 
 
 def _load_tables(writer: ArrowWriter, load: CatalogLoad, files: RowFilesFolder, proceed: Callable[[], None]) -> None:
-    """Load all tables, and write the rows that no record has."""
     with _drop_indexes_during_load(writer):
         for name in LOAD_ORDER:
             for part in files.part_paths(name):
                 proceed()
                 with pa.memory_map(str(part)) as source, pa.ipc.open_file(source) as rows:
                     batches = (rows.get_batch(index) for index in range(rows.num_record_batches))
-                    writer.ingest(name, pa.RecordBatchReader.from_batches(rows.schema, batches))
+                    writer.append_rows(name, pa.RecordBatchReader.from_batches(rows.schema, batches))
         writer.execute(compile_releases_restart(load.epoch))
         proceed()
     _set_next_row_numbers(writer, load)
     for name, rows in _build_unrecorded_rows_of_load(load):
         writer.execute(f"DELETE FROM {name}")
-        writer.ingest(name, rows.to_reader())
+        writer.append_rows(name, rows.to_reader())
 
 
 @contextmanager
@@ -224,12 +219,8 @@ def build_unrecorded_rows(
 ) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows that no record has, by table: catalog, record log and coordinators.
 
-    Args:
-        manifest: Manifest of the catalog's rows.
-        epoch: Epoch of the catalog.
-        state: State of its record log.
-        pending: Pending stamps as JSON.
-        rebuild: Unfinished rebuild that loaded the catalog, or name of a replica.
+    `pending` are pending stamps as JSON. `rebuild` is the unfinished rebuild that loaded the catalog, or the name of a
+    replica.
     """
     ceilings = manifest.ceilings
     catalog = {

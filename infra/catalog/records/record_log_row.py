@@ -1,11 +1,11 @@
-"""Row of the record log, and staged blocks. No other module writes them.
+"""Sole writer of the record log's row, and of staged blocks.
 
-A stamp tells this catalog from an older copy of itself. A stamp is pending from its begin until the next manifest is
-settled. A writer begins a stamp only after the previous manifest is settled. So a pending stamp never belongs to a
-later manifest than the next one to be settled.
+A stamp tells this catalog from an older copy of itself. It is pending until the next manifest is settled. A writer
+begins a stamp only after the previous manifest is settled, so a pending stamp never belongs to a manifest after the
+next one.
 
 A rebuilt catalog adopts uploads before any process writes to it. Otherwise a new append could get the position of an
-answered append, and a ledger in use could seem unreferenced. Only the record log writes to a replica database.
+answered append. Only the record log writes to a replica database.
 """
 
 import json
@@ -38,11 +38,7 @@ _KNOWN_MANIFEST: Final = select(
 
 
 def read_log_row(connection: Connection) -> Row[Any]:
-    """Return the only row of `record_log`. A migration inserts it.
-
-    Raises:
-        CorruptData: The row is lost.
-    """
+    """Return the only row of `record_log`. A migration inserts it."""
     row = connection.execute(select(t.record_log)).one_or_none()
     if row is None:
         raise lost_row_error(t.record_log.name)
@@ -50,12 +46,7 @@ def read_log_row(connection: Connection) -> Row[Any]:
 
 
 def require_complete_catalog(connection: Connection) -> None:
-    """Refuse a write to an incomplete catalog or to a replica database.
-
-    Raises:
-        CatalogAdopting: The catalog is being adopted, or is a replica.
-        CorruptData: The row of `record_log` is lost.
-    """
+    """Refuse a write to an incomplete catalog or to a replica database."""
     state = _read_state(connection)
     if state == REPLICA:
         raise CatalogAdopting(_REPLICA_REFUSAL)
@@ -67,12 +58,7 @@ def require_complete_catalog(connection: Connection) -> None:
 
 
 def require_not_replica(connection: Connection) -> None:
-    """Refuse an ordinary write or a new manifest in a replica database.
-
-    Raises:
-        CatalogAdopting: The database is a replica.
-        CorruptData: The row of `record_log` is lost.
-    """
+    """Refuse an ordinary write or a new manifest in a replica database."""
     if _read_state(connection) == REPLICA:
         raise CatalogAdopting(_REPLICA_REFUSAL)
 
@@ -148,7 +134,6 @@ def claim_record_log(connection: Connection, claim: Claim, *, now_us: int) -> bo
 
 
 def release_record_log_claim(connection: Connection, workflow_id: str) -> None:
-    """Release the claim if the workflow has it."""
     connection.execute(update(t.record_log).where(_L.claim_workflow == workflow_id).values(**NO_CLAIM_COLUMNS))
 
 
@@ -159,9 +144,6 @@ def add_pending_stamp(connection: Connection, stamp: str, *, now_us: int) -> Non
     of the newest manifest refuses to work, as an older copy. The next settled manifest removes all pending stamps. A
     stamp begins only after its blocks are stored. So stamps accumulate only while the store accepts blocks but no
     manifest.
-
-    Raises:
-        CatalogAdopting: The catalog is a replica, which stores no manifests.
     """
     require_not_replica(connection)
     row = connection.execute(select(_L.pending).with_for_update()).one()
@@ -209,7 +191,6 @@ def unstage_blocks(connection: Connection) -> None:
 
 
 def mark_rebuild_complete(connection: Connection, rebuild: str) -> None:
-    """Record that the rebuild of the catalog is complete."""
     connection.execute(update(t.record_log).where(_L.rebuild == rebuild).values(rebuild=None))
 
 
@@ -219,5 +200,4 @@ def is_adopting(connection: Connection) -> bool:
 
 
 def mark_adoption_complete(connection: Connection) -> None:
-    """Make the catalog READY."""
     connection.execute(update(t.record_log).where(_L.state == ADOPTING).values(state=READY))

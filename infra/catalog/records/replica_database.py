@@ -1,10 +1,8 @@
 """Replica database in SQL. One step is one transaction, which also stores the manifest of the step.
 
-A process may die at any moment, and a lost step is repeated. A step applies only record versions of later manifests
-than the stored one. So they are newer than all rows of the database.
-
-Rows are made by the functions of a cold start. Three things are different: tombstones remove rows, a topic may take the
-name of a plainly deleted topic, and totals of ledgers with new segments are computed again.
+A lost step is repeated. A step applies only record versions of later manifests, so they are newer than all rows. Rows
+are made as in a rebuild, but tombstones remove rows, a topic may take the name of a plainly deleted topic, and totals
+of ledgers with new segments are computed again.
 """
 
 from collections import Counter
@@ -52,8 +50,6 @@ _PARENT_TABLES: Final[dict[RecordKind, Table]] = {_K.TOPIC: t.topic, _K.LEDGER: 
 
 
 class SqlReplica:
-    """SQL implementation of `ReplicaDatabase`."""
-
     def __init__(self, database: Database, database_url: str) -> None:
         self._db, self._url = database, database_url
 
@@ -67,7 +63,7 @@ class SqlReplica:
         self, manifest: Manifest, versions: VersionReader, *, expected: AppliedManifest | None, replica: str, seed: bool
     ) -> AppliedCounts:
         if self._db.is_absent or read_catalog_version(self._db) is None:
-            self._db.make_folder()
+            self._db.create_folder()
             migrate_catalog(self._db, bundles=manifest.bundles)
 
         def apply_step(connection: Connection) -> AppliedCounts:
@@ -106,11 +102,7 @@ class SqlReplica:
 
 @contextmanager
 def open_replica(database_url: str) -> Iterator[SqlReplica]:
-    """Open a replica database for the `with` block.
-
-    Raises:
-        InvalidInput: The text is not the URL of a database that can hold a catalog.
-    """
+    """Open a replica database for the `with` block."""
     with closing(Database(database_url, pool_size=2)) as database:
         yield SqlReplica(database, database_url)
 

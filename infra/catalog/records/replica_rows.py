@@ -1,7 +1,6 @@
 """Bulk changes of rows by keys in a replica database, in the transaction of one step.
 
-Only this module may write to all tables. A replica database refuses writes of other modules. It has no audit log and
-records no changes.
+Only this module may write to all tables, because a replica database refuses writes of other modules.
 """
 
 import json
@@ -61,12 +60,10 @@ def upsert_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
 
 
 def delete_all_rows(connection: Connection, table: Table) -> None:
-    """Empty a table."""
     connection.execute(delete(table))
 
 
 def replace_all_rows(connection: Connection, table: Table, rows: pa.Table) -> None:
-    """Make `rows` the only rows of a table."""
     connection.execute(delete(table))
     for page in _split_rows_into_pages(table, rows):
         connection.execute(insert(table), page)
@@ -119,7 +116,6 @@ def delete_rows_of_topics(connection: Connection, topic_ids: Iterable[int]) -> N
 
 
 def delete_lists(connection: Connection, ids: Iterable[int]) -> None:
-    """Delete lists. Their ledgers become unlisted."""
     list_ids = list(ids)
     for page in _split_ids_into_pages(list_ids):
         listed = update(t.ledger).where(is_one_of(connection, t.ledger.c.list_id, page))
@@ -169,7 +165,6 @@ def read_ledger_columns_for_tombstones(connection: Connection, ids: Iterable[int
 
 
 def update_ledger_totals(connection: Connection, ids: Iterable[int]) -> None:
-    """Compute the totals of ledgers from their segments."""
     s, ledger = t.segment.c, t.ledger.c
 
     def from_segments(aggregate: Any) -> Any:  # noqa: ANN401 - a column
@@ -190,11 +185,7 @@ def update_ledger_totals(connection: Connection, ids: Iterable[int]) -> None:
 def unlist_ledgers(connection: Connection, list_ids: Iterable[int], named_ids: Ids, changed_ids: Iterable[int]) -> None:
     """Remove the places of ledgers that their lists no longer name, and of changed ledgers without a list.
 
-    Args:
-        connection: In the transaction of the step.
-        list_ids: Lists that changed in the step.
-        named_ids: Ledgers that these lists name.
-        changed_ids: Ledgers that changed in the step.
+    `named_ids` are the ledgers that the changed lists name.
     """
     ledger = t.ledger.c
     unnamed_ids: list[int] = []

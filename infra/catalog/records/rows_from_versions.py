@@ -1,7 +1,7 @@
 """Conversion of record versions to rows of the catalog's tables. The functions are pure and use Arrow tables.
 
-Every function takes record versions of one kind in the schema of the kind: the newest version of each record, ascending
-by id, without tombstones. The results have the columns and types of a bulk load.
+A function takes the newest version of each record of one kind, ascending by id, without tombstones. Its result has the
+columns and types of a bulk load.
 """
 
 import base64
@@ -52,7 +52,6 @@ UNIQUE_COLUMNS: Final[Mapping[RecordKind, tuple[str, ...]]] = {
 
 
 def cast_to_columns(table: Table, rows: pa.Table) -> pa.Table:
-    """Return the rows in the types of the table's columns."""
     fields = [pa.field(name, to_arrow_type(table.c[name])) for name in rows.column_names]
     return rows.cast(pa.schema(fields))
 
@@ -121,14 +120,9 @@ def unpack_listed_ledger_ids(lists: pa.Table) -> Ids:
 
 
 def build_ledger_rows(ledgers: pa.Table, segments: pa.Table, listed_ids: Ids) -> Iterator[TableRows]:
-    """Yield ledgers with their totals, then their copies.
+    """Yield ledgers with their totals, then their copies. A ledger that no list names gets no place.
 
-    A ledger that no list names gets no place. It was never listed, or it returned after a plain deletion.
-
-    Args:
-        ledgers: Record versions of ledgers.
-        segments: Record versions of the segments of these ledgers only.
-        listed_ids: Ids of listed ledgers, ascending.
+    `segments` are those of these ledgers only. `listed_ids` ascend.
     """
     ids = read_id_column(ledgers)
     totals = _sum_segments(ids, segments)
@@ -204,12 +198,9 @@ def _parse_parts(table: Table, documents: pa.ChunkedArray, keys: pa.Table) -> Ta
 
 
 def build_tombstone_rows(tombstones: pa.Table, covered: pa.Table, kind: RecordKind) -> TableRows:
-    """Return the rows of tombstones. Topic, list and component come from the record versions that the tombstones cover.
+    """Return the rows of tombstones, with topic, list and component of the record versions that they cover.
 
-    Args:
-        tombstones: Tombstones, ascending by id.
-        covered: At most one other record version of each of these records, ascending by id.
-        kind: Topic or ledger.
+    Both tables ascend by id. `covered` has at most one version of each record.
     """
     ids, covered_ids = read_id_column(tombstones), read_id_column(covered)
     is_covered = mask_contained_ids(covered_ids, ids)

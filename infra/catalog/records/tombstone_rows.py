@@ -1,7 +1,4 @@
-"""Rows of `tombstone`. No other module writes them.
-
-A tombstone is inserted in the transaction that removes its topic or ledger. Only a raid removes a tombstone.
-"""
+"""Sole writer of `tombstone`. Only a raid removes a tombstone."""
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import cache
@@ -50,9 +47,7 @@ _COLUMNS = ("kind", "id", "topic_id", "list_id", "component", "generation", "epo
 
 
 def insert_ledger_tombstones(connection: Connection, condition: ColumnElement[bool], *, now_us: int) -> None:
-    """Insert tombstones of ledgers.
-
-    Call it before the ledgers are removed, in the same transaction, under the list locks.
+    """Insert tombstones of ledgers, before the ledgers are removed in the same transaction, under the list locks.
 
     `condition` selects rows of `ledger`. The time of an existing tombstone never falls.
     """
@@ -90,8 +85,6 @@ def find_tombstone(connection: Connection, ledger_id: int) -> Tombstone | None:
 
 
 class SqlTombstones(CatalogAdapter):
-    """SQL implementation of `Tombstones`."""
-
     def count(self) -> TombstoneCounts:
         query = select(_T.kind, func.count(), func.count(_T.raid), func.min(_T.at_us)).group_by(_T.kind)
         rows = self._db.read(lambda connection: connection.execute(query.order_by(_T.kind)).all())

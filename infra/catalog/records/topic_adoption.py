@@ -1,7 +1,4 @@
-"""Settling of a topic: one transaction adopts all staged ledgers of the topic.
-
-No other process writes to the catalog meanwhile. So the statements need no further locks.
-"""
+"""Adoption of all staged ledgers of a topic in one transaction. No other process writes, so nothing is locked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +45,6 @@ class _StagedUploadSummary:
 
 @dataclass(slots=True)
 class _TopicInAdoption:
-    """Topic during its settling, with results of the pages so far."""
-
     topic_id: TopicId
     name: str
     list_id: int
@@ -208,7 +203,6 @@ def _register_segments(
     segments: Sequence[AdoptedSegment],
     row_by_ledger: Mapping[int, Any],
 ) -> None:
-    """Insert the segments, update the totals of their ledgers, and advance producers."""
     if not segments:
         return
     totals_by_ledger: dict[int, list[int]] = {}

@@ -1,12 +1,10 @@
-"""Transaction buffers of topics: the only writes of `buffer_range` and `buffer_hidden`.
+"""Sole writer of the transaction buffers of topics: `buffer_range` and `buffer_hidden`.
 
-A range is a run of entries of one transaction. Until the transaction is settled in the topic, its state decides how
-readers treat the range. Readers read it, wait before it, or skip it. The settlement removes the range, and hides
-aborted entries for good. Transaction markers are hidden at once. Hidden entries are bitmaps, in one row per ledger,
-which is removed with the ledger.
+A range is a run of entries of one transaction. Until the transaction is settled in the topic, its state decides whether
+readers read the range, wait before it, or skip it. The settlement removes the range, and hides aborted entries for
+good. Hidden entries are bitmaps, in one row per ledger, so a reader needs no lookup per entry.
 
-Source: Pulsar's TopicTransactionBuffer (maxReadPosition, aborted transactions). It stores transaction ids, not entries.
-With entries, a reader subtracts bitmaps and needs no lookup per entry.
+Source: Pulsar's TopicTransactionBuffer (maxReadPosition, aborted transactions).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -39,8 +37,6 @@ _RANGE_COLUMNS = ("ledger_id", "first_entry", "entries", "topic_id", "tc_id", "s
 
 @dataclass(slots=True)
 class BufferView:
-    """Buffer of a topic at one moment."""
-
     first_open: Position | None = None  # first message of the oldest open transaction
     hidden: dict[LedgerId, BitMap] = field(default_factory=dict)
 
@@ -76,7 +72,6 @@ def read_buffers(
 
 
 def read_open_entries(connection: Connection, topic_id: TopicId) -> dict[TransactionId, dict[LedgerId, BitMap]]:
-    """Return the topic's entries of each open transaction."""
     columns = (_B.tc_id, _B.sequence, _B.ledger_id, _B.first_entry, _B.entries)
     is_open = (_B.topic_id == topic_id, _T.state == TransactionState.OPEN.value)
     entries_by_txn: dict[TransactionId, dict[LedgerId, BitMap]] = {}
@@ -205,5 +200,4 @@ def build_transaction_id_parameter(dialect: str, columns: Any) -> tuple[BulkPara
 
 
 def transaction_id_rows(txns: Iterable[TransactionId]) -> set[tuple[int, int]]:
-    """Return the rows of a bulk parameter of transaction ids."""
     return {(txn.tc_id, txn.sequence) for txn in txns}

@@ -36,8 +36,6 @@ from logstore.transactions.transaction_buffer import TransactionBuffer
 
 
 class SqlTransactionSnapshots(CatalogAdapter):
-    """Implementation of the port `TransactionSnapshots`."""
-
     def current(self, topic_id: TopicId) -> StoredSnapshot:
         return self._db.read(lambda connection: read_buffer_snapshot(connection, topic_id))
 
@@ -93,7 +91,6 @@ _S = t.transaction_snapshot.c
 
 
 def read_buffer_snapshot(connection: Connection, topic_id: TopicId, *, lock: bool = False) -> StoredSnapshot:
-    """Return the topic's row as a value, or an empty value."""
     query = select(t.transaction_snapshot).where(_S.topic_id == topic_id)
     row = connection.execute(query.with_for_update() if lock else query).first()
     if row is None:

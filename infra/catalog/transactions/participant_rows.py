@@ -88,7 +88,6 @@ def _match_participant(txn: TransactionId, participant: Participant) -> tuple[Co
 def read_held_entries(
     connection: Connection, subscriptions: Collection[tuple[TopicId, str]]
 ) -> dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]]:
-    """Return the entries of each subscription that open transactions hold."""
     held_entries: dict[tuple[TopicId, str], dict[TransactionId, dict[LedgerId, BitMap]]] = {
         key: {} for key in subscriptions
     }
@@ -211,12 +210,10 @@ def _compile_participant_settling(dialect: str) -> BulkStatement:
 
 
 def store_participant_errors(connection: Connection, txn: TransactionId, failures: Mapping[Participant, str]) -> None:
-    """Store the errors of participants that are owed."""
     for participant, error in sorted(failures.items()):
         is_owed = (*_match_participant(txn, participant), _P.settled_us.is_(None))
         connection.execute(update(t.transaction_participant).where(*is_owed).values(last_error=error))
 
 
 def remove_participants(connection: Connection, pairs: Collection[tuple[int, int]]) -> None:
-    """Remove the participants of forgotten transactions."""
     connection.execute(delete(t.transaction_participant).where(tuple_(_P.tc_id, _P.sequence).in_(pairs)))

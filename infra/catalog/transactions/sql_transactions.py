@@ -52,8 +52,6 @@ _PENDING_WORK_QUERY = select(
 
 
 class SqlTransactions(CatalogAdapter):
-    """Implementation of the port `Transactions`."""
-
     def get(self, txn: TransactionId) -> StoredTransaction:
         return self._db.read(lambda connection: _require_transaction(connection, txn))
 

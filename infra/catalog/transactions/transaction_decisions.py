@@ -1,10 +1,7 @@
 """Begin and end of transactions in a group commit, and the abort of expired transactions.
 
-One SQL transaction sets the state. Readers of every topic follow this state at once. The same SQL transaction turns
-held entries of subscriptions into acknowledgements. The later broadcast writes the decision to the logs, and does not
-change what readers see.
-
-Source: Pulsar's transaction coordinator. It tells one participant after the other, so readers see a part of a
+One SQL transaction sets the state, which readers of every topic follow at once, and turns held entries of subscriptions
+into acknowledgements. The later broadcast does not change what readers see. In Pulsar, readers see a part of a
 transaction until the last participant is told.
 """
 

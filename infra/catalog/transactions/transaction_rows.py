@@ -1,4 +1,4 @@
-"""Rows of coordinators and transactions: their only reads and writes.
+"""Sole reader and writer of coordinators and transactions.
 
 Lock order: transactions come after topics, lists, ledgers and producer sequences, and before coordinators and cursors.
 A SQL transaction locks all transactions that it needs at once, by id. It settles participants before their transaction.
@@ -138,7 +138,6 @@ def transactions_from_rows(connection: Connection, rows: Sequence[Row[Any]]) -> 
 
 
 def match_transaction(txn: TransactionId) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions that select the row of one transaction."""
     return (_T.tc_id == txn.tc_id, _T.sequence == txn.sequence)
 
 
@@ -186,7 +185,6 @@ def _compile_finishing(dialect: str) -> _FinishingStatements:
 def read_transaction_states(
     connection: Connection, txns: Iterable[TransactionId]
 ) -> dict[TransactionId, TransactionState]:
-    """Return the states of the transactions that exist."""
     rows = _compile_states_query(connection.dialect.name).execute(connection, transaction_id_rows(txns))
     return {TransactionId(row.tc_id, row.sequence): TransactionState(row.state) for row in rows}
 
@@ -219,7 +217,6 @@ def record_transaction_failure(connection: Connection, txn: TransactionId, error
 
 
 def set_transaction_claims(connection: Connection, txns: Collection[TransactionId], claim: Mapping[str, Any]) -> None:
-    """Set the claim of locked transactions."""
     if txns:
         rows = [(txn.tc_id, txn.sequence, *claim.values()) for txn in txns]
         _compile_claim_update(connection.dialect.name).execute(connection, rows)
@@ -244,7 +241,6 @@ def read_states_finished_before(
 
 
 def remove_transactions(connection: Connection, finished: Collection[TransactionId]) -> None:
-    """Remove finished transactions with their participants."""
     pairs = sorted(transaction_id_rows(finished))
     if pairs:
         remove_participants(connection, pairs)

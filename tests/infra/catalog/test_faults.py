@@ -170,7 +170,7 @@ def test_write_that_dies_while_committing_is_rolled_back(url: str, connect: Conn
 def test_bug_in_sql_stays_what_it_is(url: str, connect: Connect) -> None:
     """Wrong SQL is not taken for a service that is away, which would be retried for ever."""
     database = connect(url)
-    database.make_folder()
+    database.create_folder()
     with pytest.raises(Exception, match="no_such_table") as caught:
         database.read(lambda connection: connection.execute(text("SELECT * FROM no_such_table")))
     assert not isinstance(caught.value, SextonError)

@@ -132,7 +132,7 @@ def test_check_version_empty_database_is_refused_and_stays_empty(url: str, conne
         with pytest.raises(ServiceFailed, match=f"database: there is no file {path}; run `sexton up`"):
             require_current_version(database)
         assert database.is_absent
-        database.make_folder()
+        database.create_folder()
         path.touch()
     with pytest.raises(CatalogVersionMismatch, match="found an empty database; run"):
         require_current_version(database)
@@ -149,7 +149,7 @@ def test_versions_are_those_of_alembic() -> None:
 def test_database_of_somebody_else_is_refused_and_left_as_it_is(url: str, connect: Connect) -> None:
     """Neither taken for a catalog nor made one, with an `alembic_version` of its own or without."""
     database = connect(url)
-    database.make_folder()
+    database.create_folder()
     path = database.engine.url.database if database.is_sqlite else ":memory:"
     with closing(sqlite3.connect(str(path))) as foreign:
         for statement in ("CREATE TABLE invoice (id INTEGER)", "CREATE TABLE alembic_version (version_num TEXT)"):

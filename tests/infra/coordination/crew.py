@@ -36,7 +36,7 @@ class Looks(OwnershipObserver):
 
     count = 0
 
-    def on_reconciled(self, unsettled: int) -> None:
+    def on_reconciled(self, pending_bundles: int) -> None:
         self.count += 1
 
 

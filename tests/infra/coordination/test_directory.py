@@ -37,9 +37,9 @@ def test_looking_where_nobody_ever_took_part_finds_nothing_and_makes_nothing(
     directory: OwnershipDirectory, looker: KazooClient
 ) -> None:
     """A path without nodes is an answer; a person who asks leaves no trace, not even an empty path."""
-    assert directory.owner_nodes() == {}
-    assert directory.live_workers() == {}
-    assert directory.live_sessions() == frozenset()
+    assert directory.read_owner_nodes() == {}
+    assert directory.read_live_workers() == {}
+    assert directory.read_live_sessions() == frozenset()
     assert not directory.delete_owner_node(BundleId(1), 5)
     assert looker.get_children("/") == []
 
@@ -50,13 +50,13 @@ def test_looking_finds_workers_with_their_sessions_and_what_they_own(
     """Enough to tell whether an owner's session lives; the onlooker itself is none of the workers."""
     session = worker[0].id
     looker.create(f"{SESSIONS}/odd")
-    (name, found), *others = directory.live_workers().items()
+    (name, found), *others = directory.read_live_workers().items()
     assert (name, found.session, found.load, others) == ("a", session, WorkerLoad(load=0.5, bundles=2), [])
-    assert {bundle: (node.worker_id, node.session) for bundle, node in directory.owner_nodes().items()} == {
+    assert {bundle: (node.worker_id, node.session) for bundle, node in directory.read_owner_nodes().items()} == {
         1: ("a", session),
         6: ("a", session),
     }
-    assert directory.live_sessions() == {session}
+    assert directory.read_live_sessions() == {session}
 
 
 def test_onlooker_may_remove_a_node_of_the_session_that_it_read(
@@ -65,6 +65,6 @@ def test_onlooker_may_remove_a_node_of_the_session_that_it_read(
     """Without taking part; a session that it did not read as the node's own removes nothing (apache/pulsar#295)."""
     session, nodes = worker
     assert not directory.delete_owner_node(BundleId(1), session.id + 1)
-    assert nodes.owned_bundles() == {1, 6}
+    assert nodes.read_owned_bundles() == {1, 6}
     assert directory.delete_owner_node(BundleId(1), session.id)
-    assert nodes.owned_bundles() == {6}
+    assert nodes.read_owned_bundles() == {6}

@@ -47,10 +47,10 @@ def test_take_twice_is_once_and_never_anothers(join: Join) -> None:
     assert one.create_owner_nodes(_bundles(0, 1)) == set(_bundles(0, 1))
     assert one.create_owner_nodes(_bundles(1, 2)) == set(_bundles(1, 2))
     assert two.create_owner_nodes(_bundles(2, 3)) == set(_bundles(3))
-    owners = two.owner_nodes()
+    owners = two.read_owner_nodes()
     assert {bundle: node.worker_id for bundle, node in owners.items()} == {0: "a", 1: "a", 2: "a", 3: "b"}
     assert owners[BundleId(0)].session == first.id
-    assert one.owned_bundles() == set(_bundles(0, 1, 2, 3))
+    assert one.read_owned_bundles() == set(_bundles(0, 1, 2, 3))
 
 
 def test_take_of_the_same_by_many_at_once_has_one_winner_each(join: Join) -> None:
@@ -75,13 +75,13 @@ def test_give_up_leaves_a_node_that_is_anothers_by_now(zookeeper: ZooKeeper, joi
     """Deletes ask for the session, not for the version alone: that is 0 whoever made it (apache/pulsar#295)."""
     (first, one), (_, two) = join("a"), join("b")
     one.create_owner_nodes(_bundles(0))
-    stale = one.owner_nodes()[BundleId(0)].session
+    stale = one.read_owner_nodes()[BundleId(0)].session
     zookeeper.expire(first)
     assert_eventually(lambda: two.create_owner_nodes(_bundles(0)) == set(_bundles(0)))
     assert two.delete_owner_node(BundleId(0), stale) is False
     with pytest.raises(SessionLost):
         one.delete_own_nodes(_bundles(0))
-    assert two.owner_nodes()[BundleId(0)].worker_id == "b"
+    assert two.read_owner_nodes()[BundleId(0)].worker_id == "b"
 
 
 def test_remove_asks_for_the_session_within_the_delete(join: Join, looker: KazooClient) -> None:
@@ -90,7 +90,7 @@ def test_remove_asks_for_the_session_within_the_delete(join: Join, looker: Kazoo
     one.create_owner_nodes(_bundles(0))
     looker.delete(f"/sessions/{first.id:016x}")
     assert two.delete_owner_node(BundleId(0), first.id) is False
-    assert one.owned_bundles() == set(_bundles(0))
+    assert one.read_owned_bundles() == set(_bundles(0))
 
 
 def test_give_up_frees_the_bundle_at_once(join: Join) -> None:
@@ -99,7 +99,7 @@ def test_give_up_frees_the_bundle_at_once(join: Join) -> None:
     one.create_owner_nodes(_bundles(0, 1))
     one.delete_own_nodes(_bundles(0, 5))
     assert two.create_owner_nodes(_bundles(0)) == set(_bundles(0))
-    assert {node.worker_id for node in two.owner_nodes().values()} == {"a", "b"}
+    assert {node.worker_id for node in two.read_owner_nodes().values()} == {"a", "b"}
 
 
 def test_worker_id_is_had_by_one_session(join: Join) -> None:
@@ -113,7 +113,7 @@ def test_worker_id_is_had_by_one_session(join: Join) -> None:
 
 
 def _loads(nodes: WorkerDirectory) -> dict[str, WorkerLoad]:
-    return {name: worker.load for name, worker in nodes.live_workers().items()}
+    return {name: worker.load for name, worker in nodes.read_live_workers().items()}
 
 
 def test_workers_are_those_with_a_live_session_and_their_last_word(join: Join) -> None:
@@ -152,7 +152,7 @@ def test_owner_node_that_cannot_be_read_is_nobody_we_know(join: Join, looker: Ka
     """It is somebody's, and not ours."""
     (_, one) = join("a")
     looker.create(f"{OWNERS}/{bundle_name(BundleId(2), bundles=_N)}", b"?")
-    assert one.owner_nodes()[BundleId(2)].worker_id == ""
+    assert one.read_owner_nodes()[BundleId(2)].worker_id == ""
     assert one.create_owner_nodes(_bundles(2)) == frozenset()
 
 

@@ -101,10 +101,10 @@ def test_lock_held_by_another_makes_the_next_wait(home: StackHome) -> None:
 
     def second() -> None:
         entered.set()
-        with home.locked():
+        with home.hold_lock():
             order.append("second")
 
-    with home.locked():
+    with home.hold_lock():
         waiting = threading.Thread(target=second)
         waiting.start()
         entered.wait(5)
@@ -118,5 +118,5 @@ def test_lock_held_by_another_makes_the_next_wait(home: StackHome) -> None:
 def test_lock_never_given_up_is_reported(home: StackHome, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for a hung up or down is told so in the end."""
     monkeypatch.setattr("infra.stack.stack_home._LOCK_WAIT_S", 0.1)
-    with home.locked(), pytest.raises(ServiceFailed, match="has held"), home.locked():
+    with home.hold_lock(), pytest.raises(ServiceFailed, match="has held"), home.hold_lock():
         pass

@@ -300,7 +300,7 @@ def test_unload_does_not_take_a_node_without_a_new_fence_for_an_owner() -> None:
         count_bundles=lambda: _N,
         fence=lambda bundle: Fence(bundle=bundle, counter=next(fences), worker_id="a", raised_us=0),
     )
-    directory = SimpleNamespace(owner_nodes=lambda _: {BundleId(1): node})
+    directory = SimpleNamespace(read_owner_nodes=lambda _: {BundleId(1): node})
     unloading = BundleUnloader(catalog, SimpleNamespace(), directory)  # type: ignore[arg-type]
     owned = unloading.find_owner(BundleId(1))
     assert (owned.fence, owned.worker_id) == (3, "a")

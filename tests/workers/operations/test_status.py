@@ -191,7 +191,9 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
     database.close()
     live = {"w": LiveWorker(session=7, load=WorkerLoad())}
     nodes = {BundleId(1): OwnerNode(worker_id="w", session=7, version=0)}
-    found = SimpleNamespace(owner_nodes=lambda: nodes, live_workers=lambda: live, live_sessions=lambda: {7})
+    found = SimpleNamespace(
+        read_owner_nodes=lambda: nodes, read_live_workers=lambda: live, read_live_sessions=lambda: {7}
+    )
     monkeypatch.setattr("workers.operations.service_checks.open_directory", lambda *_: nullcontext(found))
     assert run_check("ownership", _check_ownership, settings) == {
         "name": "ownership",
