@@ -32,10 +32,7 @@ class AuditedLedgers:
 
     @classmethod
     def from_query(cls, connection: Connection, ids: ColumnElement[int], *where: ColumnElement[bool]) -> Self | None:
-        """Summarize the ids of rows that match the conditions. Return `None` if no row matches.
-
-        Damaged rows with text or bytes as id are left out. SQLite orders these after all numbers.
-        """
+        """Summarize the ids of matching rows, without damaged ids. SQLite orders texts and bytes after all numbers."""
         where = (*where, ids <= _MAX_LEDGER_ID)
         count, first, last = connection.execute(
             select(func.count(ids.distinct()), func.min(ids), func.max(ids)).where(*where)
@@ -69,11 +66,10 @@ def insert_audit_row(
     run_id: str | None = None,
     span: AuditedLedgers | None = None,
 ) -> None:
-    """Insert an audit row in the transaction of the act.
+    """Insert an audit row in the transaction of the act. The current trace is added as `trace_id`.
 
     A search by ledger uses `ledger` in `detail`, or the first and the last ledger of `span`. If the sample of the span
-    is complete, only its ledgers match. The current trace is added as `trace_id`. `act` is in kebab-case, and `topic`
-    is an encoded name.
+    is complete, only its ledgers match.
     """
     ledger_id, trace_id = detail.get("ledger"), current_trace_id()
     full_detail = dict(detail) | ({} if span is None else asdict(span))

@@ -1,7 +1,6 @@
 """Catalog in SQL: the ports of `logstore.ports.catalog` over one database.
 
-The module of a port is imported at its first use. A command uses two or three ports, and an import of all would cost as
-much CPU as the rest of the command.
+The module of a port is imported at its first use, because an import of all costs as much CPU as a command.
 """
 
 from collections.abc import Iterator
@@ -59,9 +58,9 @@ def _declare_port(
 
 
 class SqlCatalog:
-    """`Catalog` in SQL. The caller must check the catalog's version before.
+    """`Catalog` in SQL, of a checked version.
 
-    A newborn ledger older than `registration_timeout_s` counts as abandoned by its creator.
+    A newborn ledger older than `registration_timeout_s` counts as abandoned.
     """
 
     topics: "SqlTopics" = _declare_port("log.topics", "SqlTopics")

@@ -66,9 +66,9 @@ class UnloadReason(StrEnum):
 
 
 class OwnershipObserver:
-    """Observer of a worker's ownership, for telemetry. The base class ignores all events.
+    """Observer of a worker's ownership, for telemetry.
 
-    Methods also run on kazoo's thread. An override must return at once and raise nothing.
+    An override must return at once, also on kazoo's thread, and not raise.
     """
 
     def on_session_opened(self, session: int) -> None: ...

@@ -1,11 +1,8 @@
 """Thread that owns bundles for a worker, across the worker's sessions.
 
-- SUSPENDED: the worker returns no lease, but drops none. After a reconnect to the same session, all leases are valid
-  again.
-- EXPIRED: the worker drops all leases and opens a new session. It then acquires each bundle again, or gives it up.
-  After a bounded number of failed attempts to open a session, the worker ends.
-- All ZooKeeper calls except `lookup` run on this thread. Listeners only put a message into the thread's queue
-  (kazoo#355).
+- SUSPENDED: the worker returns no lease, but drops none. After a reconnect to the same session, all are valid again.
+- EXPIRED: the worker drops all leases, opens a new session, and acquires each bundle again, or gives it up.
+- All ZooKeeper calls except `lookup` run on this thread. Listeners only put a message into its queue (kazoo#355).
 
 Source: PIP-57.
 """

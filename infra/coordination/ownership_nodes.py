@@ -124,7 +124,6 @@ class OwnershipDirectory:
 
 
 def session_path(session: int) -> str:
-    """Return the path of the node that exists as long as the session."""
     return f"{SESSIONS}/{session:016x}"
 
 
@@ -225,9 +224,9 @@ class WorkerDirectory(OwnershipDirectory):
         return self._session.run_idempotent("looking for changes", lambda client: int(client.get(OWNERS)[1].pzxid))
 
     def create_owner_nodes(self, bundles: Iterable[BundleId]) -> frozenset[BundleId]:
-        """Create the owner nodes that do not exist. Return the bundles whose node belongs to this session.
+        """Create the owner nodes that do not exist.
 
-        Idempotency: a node that exists counts only if its ephemeral owner is this session.
+        Return the bundles whose node belongs to this session. Idempotent.
         """
         ordered_bundles = sorted(bundles)
         body = json.dumps({"worker_id": self._worker_id}).encode()

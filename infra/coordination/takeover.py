@@ -14,8 +14,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTimes:
-    """Waiting times before a worker takes a bundle or checks its fences."""
-
     takeover_grace_s: float = 1.0  # how long each worker in a bundle's ranking waits for the worker before it
     rest_s: float = 10.0  # how long a worker does not take a bundle again that it has lost
     fence_check_interval_s: float = 5.0  # between two checks of the fences
@@ -24,7 +22,7 @@ class TakeoverTimes:
 class TakeoverRules:
     """Bundles that this worker leaves to other workers for now, and bundles that it must not release yet.
 
-    All times are seconds of one monotonic clock.
+    Times are monotonic.
     """
 
     def __init__(self, worker_id: str, times: TakeoverTimes) -> None:

@@ -65,7 +65,7 @@ class PemFiles:
 
 
 def unreachable_error(hosts: str, tls: PemFiles | None) -> ServiceFailed:
-    """Return the error for an ensemble at `host:port,…/path` if no server accepted the connection.
+    """Return the error for an ensemble at `host:port,…/path` without a reachable server.
 
     With TLS each server is tried once more, because kazoo reports an untrusted server as unreachable.
     """

@@ -1,14 +1,9 @@
 """One ZooKeeper session, from its start to its end. A session that has ended is not opened again.
 
-Rules that follow from kazoo's behaviour:
-
-1. Every wait for an answer is bounded. Kazoo queues calls between the loss of a connection and its detection. It
-   answers these calls only after the next connection.
-2. A new session id ends the `ZooKeeperSession`. Kazoo opens a new session by itself after an expiry, and a server may
-   give a new session at a reconnect (ClickHouse#116690). The caller then opens another `ZooKeeperSession` and reads
-   each of its nodes again.
-3. Listeners only pass the event to another thread. They run on kazoo's thread, where a call to ZooKeeper would wait for
-   itself (kazoo#355).
+1. Every wait for an answer is bounded, because kazoo answers some queued calls only after the next connection.
+2. A new session id ends the `ZooKeeperSession`, because kazoo or a server may open another session at a reconnect
+   (ClickHouse#116690). The caller then opens another `ZooKeeperSession` and reads each of its nodes again.
+3. Listeners only pass the event to another thread, because a call on kazoo's thread would wait for itself (kazoo#355).
 """
 
 import logging
@@ -178,9 +173,8 @@ class ZooKeeperSession:
     def reset_last_zxid(self) -> None:
         """Forget the last seen transaction id after a suspension of two session timeouts.
 
-        An ensemble that lost data refuses a client that has seen later transactions. Kazoo would then retry forever.
-        Without the id, a server answers whether the session lives. After this time, no server that lags behind serves
-        clients.
+        An ensemble that lost data refuses a client that has seen later transactions, and kazoo would retry forever.
+        Without the id, a server answers whether the session lives.
         """
         if self.state is SessionState.SUSPENDED and time.monotonic() - self._suspended_since_s >= 2 * self.timeout_s:
             self._client.last_zxid = 0

@@ -121,9 +121,8 @@ class BucketListing:
 def lower_start_after(start_after: str, prefix: str) -> str:
     """Return a key, not above `start_after`, after which a listing is complete even if the store sorts by path.
 
-    A store that sorts by path puts `x/1` before `x-1`. A listing after `x-1` would miss the keys below `x/`. A listing
-    after `w` has these keys. So the key is cut at the first character below `/`, and its last character is lowered by
-    one. The result is empty if only a listing of the whole prefix is complete.
+    Such a store puts `x/1` before `x-1`, so a listing after `x-1` would miss the keys below `x/`. The result is empty
+    if only a listing of the whole prefix is complete.
     """
     if start_after <= prefix:
         return ""

@@ -75,8 +75,8 @@ class _BulkSupport:
 class BulkDelete:
     """Deletes in one bucket. Thread-safe: threads share the rate and the knowledge of bulk support.
 
-    Stores that require Content-MD5 refuse the bulk deletes of new SDKs. Keys are then deleted singly, which is several
-    times slower. Bulk requests are tried again after a while, because a gateway may refuse them only during an upgrade.
+    If the store refuses bulk deletes, keys are deleted singly, several times slower, and bulk is tried again after a
+    while.
 
     Source: aws-sdk-java-v2 #5805 and barman #1146.
     """
@@ -184,9 +184,9 @@ class BulkDelete:
         return {success.get("Key", "") for success in response.get("Deleted", ())}, errors
 
     def _parse_refusal(self, error: ClientError) -> _BulkRefused | None:
-        """Return the refusal if single deletes may work instead.
+        """Return the refusal if single deletes may work.
 
-        An ambiguous code is a general refusal only if no bulk delete has ever succeeded.
+        An ambiguous code is general only if no bulk delete has ever succeeded.
         """
         code, status = error_code(error), error_status(error)
         is_certain = code in _NO_BULK_CODES or status in {405, 501}

@@ -26,9 +26,9 @@ _MAX_PARTS = 10_000  # Source: S3 User Guide, "Multipart upload limits"; all par
 
 
 class MultipartUploads:
-    """Multipart uploads to one bucket. Thread-safe.
+    """Multipart uploads to one bucket.
 
-    `proceed` is called before each request and stops the upload by raising an error.
+    Thread-safe. `proceed` is called before each request and stops the upload by an error.
     """
 
     def __init__(self, client: "S3Client", bucket: str, *, retries: RequestRetries, part_bytes: int) -> None:
@@ -92,9 +92,9 @@ class MultipartUploads:
     def _complete_once(
         self, key: str, upload_id: str, parts: list["CompletedPartTypeDef"], proceed: Callable[[], None]
     ) -> bool:
-        """Complete the upload. Return whether this request created the object.
+        """Return whether this request created the object.
 
-        `NoSuchUpload` means that an earlier attempt has completed the upload, or that the upload was aborted.
+        `NoSuchUpload` means that an earlier attempt has completed the upload, or that it was aborted.
         """
         proceed()
         with translate_s3_errors(self._describe("complete", key)):

@@ -52,13 +52,12 @@ def _should_retry(error: Exception) -> bool:
 
 
 class DeleteRate:
-    """Adaptive limits for deletes: keys per request, and keys per second.
+    """Adaptive limits for deletes: keys per request, and keys per second. Thread-safe.
 
-    Both limits grow additively, and are cut multiplicatively if the store throttles. If several threads are throttled
-    at once, only the first one cuts: a request that started before the last cut has no effect. Thread-safe.
+    Both limits grow additively, and are cut multiplicatively if the store throttles. Of several throttled threads only
+    the first one cuts: a request that started before the last cut has no effect.
 
-    Source: Apache Iceberg #7127, comment by an S3A maintainer: a request with 1,000 keys counts as 1,000 writes. Its
-    retry adds 1,000 writes to an overloaded store. S3A uses 200 keys.
+    Source: Apache Iceberg #7127: a request with 1,000 keys counts as 1,000 writes, and so does its retry.
     """
 
     def __init__(

@@ -70,8 +70,7 @@ def create_s3_client(
 def _disable_redirects(client: "S3Client", *, everywhere: bool) -> None:
     """Disable redirects of HeadBucket, or of all operations.
 
-    After each redirect botocore sends HeadBucket to learn the region. If the store redirects HeadBucket too, botocore
-    recurses until Python's stack overflows. Only AWS has regions, so other stores need no redirects.
+    Botocore answers a redirect by HeadBucket, and recurses if that is redirected too. Only AWS has regions.
     """
 
     def mark_as_redirected(model: "OperationModel", context: dict[str, Any], **_: object) -> None:
@@ -132,10 +131,7 @@ class S3Buckets:
 
 
 class _StoreAtFormerPort(S3ObjectStore):
-    """Embedded store of this home, for an offload context that names the port of an earlier start.
-
-    An object with the key is the copy, because keys are unique. A missing object may be at the store in the context.
-    """
+    """Embedded store of this home, for an offload context that names the port of an earlier start."""
 
     def __init__(self, home: S3ObjectStore, location: CopyLocation) -> None:
         super().__init__(home.client, location.bucket, retries=home.retries)

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class S3ObjectStore:
     """`ObjectStore` over one bucket. Thread-safe.
 
-    Every request is retried with jittered pauses within the bounds of `retries`. Botocore's retries are off, so that
-    each attempt is visible in spans. Keys that a supported store may confuse with other keys are neither written nor
-    deleted.
+    Requests are retried within the bounds of `retries` and not by botocore, so that each attempt is visible in spans.
     """
 
     def __init__(

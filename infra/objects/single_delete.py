@@ -41,9 +41,9 @@ class SingleDelete:
         self._retries, self._rate, self._parallelism = retries, rate, parallelism
 
     def delete(self, keys: Sequence[str], outcomes: DeleteOutcomes) -> None:
-        """Delete each key by a separate request, and record its outcome.
+        """Delete each key by a separate request.
 
-        If the store stops answering, the remaining keys are not requested and get no outcome.
+        Keys after a store that stops answering are not requested and get no outcome.
         """
         stopped = Event()
         with ThreadPoolExecutor(min(self._parallelism, len(keys))) as threads:

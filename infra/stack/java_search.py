@@ -19,8 +19,6 @@ _ADVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JavaRuntime:
-    """A `java` program of at least `MIN_JAVA_VERSION`."""
-
     path: Path
     version: int  # the feature release: 17, 21, ...
 

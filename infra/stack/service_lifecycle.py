@@ -68,10 +68,7 @@ def find_program(program: str, service: str, package: str) -> Path:
 
 
 def build_child_environment(*excluded_prefixes: str) -> dict[str, str]:
-    """Return this process's environment without the variables that start with one of the prefixes.
-
-    A server reads such variables as settings. They may belong to another installation of the server.
-    """
+    """Return this process's environment without variables with these prefixes, which the server would read."""
     return {name: value for name, value in os.environ.items() if not name.startswith(excluded_prefixes)}
 
 
@@ -91,8 +88,7 @@ def query_local_port(port: int, request: bytes = b"") -> bytes:
 def start_services(services: Collection[EmbeddedService], on_progress: Callable[[str], None]) -> tuple[str, ...]:
     """Start the unhealthy services in parallel, and wait until all are healthy. Return the names of started services.
 
-    After an error, the services that this call started are stopped again. `services` has at least one service.
-    `on_progress` receives the names of services to start, then a sentence per ready service, on the caller's thread.
+    After an error, the services that this call started are stopped again. `on_progress` runs on the caller's thread.
     """
     cancelled = Event()
     started: list[EmbeddedService] = []

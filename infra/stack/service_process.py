@@ -33,10 +33,7 @@ class ServiceProcess:
         self.log_file = home.logs / f"{name}.log"
 
     def find_process(self) -> psutil.Process | None:
-        """Return the live process that the pid file records.
-
-        After a crash the pid may belong to another program, so the start time or the mark must also match.
-        """
+        """Return the live process that the pid file records. Start time or mark must match, because pids are reused."""
         record = self._read_record()
         if record is None:
             return None
@@ -87,9 +84,9 @@ class ServiceProcess:
         return process is not None
 
     def summarize_last_lines(self, since: int = 0) -> str:
-        """Return the last two lines of the log that name a failure, joined, in at most 400 characters.
+        """Return the last two log lines that name a failure, in at most 400 characters.
 
-        `since` is an offset in bytes. Earlier output is ignored.
+        `since` is an offset in bytes.
         """
         try:
             with self.log_file.open("rb") as log:

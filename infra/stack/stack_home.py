@@ -22,8 +22,6 @@ _DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCredentials:
-    """Key pair of the embedded object store, generated once per home."""
-
     access_key: str
     secret_key: str = field(repr=False)
 

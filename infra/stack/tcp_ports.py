@@ -154,10 +154,7 @@ def _try_bind(number: int, bound_sockets: ExitStack) -> bool:
 
 
 def _bind_free_ports(bound_sockets: ExitStack, excluded: set[int]) -> Iterator[int]:
-    """Yield free ports, ascending from a random start, each bound until `bound_sockets` closes.
-
-    The range lies below the system's outgoing ports, so that no connection takes a port before the server starts.
-    """
+    """Yield free ports below the system's outgoing ports, each bound until `bound_sockets` closes."""
     ceiling = 32_768
     with suppress(OSError, ValueError):
         ceiling = int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])

@@ -1,7 +1,6 @@
 """Placeholders for spans that no file has: spans that still run, and spans of a process that was killed.
 
-A worker writes a span one second after its end. The span of a workflow run ends with the run. The children of a missing
-span show its place: activities and child workflows have the ids of their run, and an attempt has its number.
+Children of a missing span show its place, by the ids of their run and the numbers of their attempts.
 """
 
 from collections import defaultdict
@@ -23,8 +22,7 @@ _KILLED_TEXT: Final = "no span: its worker was killed, or lost it"
 def add_lost_spans(spans: dict[str, SpanRow]) -> None:
     """Add placeholders to `spans` for missing parents, and for missing attempts between known attempts.
 
-    An activity's placeholder goes below the run that its children name. All other placeholders go below the trace's
-    root, if there is exactly one root. So does an activity's placeholder without a known run.
+    An activity's placeholder goes below the run that its children name. Others go below the trace's only root.
     """
     lost_parents = _build_lost_parents(spans)
     spans.update(lost_parents)
@@ -74,10 +72,7 @@ def _run_key(span: SpanRow) -> tuple[Any, Any]:
 
 
 def _build_lost_attempts(spans: Mapping[str, SpanRow]) -> Iterator[SpanRow]:
-    """Yield one span per gap in the attempt numbers of an activity.
-
-    The span covers the time between the attempts before and after the gap.
-    """
+    """Yield one span per gap in the attempt numbers of an activity, between the attempts before and after the gap."""
     attempts_by_parent: dict[str, list[SpanRow]] = defaultdict(list)
     for span in spans.values():
         if span.parent_id is not None and span.name.startswith(_RUN_ACTIVITY_PREFIX) and attempt_number(span):

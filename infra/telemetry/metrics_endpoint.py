@@ -34,7 +34,6 @@ def resolve_address(setting: str, address: str) -> tuple[str, int]:
 
 
 def find_free_port(setting: str, host: str) -> int:
-    """Return a port of the host that is free at this moment."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

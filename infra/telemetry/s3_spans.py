@@ -17,11 +17,9 @@ _EXPECTED_STATUSES = frozenset({304, 404, 409, 412, 416})  # no failures: an abs
 
 
 def trace_s3_calls(client: "S3Client") -> None:
-    """Record a span for each call of `client`.
+    """Record a span for each call of `client`, never with the content of an object.
 
-    A span has the method, the bucket, and the key, the prefix or the number of keys. It never has the content of an
-    object. An absent key is no error, nor is a key that exists already. Without a tracer provider the cost is
-    negligible.
+    An absent key is no error, nor is a key that exists already. Without a tracer provider the cost is negligible.
 
     Source: PostHog #97438: error spans of expected errors hide real errors.
     """

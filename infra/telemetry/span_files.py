@@ -1,7 +1,4 @@
-"""Files of finished spans: JSON lines, one file per service and process.
-
-Files are deleted by age and total size, so that traces never fill a disk.
-"""
+"""Files of finished spans: JSON lines, one file per service and process, pruned by age and total size."""
 
 import json
 import logging
@@ -29,8 +26,8 @@ _encode = json.JSONEncoder(default=str, separators=(",", ":")).encode  # json.du
 class SpanFileExporter(SpanExporter):
     """Exporter that appends each batch with one write to `{service}-{pid}.jsonl`, mode 0600.
 
-    A file of more than `MAX_SPAN_FILE_BYTES` is renamed to `{service}-{pid}.{nanoseconds}.jsonl`. Pruning can then
-    delete it while the process lives. If the directory cannot be written, spans are lost and a warning is logged once.
+    A file of more than `MAX_SPAN_FILE_BYTES` is renamed to `{service}-{pid}.{nanoseconds}.jsonl`, so that it can be
+    pruned.
     """
 
     def __init__(self, traces_dir: Path, service: str) -> None:
@@ -75,10 +72,7 @@ class SpanFileExporter(SpanExporter):
 
 
 def span_to_json(span: ReadableSpan) -> dict[str, Any]:
-    """Return the span as JSON, without its resource.
-
-    Ids are lower-case hexadecimal. Times are integer nanoseconds since 1970.
-    """
+    """Return the span as JSON, without its resource. Ids are lower-case hexadecimal, times nanoseconds since 1970."""
     context = span.get_span_context()
     return {
         "trace_id": format_trace_id(context.trace_id) if context else "",

@@ -1,7 +1,6 @@
-"""Reader of the span files of all processes of a home.
+"""Reader of the span files of all processes of a home, which may be larger than memory.
 
-Files may be larger than memory. Only lines that contain the wanted id are parsed. At most `MAX_SPANS_PER_TRACE` spans
-of a trace are kept. Further calls to servers are summed.
+Only lines that contain the wanted id are parsed. Beyond `MAX_SPANS_PER_TRACE` spans, calls to servers are summed.
 """
 
 import json

@@ -46,8 +46,7 @@ class SpanNode:
 def build_span_trees(rows: TraceRows) -> list[SpanNode]:
     """Return the trees of a trace, ascending by start. Most traces have one tree.
 
-    A parent is in no file if it still runs or its process was killed. Such a parent gets a placeholder. The next run of
-    a workflow (continue-as-new) is a sibling of the earlier run, not a child.
+    The next run of a workflow (continue-as-new) is a sibling of the earlier run, not a child.
     """
     spans = dict(rows.spans)
     add_lost_spans(spans)

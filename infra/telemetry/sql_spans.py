@@ -25,8 +25,7 @@ _observing = threading.Event()
 def observe_engines() -> None:
     """Record a span for each statement of all engines of this process. Idempotent.
 
-    A span has the verb, the first table and the number of rows. It never has a parameter or the statement's text, which
-    may contain literals. Without a tracer provider the cost is negligible.
+    A span never has a parameter or the statement's text, which may contain literals.
     """
     if not _observing.is_set():  # SQLAlchemy's `event.contains` does not find listeners of the class
         _observing.set()

@@ -45,10 +45,7 @@ class SystemIdGenerator(IdGenerator):
 
 
 class ExpectedErrorFilter(SpanExporter):
-    """Exporter that clears the error status of spans with an expected error.
-
-    Temporal's SDK sets the status and ends its spans itself. The exporter is the first place that can change these
-    spans.
+    """Exporter that clears the error status of spans with an expected error, which Temporal's SDK sets.
 
     Source: PostHog #97438: error spans of expected errors hide real errors.
     """

@@ -89,8 +89,6 @@ def stored_cursor_from_row(row: Row[Any]) -> StoredCursor:
 
 @dataclass(slots=True, kw_only=True)
 class LockedCursor:
-    """Locked row of `cursor`, which its SQL transaction changes."""
-
     cursor_id: int
     name: str
     state: CursorState  # state in the row; with a snapshot, only acknowledgements since the snapshot
@@ -133,7 +131,6 @@ def store_cursors(connection: Connection, cursors: Collection[LockedCursor]) -> 
 
 
 def add_releases(connection: Connection, releases_by_cursor: Mapping[int, int]) -> None:
-    """Add releases to locked cursors in one statement, without writing their acknowledgements."""
     if not releases_by_cursor:
         return
     rows = [{"row": cursor_id, "added": added} for cursor_id, added in releases_by_cursor.items()]

@@ -166,7 +166,6 @@ def _seek_cursor(connection: Connection, topic_id: TopicId, name: str, position:
 
 
 def _lock_cursor_list(connection: Connection, topic_id: TopicId, name: str) -> int:
-    """Lock the list of a cursor's ledgers and return its id, or -1 if the list does not exist."""
     return lock_component_list(connection, topic_id, Component.MANAGED_CURSOR, {"cursor": name})
 
 

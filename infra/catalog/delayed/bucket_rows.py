@@ -106,7 +106,7 @@ def change_bucket_list(
 
 
 def recount_unsealed_entries(connection: Connection, topic_id: TopicId) -> None:
-    """Count a topic's unsealed entries again after ledgers were removed.
+    """Count a topic's unsealed entries again.
 
     The row is locked after the ledgers and before cursors, as in a group commit.
     """
@@ -181,7 +181,6 @@ def release_bucket_list_claim(connection: Connection, topic_id: TopicId, workflo
 
 
 def remove_delayed_index(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the list of a deleted topic. Return the number of its buckets."""
     removed = connection.execute(delete(t.delayed_bucket).where(_B.topic_id == topic_id)).rowcount
     connection.execute(delete(t.delayed_index).where(_I.topic_id == topic_id))
     return removed

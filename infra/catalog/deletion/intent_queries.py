@@ -40,10 +40,7 @@ INTENT_COLUMNS: tuple[ColumnElement[Any], ...] = (
 
 
 def intent_from_row(row: Row[Any]) -> DeletionIntent:
-    """Convert a row of `INTENT_COLUMNS`.
-
-    A damaged row gets `damage`. An error would stop the whole chunk (YahooArchive/bookkeeper#17).
-    """
+    """Convert a row of `INTENT_COLUMNS`. A damaged row gets `damage`, because an error would stop the whole chunk."""
     values = row._mapping  # noqa: SLF001 - public by SQLAlchemy's documentation
     damage = _describe_damage(values)
     numbers = {name: number_or_zero(values[name]) for name in _NUMBERS}
@@ -191,10 +188,7 @@ def select_fileable_ledgers(ledgers: ColumnElement[bool]) -> Select[Any]:
 def count_filed_intents(
     connection: Connection, batch_id: str, now_us: int, *, topic_id: TopicId | None = None
 ) -> tuple[FiledCount, ...]:
-    """Count the intents that this transaction filed for a batch. Adopted intents are not counted.
-
-    `now_us` is the time of the filing. `topic_id` limits the read to one topic of a large batch.
-    """
+    """Count the intents that this transaction filed for a batch at `now_us`. Adopted intents are not counted."""
     p = t.pending_deletion.c
     mine = () if topic_id is None else (p.state == DeletionState.PENDING.value, p.topic_id == topic_id)
     query = select(p.component, p.copy, func.count()).where(*mine, p.batch_id == batch_id, p.created_us == now_us)
@@ -211,10 +205,9 @@ _LOCKED_COLUMNS = [_P[name] for name in _NAMES]
 def lock_held_intents(
     connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
 ) -> dict[int, Row[Any]]:
-    """Lock the PENDING rows that the holder holds, in ascending order. Return them by row id.
+    """Lock the PENDING rows of a holder, in ascending order: a batch, or the workflow with the claim of a row.
 
-    `holder` is a batch, or the workflow with the claim of a row. `unclaimed` leaves out rows with a workflow of their
-    own.
+    `unclaimed` leaves out rows with a workflow of their own.
     """
     query = _compile_intent_lock(connection.dialect.name, unclaimed=unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}

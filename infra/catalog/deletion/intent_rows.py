@@ -1,7 +1,4 @@
-"""Set-wise writes of `pending_deletion` in the caller's transaction. No other module writes this table.
-
-Lock order: topic, list, ledger, fence, then these rows in ascending order.
-"""
+"""Sole writer of `pending_deletion`. Lock order: topic, list, ledger, fence, then these rows in ascending order."""
 
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
@@ -73,8 +70,7 @@ def replace_copies_by_intents(
 ) -> int:
     """Replace one copy of listed ledgers by its intent. Return the number of intents. The ledgers stay.
 
-    The generation of the ledgers rises, so that a later detach files other intents. `to_delete` is a condition on rows
-    of `ledger` joined with `ledger_copy`.
+    The generation of the ledgers rises. `to_delete` is a condition on rows of `ledger` joined with `ledger_copy`.
     """
     of_kind = (t.ledger.c.list_id == list_id) & (t.ledger_copy.c.kind == kind.value)
     filing = insert(t.pending_deletion).from_select(
@@ -93,9 +89,9 @@ def _has_intent(kind: CopyKind | None = None) -> ColumnElement[bool]:
 
 
 def file_intent_again(connection: Connection, ended: Row[Any], context: Mapping[str, str], now_us: int) -> None:
-    """File a new intent for the copy of `ended`, a row of `INTENT_COLUMNS`. The new intent has a new generation.
+    """File a new intent, with a new generation, for the copy of `ended`.
 
-    The caller holds the locks of that row, and of the ledger's list if there is one.
+    The caller has locked that row, and the ledger's list.
     """
     of_ledger = select(t.ledger.c.generation).where(t.ledger.c.ledger_id == ended.ledger_id)
     filed = select(func.max(_P.generation)).where(_P.ledger_id == ended.ledger_id)
@@ -114,9 +110,9 @@ _COPIED_COLUMNS = (
 
 
 def insert_intents(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> set[tuple[int, str, int]]:
-    """File intents from rows without the columns of attempts. Return ledger, copy and generation of each new intent.
+    """File intents.
 
-    If another transaction files the same intent, the call waits for it and skips the intent.
+    Return ledger, copy and generation of each new intent. An intent that another transaction files is skipped.
     """
     unworked = {"state": _PENDING, "attempts": 0, "objects_deleted": 0, "bytes_deleted": 0}
     filing = build_insert_if_absent(connection, t.pending_deletion).returning(_P.ledger_id, _P.copy, _P.generation)
@@ -151,7 +147,7 @@ def reopen_intents_of_late_uploads(connection: Connection, ledger_ids: Collectio
 
 
 def _reopen_intents(connection: Connection, *late: ColumnElement[bool]) -> None:
-    """Make rows pending and unclaimed, except dead letters.
+    """Make rows except dead letters pending and unclaimed.
 
     `openings` of a finished row rises, because its next `delete-ledger` needs another workflow id.
     """
@@ -218,8 +214,7 @@ def renew_intent_claim(
 ) -> int | None:
     """Renew the claim of a row, and store the error of its attempt and the number of keys left.
 
-    Return the number of consecutive attempts that left this number of keys. Return `None` if the row ended, or if
-    another workflow claims it.
+    Return the number of consecutive attempts with this number of keys, or `None` if the claim is lost or the row ended.
     """
     changes = claim_columns(claim, now_us) | ({} if error is None else {"last_error": error})
     if keys_left is not None:

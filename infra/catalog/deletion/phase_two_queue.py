@@ -228,9 +228,9 @@ class SqlDeletions(LeaseBoundAdapter):
 
 
 def _load_intents_with_references(connection: Connection, rows: Sequence[Row[Any]]) -> list[DeletionIntent]:
-    """Convert rows to intents, and set `referenced`. A copy of another upload, with another uuid, does not count.
+    """Convert rows to intents, and set `referenced`.
 
-    A listed copy with an unreadable uuid counts as referenced.
+    A copy with another uuid does not count, one with an unreadable uuid does.
     """
     intents = [intent_from_row(row) for row in rows]
     copies = _compile_listed_copies(connection.dialect.name).execute(

@@ -88,9 +88,9 @@ class SqlUpkeep(CatalogAdapter):
     def _file_abandoned_ledgers_and_uploads(
         self, connection: Connection, batch_id: str, limit: int, now_us: int
     ) -> tuple[int, int]:
-        """File intents for newborn ledgers and for dead uploads. Return both numbers.
+        """Return the number of intents for newborn ledgers and for dead uploads.
 
-        Lock order, as in `attach`: all topics, then all lists.
+        All topics are locked before all lists.
         """
         page = _select_abandoned_newborns(now_us - self._newborn_us).order_by(_L.ledger_id).limit(limit)
         newborn_rows = connection.execute(page).all()

@@ -86,9 +86,9 @@ def insert_batch_run(
 def insert_run_if_absent(
     connection: Connection, run_id: str, kind: str, summary: Mapping[str, Any], *, claim: Claim, now_us: int
 ) -> bool:
-    """Insert a claimed run without a topic unless the id is taken. Return whether the run was inserted.
+    """Insert a claimed run without a topic unless the id is taken.
 
-    The call waits for a transaction that is inserting the same id.
+    Return whether it was inserted. Concurrent inserts wait.
     """
     values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
     put = build_insert_if_absent(connection, t.run).values(
@@ -141,9 +141,9 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
 
 
 def fingerprint_request(request: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
-    """Return a digest of a request and its ids, which shows whether a batch id is used for another request.
+    """Return a digest, by which a repeated request is told from another request.
 
-    `without` replaces the ids if `ids` is `None`.
+    `without` replaces `ids` if they are `None`.
     """
     id_list = without if ids is None else ",".join(str(number) for number in sorted(set(ids)))
     return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
@@ -212,12 +212,10 @@ def release_paused_run(connection: Connection, batch_id: str, now_us: int) -> bo
 
 
 def remove_runs(connection: Connection, page: Select[Any]) -> int:
-    """Remove the batches whose ids `page` selects. Return their number."""
     return connection.execute(delete(t.run).where(_R.run_id.in_(select(page.subquery())))).rowcount
 
 
 def mark_paused_intents(connection: Connection, intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
-    """Set `paused` of intents whose batch is paused."""
     batch_ids = {
         intent.batch_id for intent in intents if intent.state is DeletionState.PENDING and intent.handed_to is None
     }

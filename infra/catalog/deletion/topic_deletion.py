@@ -148,9 +148,9 @@ def remove_detached_topic(
 
 
 def remove_topic_but_objects(connection: Connection, topic_id: TopicId) -> list[LedgerId]:
-    """Remove a topic with all its rows, and return its ledgers. Their objects stay.
+    """Remove a topic that an old record version brought back, with all its rows.
 
-    A rebuild calls this for a deleted topic that an old record version brought back. No other process writes then.
+    Return its ledgers. Their objects stay.
     """
     lists = select(t.ledger_list.c.list_id).where(t.ledger_list.c.topic_id == topic_id)
     inside = t.ledger.c.list_id.in_(lists)

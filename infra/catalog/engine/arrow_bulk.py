@@ -1,7 +1,4 @@
-"""Bulk reads and bulk loads of rows as Arrow batches.
-
-An Arrow row costs about a tenth of a Python row. Source: Arrow Database Connectivity (ADBC).
-"""
+"""Bulk reads and bulk loads of rows as Arrow batches. An Arrow row costs about a tenth of a Python row."""
 
 import re
 from collections.abc import Iterator
@@ -87,7 +84,6 @@ class ArrowReader:
                     yield _cast_batch(batch, schema)
 
     def table(self, query: Select[Any]) -> pa.Table:
-        """Read all rows. Errors are those of `batches`."""
         return pa.Table.from_batches(self.batches(query), build_arrow_schema(query))
 
 
@@ -112,9 +108,8 @@ def open_arrow_reader(database_url: str) -> Iterator[ArrowReader]:
 def open_arrow_writer(database_url: str) -> Iterator["ArrowWriter"]:
     """Open a connection with one transaction, which is committed if the block ends without an error.
 
-    A SQLite file is written without a journal and without waiting for the disk. If the block fails, the file is
-    unusable. The caller must ensure that no process opens the file before the block has succeeded. Errors are those of
-    `open_arrow_reader`.
+    A SQLite file is written without a journal and without waiting for the disk, and is unusable if the block fails. No
+    other process may open it before. Errors are those of `open_arrow_reader`.
     """
     url = parse_database_url(database_url)
     with ExitStack() as stack:

@@ -39,8 +39,7 @@ _RETRY_PAUSE_S = (0.0005, 0.003)
 class Database:
     """Database of the catalog. `read` and `write` run a function in one transaction. Construction opens nothing.
 
-    A thread waits for one of `pool_size` connections. Contention is retried for `patience_s`, then `CatalogBusy` is
-    raised.
+    A thread waits for one of `pool_size` connections. Contention is retried for `patience_s`.
     """
 
     def __init__(self, url: str, *, pool_size: int = 16, patience_s: float = _DEFAULT_PATIENCE_S) -> None:
@@ -192,10 +191,7 @@ def in_read_transaction(work: Callable[Concatenate[A, Connection, P], T]) -> Cal
 def in_write_transaction(
     failpoint: str = "",
 ) -> Callable[[Callable[Concatenate[A, Connection, P], T]], Callable[Concatenate[A, P], T]]:
-    """Turn a method with a connection argument into a method that runs in `Database.write`.
-
-    The method may run more than once. `failpoint` is a failpoint around the transaction.
-    """
+    """Turn a method with a connection argument into a method that runs in `Database.write`, perhaps more than once."""
 
     def decorate(work: Callable[Concatenate[A, Connection, P], T]) -> Callable[Concatenate[A, P], T]:
         @wraps(work)

@@ -168,8 +168,7 @@ def parse_json_object(text: str) -> dict[str, Any] | None:
 class JsonOrNull(FunctionElement[Any]):
     """JSON column that is NULL if the database cannot parse its value.
 
-    SQLite stores any text. PostgreSQL stores any escape of four hexadecimal digits. It fails a statement that parses an
-    escape which is not a character. Sexton writes no such escape into a context.
+    SQLite stores any text. PostgreSQL fails a statement that parses an escape which is not a character.
     """
 
     name = "readable"

@@ -86,7 +86,7 @@ class SqlComponents(CatalogAdapter):
 def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledger_id: LedgerId) -> Topic | None:
     """Return the topic under a share lock, or `None` if it was deleted.
 
-    If it was deleted, storage is searched again for objects that the creator stored since.
+    Storage is then searched again for late objects.
     """
     try:
         return read_topic(connection, topic_id, share=True)
@@ -96,10 +96,11 @@ def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledge
 
 
 def read_newborn_or_reopen_intent(connection: Connection, ledger_id: LedgerId, list_id: int) -> Row[Any] | None:
-    """Return the row of a ledger that its creator wants to publish, or `None` if the ledger was abandoned.
+    """Return the row of a ledger to publish, or `None` if it was abandoned.
 
-    If it was abandoned, storage is searched again for objects that the creator stored since. The caller holds the lock
-    of the list. The ledger may be published already.
+    Storage is then searched again for late objects.
+
+    The caller holds the lock of the list. The ledger may be published already.
     """
     query = select(t.ledger).where(t.ledger.c.ledger_id == ledger_id, t.ledger.c.list_id == list_id)
     row = connection.execute(query).first()
@@ -113,7 +114,7 @@ def retire_component_ledger(
 ) -> None:
     """Replace a component ledger by an audited intent without a workflow.
 
-    A trim of the topic or a sweep takes up the intent, even if this process dies (apache/pulsar#982).
+    A trim of the topic or a sweep takes it up.
     """
     durable = is_durable(EndingOperation.UPKEEP, topic_setting=topic.durable_delete)
     replace_ledgers_by_intents(

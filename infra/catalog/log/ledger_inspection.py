@@ -127,8 +127,8 @@ def _iterate_rows_about_ledger(
 def _is_unrelated(entry: AuditEntry, ledger_id: LedgerId, batch_ids: Container[str | None]) -> bool:
     """Return whether the range of an audit row does not mean this ledger. A complete sample decides.
 
-    With an incomplete sample, the answer depends on the topics. Ledgers of one topic are contiguous, so the range means
-    this ledger. Ledgers of several topics are not, so only the batch id decides.
+    Otherwise a range of one topic means the ledger. A range of several topics means it only if the batch is the
+    ledger's.
     """
     sample, count = entry.detail.get("sample"), entry.detail.get("ledgers")
     if isinstance(sample, list) and count == len(sample):

@@ -75,8 +75,7 @@ def lock_ledger_lists(connection: Connection, *conditions: ColumnElement[bool]) 
 def ensure_ledger_list(connection: Connection, topic_id: TopicId, component: Component, keys: Mapping[str, str]) -> int:
     """Return the id of an owner's list. Create the list if necessary.
 
-    The caller holds a share lock of the topic's row, and no lock of the list. If several callers create the list, its
-    unique key decides.
+    The caller holds a share lock of the topic, and no lock of the list. Of several creators, the unique key decides.
     """
     query = select_list_id(topic_id, component, keys)
     list_id = connection.execute(query).scalar_one_or_none()
@@ -94,7 +93,6 @@ def raise_list_version(connection: Connection, list_id: int) -> None:
 
 
 def remove_ledger_lists(connection: Connection, topic_id: TopicId) -> int:
-    """Remove the locked, empty lists of a topic that is being deleted. Return their number."""
     return connection.execute(delete(t.ledger_list).where(_LISTS.topic_id == topic_id)).rowcount
 
 
@@ -208,9 +206,9 @@ def _compile_segment_insert(dialect: str) -> tuple[BulkStatement, BulkStatement]
 
 
 def raise_last_segments(connection: Connection, number_by_ledger: Mapping[int, int]) -> None:
-    """Raise the numbers that the next segments of ledgers must exceed. The caller holds the locks of the ledgers.
+    """Raise the numbers that the next segments of ledgers must exceed.
 
-    A number that is not above the ledger's present number changes nothing.
+    Lower numbers change nothing. The ledgers are locked.
     """
     numbers = build_bulk_parameter(connection.dialect.name, "passed", {"ledger_id": BIG, "number": BIG})
     is_above = (t.ledger.c.ledger_id == numbers.source.c.ledger_id, t.ledger.c.last_segment < numbers.source.c.number)
@@ -233,7 +231,6 @@ def _copy_row(ledger_id: int, kind: CopyKind, context: Mapping[str, str]) -> dic
 def publish_copy(
     connection: Connection, list_id: int, ledger_id: LedgerId, kind: CopyKind, context: Mapping[str, str]
 ) -> None:
-    """Make a copy LIVE, with a new context."""
     set_copy_context(connection, ledger_id, kind, context, state=CopyState.LIVE.value)
     raise_list_version(connection, list_id)
 
@@ -247,10 +244,7 @@ def set_copy_context(
 
 
 def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
-    """Insert a primary copy for each ledger of the topic without any copy, in every list.
-
-    Then phase two searches storage for this copy, and the ledger's row can be removed.
-    """
+    """Insert a primary copy for each ledger without any copy, so that phase two searches storage for it."""
     lists = select(_LISTS.list_id).where(_LISTS.topic_id == topic_id)
     has_no_copy = t.ledger.c.list_id.in_(lists), ~exists().where(t.ledger_copy.c.ledger_id == t.ledger.c.ledger_id)
     columns = {"kind": literal(CopyKind.LEDGER.value), "state": literal(CopyState.WRITING.value)}
@@ -260,10 +254,9 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
 
 
 def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, buried_us: int | None = None) -> None:
-    """Remove ledgers with their copies and segments, and raise the versions of their lists.
+    """Remove ledgers with copies and segments, and raise the versions of their lists, which the caller has locked.
 
-    The caller holds the locks of the lists. Each selected ledger has intents, or a rebuild leaves it out. With
-    `buried_us`, tombstones with this time are left.
+    Each selected ledger has intents, or a rebuild leaves it out. `buried_us` is the time of tombstones to leave.
     """
     if buried_us is not None:
         insert_ledger_tombstones(connection, condition, now_us=buried_us)
@@ -293,7 +286,6 @@ def set_generation(connection: Connection, ledger_id: LedgerId, generation: int)
 
 
 def read_last_ledger_id(connection: Connection, list_id: int) -> int | None:
-    """Return the id of the list's last ledger, or `None` if the list is empty."""
     query = select(func.max(t.ledger.c.place)).where(t.ledger.c.list_id == list_id)  # places are ids
     return connection.execute(query).scalar_one_or_none()
 

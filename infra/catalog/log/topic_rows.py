@@ -54,9 +54,9 @@ def insert_topic(
 
 
 def insert_topic_found_in_storage(connection: Connection, topic_id: TopicId, name: str, *, now_us: int) -> None:
-    """Insert an ACTIVE topic that only storage has. Its name must be free.
+    """Insert an ACTIVE topic that only storage has.
 
-    Its limits are unknown, so it keeps all entries until an operator sets limits.
+    Its name must be free. It keeps all entries until an operator sets limits.
     """
     policy = RetentionPolicy(retention_s=MAX_RETENTION_S)
     values = {"retention_s": policy.retention_s, "retention_bytes": policy.retention_bytes, "created_us": now_us}
@@ -94,7 +94,7 @@ def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False
 def lock_active_topic(connection: Connection, topic_id: TopicId) -> Topic:
     """Lock a topic and require that it is ACTIVE.
 
-    A topic in another state is not locked, because its deletion waits for every lock of its row.
+    Other topics stay unlocked, because their deletion waits for every lock.
     """
     active = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id, t.topic.c.state == TopicState.ACTIVE.value)
     row = connection.execute(add_share_lock(active)).first()

@@ -173,7 +173,7 @@ def read_last_position(
 ) -> Position | None:
     """Return the topic's last entry, or the last entry of ledgers before `before`, or `None`.
 
-    With `empty_too`, an empty last ledger counts: the result is the position before its first entry, which never moves
+    With `empty_too`, the result may be the position before the first entry of an empty last ledger. It never moves
     back.
     """
     c, list_id = t.ledger.c, select_list_id(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()

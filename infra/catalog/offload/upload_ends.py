@@ -22,7 +22,7 @@ _P = t.pending_deletion
 def match_abandoned_uploads(now_us: int) -> ColumnElement[bool]:
     """Select tiered copies whose upload has ended and that will never be published.
 
-    If the context has no valid time, the copy and its ledger stay.
+    Without a valid time, the copy stays.
     """
     c = t.ledger_copy.c
     stored_end = cast(JsonOrNull(c.context)["until_us"].as_string(), Text)
@@ -73,9 +73,8 @@ def _end_upload_of_intents(
 ) -> None:
     """Shorten the wait of the attempt's last intent, or file one more intent.
 
-    Phase two deletes nothing before the upload's end. So an intent that still waits will see every object. An intent
-    that no longer waits may have missed objects, so one more intent is filed. If the last intent has no end time, an
-    earlier call has done this.
+    An intent that still waits for the end of the upload will see every object. Another intent may have missed objects.
+    If the last intent has no end time, an earlier call has done this.
     """
     conditions = (_P.c.ledger_id == ledger_id, _P.c.copy == TIERED.value)
     rows = connection.execute(

@@ -36,8 +36,8 @@ class SqlFences(CatalogAdapter):
     def raise_fences(self, bundles: Collection[BundleId], worker_id: str) -> list[Lease]:
         """Insert or increment counters in one statement, so that two workers never get the same number.
 
-        Rows are locked ascending, so that two raises cannot deadlock. Rows that a writer has locked come last, one by
-        one. So a bundle owner that pauses in a write delays only its own bundle.
+        Rows are locked ascending. Rows that a writer has locked come last, so that a paused writer delays only its own
+        bundle.
         """
         if not bundles:
             return []

@@ -94,9 +94,9 @@ def select_copies(first: int, end: int) -> Select[Any]:
 
 
 def select_referenced_ledgers(first: int, end: int) -> Select[Any]:
-    """Select ledgers that a row of a component in `REFERRING_COLUMN_BY_COMPONENT` names, with that component.
+    """Select ledgers that a component of `REFERRING_COLUMN_BY_COMPONENT` names, with that component.
 
-    Such a row keeps a ledger in use, with or without a place in the list.
+    They are in use.
     """
     each = (
         select(key.label("ledger_id"), literal_column(f"'{name}'", Text).label("component")).where(
@@ -117,10 +117,7 @@ def select_ledger_lists() -> Select[Any]:
 
 
 def select_tiered_copies(first: int, end: int) -> Select[Any]:
-    """Select tiered copies with their context as stored, and with columns of the ledger's row.
-
-    A copy whose ledger has lost its row still names objects. Time and size of that ledger are null.
-    """
+    """Select tiered copies with their context as stored. Columns of a lost ledger row are null."""
     source = t.ledger_copy.outerjoin(t.ledger, _L.ledger_id == _C.ledger_id)
     columns = (_C.ledger_id, _L.created_us, _C.state, cast_to_text(_C.context), _L.size_bytes)
     is_tiered = (_C.kind == CopyKind.OFFLOADED_LEDGER.value, *_is_in_range(_C.ledger_id, first, end))
@@ -128,9 +125,9 @@ def select_tiered_copies(first: int, end: int) -> Select[Any]:
 
 
 def select_intents(first: int, end: int) -> Select[Any]:
-    """Select unfinished intents and dead letters. `stalled` is 1 if no workflow works on an intent.
+    """Select unfinished intents and dead letters.
 
-    The end of a claim is judged by the database's clock.
+    `stalled` is 1 if no workflow works on an intent, by the database's clock.
     """
     now = select(DatabaseClock()).scalar_subquery()
     return (
@@ -180,7 +177,6 @@ def select_unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
 
 
 def select_stalled_intents(row_ids: Collection[int]) -> Select[Any]:
-    """Select intents that no workflow works on, by the database's clock."""
     now = select(DatabaseClock()).scalar_subquery()
     return select(_P.row_id).where(_is_among(_P.row_id, row_ids, "row ids"), match_stalled_intents(now))
 
@@ -203,10 +199,7 @@ def select_topic_segments(topic_id: int) -> Select[Any]:
 
 
 def select_copy_sizes_to_scrub(first: int, end: int, topics: Collection[int]) -> Select[Any]:
-    """Select LIVE copies with their bytes and their number of objects. Empty `topics` selects every topic.
-
-    A tiered copy counts as one object.
-    """
+    """Select LIVE copies with their bytes and number of objects (tiered: 1). Empty `topics` selects every topic."""
     tiered = _C.kind == CopyKind.OFFLOADED_LEDGER.value
     objects = case((tiered, literal_column("1", t.Big)), else_=_L.segments).label("objects")
     columns = (_L.ledger_id, _L.size_bytes, objects)

@@ -1,7 +1,6 @@
 """Filing of a page of findings as intents, in one transaction that checks each finding again under locks.
 
-A plan may be hours old when it is applied. An orphan that has a row, an intent or a dead letter by now is kept. Lock
-order: the run, topics, lists, intents. A preview makes the same decisions without locks.
+An orphan that has a row, an intent or a dead letter by now is kept. Lock order: run, topics, lists, intents.
 """
 
 import hashlib
@@ -152,8 +151,8 @@ def _decide_what_to_file(
 def _decide_orphans_to_file(connection: Connection, orphans: Sequence[OrphanCopy], *, lock: bool) -> _FilingDecision:
     """Decide which orphans to file.
 
-    The next ledger id is read before the rows, so every lower id has or had its row by then. Copies are read before
-    intents, so a copy that is detached meanwhile is seen as a copy or as an intent.
+    The next ledger id is read before the rows, and copies before intents, so that concurrent changes are not
+    overlooked.
     """
     catalog = read_catalog_row(connection)
     ids = {orphan.statement.ledger_id for orphan in orphans}
@@ -187,9 +186,9 @@ def _decide_orphans_to_file(connection: Connection, orphans: Sequence[OrphanCopy
 def _file_orphans(
     connection: Connection, page: PageOfFindings, decision: _FilingDecision, kept: dict[int, str], now_us: int
 ) -> int:
-    """File each orphan with a generation above all generations of its ledger. Return the number of filed orphans.
+    """File each orphan with the next generation of its ledger.
 
-    If another transaction has filed an intent for an orphan meanwhile, the orphan is added to `kept`.
+    Return their number. An orphan filed meanwhile goes to `kept`.
     """
     generations, rows = dict(decision.generations), dict[int, dict[str, Any]]()
     for orphan in page.orphans:
@@ -249,7 +248,6 @@ def _upload_uuid(orphan: OrphanCopy) -> str:
 
 
 def _build_intent_row(orphan: OrphanCopy, page: PageOfFindings, generation: int, now_us: int) -> dict[str, Any]:
-    """Return the intent of an orphan, with the owner that storage states."""
     statement, owner = orphan.statement, orphan.statement.owner
     return {
         "batch_id": page.batch_id,

@@ -23,9 +23,9 @@ ReadRows = Callable[[Select[Any]], Iterable[Mapping[str, Any]]]
 
 
 def read_rows_naming_ledgers(read: ReadRows, ledger_ids: Collection[int]) -> dict[int, LedgerRows]:
-    """Return the rows that name each ledger. Ledgers without such rows have an empty entry.
+    """Return the rows that name each ledger.
 
-    Copies are read before deletions, so a copy that is detached in between is seen as a copy or as a deletion.
+    Copies are read before deletions, so that no copy detached meanwhile is missed.
     """
     rows_by_ledger: dict[int, LedgerRows] = {}
     all_ids = sorted(set(ledger_ids))
@@ -93,7 +93,7 @@ def _segment_sums_from_row(row: Mapping[str, Any], prefix: str) -> SegmentSums:
 def _find_successors(read: ReadRows, ledgers: Sequence[Mapping[str, Any]]) -> dict[int, LedgerId]:
     """Return, by ledger, the newer ledger that its cursor or its topic's transaction snapshot names now.
 
-    A cursor that is younger than the ledger is another cursor of the same name. It proves nothing.
+    A cursor that is younger than the ledger is another cursor of the same name.
     """
     cursors, snapshots = (
         [row for row in ledgers if row["component"] == component.value]
@@ -131,9 +131,9 @@ def _is_ended_primary_deletion(row: Mapping[str, Any]) -> bool:
 
 
 def _select_ledger_owners(ledger_ids: Collection[int]) -> Select[Any]:
-    """Select ledgers with the owner that their lists and topics state. `keys` is one JSON object.
+    """Select ledgers with the owner that their lists and topics state.
 
-    If the list or the topic has no row, its texts are empty and its numbers are 0.
+    Without these rows, texts are empty and numbers 0.
     """
     lists, zero = t.ledger_list.c, literal_column("0", t.Big)
     source = t.ledger.outerjoin(t.ledger_list, lists.list_id == _L.list_id)

@@ -24,10 +24,7 @@ from logstore.transactions.transaction_ids_and_states import Participant, Transa
 
 
 def lock_decided_before_flush(connection: Connection, txns: Iterable[TransactionId]) -> set[TransactionId]:
-    """Lock the transactions. Return those that were decided at the flush.
-
-    Decisions of adoption always get a time after the flush, even if a clock is wrong.
-    """
+    """Lock the transactions. Return those decided at the flush. Adoption gives its decisions a time after the flush."""
     flushed_us = _read_flushed_us(connection)
     row_by_txn = lock_transactions(connection, txns)
     return {txn for txn, row in row_by_txn.items() if row.decided_us is not None and row.decided_us <= flushed_us}

@@ -144,10 +144,7 @@ def count_absent_ledgers(connection: Connection) -> int:
 
 
 def count_removed_ledgers(connection: Connection) -> int:
-    """Count the ledgers whose rows adoption has removed. Ledgers that were deleted before the flush are not counted.
-
-    The count keeps the share of absent ledgers constant if a process dies between two steps.
-    """
+    """Count the ledgers whose rows adoption has removed, but not those deleted before the flush."""
     had_row = _A.standing.not_in([StorageDiscrepancy.STRANGER.value, StorageDiscrepancy.ENDED.value])
     is_settled = (_A.adoptee.is_not(None), _A.adoptee != AdoptionOutcome.LEFT_OUT.value)
     is_removed = ~exists().where(t.ledger.c.ledger_id == _A.ledger_id)
@@ -156,13 +153,11 @@ def count_removed_ledgers(connection: Connection) -> int:
 
 
 def sample_ledger_ids(connection: Connection, adoptee: AdoptionOutcome) -> tuple[LedgerId, ...]:
-    """Return the lowest ids of ledgers with this outcome, at most `MAX_SAMPLE_ITEMS`."""
     page = select(_A.ledger_id).where(_A.adoptee == adoptee.value).order_by(_A.ledger_id).limit(MAX_SAMPLE_ITEMS)
     return tuple(LedgerId(ledger_id) for ledger_id in connection.execute(page).scalars())
 
 
 def sample_topic_names(connection: Connection, adoptee: AdoptionOutcome) -> tuple[str, ...]:
-    """Return the first names of topics that have ledgers with this outcome, at most `MAX_SAMPLE_ITEMS`."""
     mine = select(t.topic.c.name).join(t.adoption, _A.topic_id == t.topic.c.topic_id).where(_A.adoptee == adoptee.value)
     return tuple(connection.execute(mine.distinct().order_by(t.topic.c.name).limit(MAX_SAMPLE_ITEMS)).scalars())
 

@@ -190,10 +190,7 @@ def _read_loaded_ledgers(connection: Connection, shard: int, after: LedgerId, li
 
 
 def _remove_revived_ledgers(connection: Connection) -> None:
-    """Remove ledgers of which an old record version returned. Their objects stay.
-
-    No list names such a ledger, or an intent has a later generation. Ledgers without a list are removed too.
-    """
+    """Remove ledgers that no list names, that have no list, or that have a later intent. Their objects stay."""
     is_superseded = exists().where(_P.ledger_id == _L.ledger_id, _P.generation > _L.generation)
     is_unlisted = and_(_L.place.is_(None), _L.state != LedgerState.CREATING.value)
     query = select(_L.ledger_id, t.ledger_list.c.topic_id)

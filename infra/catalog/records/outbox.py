@@ -88,10 +88,9 @@ class SqlRecords(CatalogAdapter):
         shows_own_moment: bool = True,
         staged_blocks: Sequence[Block] = (),
     ) -> None:
-        """Settle the manifest, then empty the outbox in several transactions, so that writers do not wait long.
+        """Settle the manifest, then empty the outbox in several short transactions.
 
-        If the process dies in between, the manifest covers some remaining rows. They are flushed again with equal
-        content.
+        Rows left by a crash are flushed again.
         """
         versions = iter(outbox_rows)
 

@@ -61,9 +61,9 @@ _PART_TABLES_BY_FIELD: Final[Mapping[RecordKind, Mapping[str, tuple[Table, tuple
 
 class SqlChanges:
     def __init__(self, connection: Connection, *, cursors: bool, page: int | None, at_us: int) -> None:
-        """Read the versions of the outbox rows. The first statement fixes the moment of the transaction.
+        """Read the versions of the outbox rows into a bitmap.
 
-        A bitmap holds the versions, because there may be many millions of them, mostly without gaps.
+        The first statement fixes the moment of the transaction.
         """
         self._connection, self._at_us = connection, at_us
         self._condition = (

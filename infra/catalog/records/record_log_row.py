@@ -71,7 +71,6 @@ def _read_state(connection: Connection) -> str:
 
 
 def read_known_manifest(connection: Connection) -> KnownManifest:
-    """Return the newest manifest that the catalog knows, by one statement."""
     row = connection.execute(_KNOWN_MANIFEST).one_or_none()
     if row is None:
         read_log_row(connection)
@@ -141,9 +140,7 @@ def add_pending_stamp(connection: Connection, stamp: str, *, now_us: int) -> Non
     """Add a pending stamp.
 
     Stamps do not expire, because a paused writer may still store its manifest. A catalog that does not know the stamp
-    of the newest manifest refuses to work, as an older copy. The next settled manifest removes all pending stamps. A
-    stamp begins only after its blocks are stored. So stamps accumulate only while the store accepts blocks but no
-    manifest.
+    of the newest manifest refuses to work, as an older copy. The next settled manifest removes all pending stamps.
     """
     require_not_replica(connection)
     row = connection.execute(select(_L.pending).with_for_update()).one()
@@ -195,7 +192,6 @@ def mark_rebuild_complete(connection: Connection, rebuild: str) -> None:
 
 
 def is_adopting(connection: Connection) -> bool:
-    """Return whether the catalog was rebuilt and is not complete yet."""
     return bool(connection.execute(select(_L.state)).scalar() == ADOPTING)
 
 

@@ -135,9 +135,9 @@ class _ReplicaStep:
         return AppliedCounts(**self._counts)
 
     def _apply_uniquely_named_records(self, kind: RecordKind, versions: VersionReader) -> pa.Table:
-        """Apply all records of a kind with unique names. Return the live record versions, which must fit in memory.
+        """Apply all records of a kind with unique names, of which the newer counts.
 
-        If two records have the same name, the newer record counts.
+        Return the live ones, which fit in memory.
         """
         parts = [split_winners(part) for part in versions(kind)]
         for part in parts:

@@ -81,7 +81,6 @@ def _split_rows_into_pages(table: Table, rows: pa.Table) -> Iterator[list[dict[s
 
 
 def find_existing_ids(connection: Connection, column: Column[Any], ids: Iterable[int]) -> Ids:
-    """Return the ids that the column contains, ascending."""
     existing: list[int] = []
     for page in _split_ids_into_pages(ids):
         existing += connection.execute(select(column).where(is_one_of(connection, column, page))).scalars()
@@ -91,7 +90,6 @@ def find_existing_ids(connection: Connection, column: Column[Any], ids: Iterable
 def delete_rows(
     connection: Connection, column: Column[Any], ids: Iterable[int], *conditions: ColumnElement[bool]
 ) -> int:
-    """Delete rows whose column has one of the ids and that meet all conditions. Return their number."""
     statements = [
         delete(column.table).where(is_one_of(connection, column, page), *conditions)
         for page in _split_ids_into_pages(ids)
@@ -100,7 +98,6 @@ def delete_rows(
 
 
 def delete_ledgers(connection: Connection, ids: Iterable[int]) -> int:
-    """Delete ledgers with their copies, segments and hidden entries. Return the number of ledgers."""
     ledger_ids = list(ids)
     return [delete_rows(connection, table.c.ledger_id, ledger_ids) for table in _TABLES_OF_LEDGER][-1]
 
@@ -134,9 +131,9 @@ def delete_transaction_parts(connection: Connection, transactions: pa.Table) -> 
 def find_displaced_ids(
     connection: Connection, table: Table, unique_columns: tuple[str, ...], rows: pa.Table
 ) -> list[int]:
-    """Return ids of older rows that have the same unique columns as a row of `rows`, but another id.
+    """Return ids of older rows with the same unique columns.
 
-    A plain deletion had removed these rows before the newer row was written.
+    A plain deletion had removed them before the newer row was written.
     """
     (key,) = table.primary_key
     types = {name: BIG if pa.types.is_integer(rows.schema.field(name).type) else TEXT for name in unique_columns}

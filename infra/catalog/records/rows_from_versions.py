@@ -73,7 +73,6 @@ def build_table_rows(kind: RecordKind, versions: pa.Table, **computed: Any) -> T
 
 
 def read_id_column(table: pa.Table, name: str = "id") -> Ids:
-    """Return a column of numbers without nulls."""
     ids: Ids = table.column(name).to_numpy()
     return ids
 
@@ -93,9 +92,9 @@ def select_with_parent(versions: pa.Table, parent_ids: Ids, column: str = "id") 
 
 
 def select_newest_by_unique_columns(versions: pa.Table, unique_columns: Iterable[str]) -> pa.Table:
-    """Return the newest row for each value of the unique columns, in the order of `versions`.
+    """Return the newest row for each value of the unique columns, in order.
 
-    Rows with equal values never existed at the same time. A plain deletion removed the older row before.
+    A plain deletion removed the older row before.
     """
     names = list(unique_columns)
     order = [(name, "ascending") for name in names] + [("epoch", "descending"), ("version", "descending")]
@@ -148,7 +147,6 @@ def _sum_segments(ledger_ids: Ids, segments: pa.Table) -> dict[str, Ids]:
 
 
 def _build_copy_rows(ledgers: pa.Table) -> TableRows:
-    """Return the copies, ascending by ledger and kind."""
     parts = []
     for kind, name in ((CopyKind.LEDGER, "primary"), (CopyKind.OFFLOADED_LEDGER, "tiered")):
         with_copy = ledgers.filter(pc.is_valid(ledgers.column(f"{name}_state")))

@@ -79,7 +79,6 @@ def _upsert_tombstones(connection: Connection, rows: Select[Any]) -> None:
 
 
 def find_tombstone(connection: Connection, ledger_id: int) -> Tombstone | None:
-    """Return the tombstone of a ledger, if a durable delete has left one."""
     row = connection.execute(select(t.tombstone).where(_T.kind == _LEDGER, _T.id == ledger_id)).first()
     return None if row is None else dataclass_from_row(Tombstone, row, kind=RecordKind(row.kind))
 

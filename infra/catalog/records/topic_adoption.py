@@ -107,10 +107,9 @@ def _adopt_page(
 def _find_or_restore_name(
     connection: Connection, topic_id: TopicId, stated_name: str | None, now_us: int
 ) -> str | None:
-    """Return the name of a topic. If its row is lost, insert the row again.
+    """Return the name of a topic, and insert a lost row again. Return `None` for a topic that was or is being deleted.
 
-    Return `None` for a topic that was deleted or is being deleted. If two topics have the same name, the topic with the
-    higher id is newer. The older topic had been deleted before.
+    Of two topics with the same name, the one with the higher id is newer, and the older one had been deleted.
     """
     row = connection.execute(select(t.topic).where(t.topic.c.topic_id == topic_id)).first()
     if row is not None:
@@ -245,9 +244,8 @@ def _register_segments(
 def _decide_incomplete_ledgers(connection: Connection, topic: _TopicInAdoption) -> dict[LedgerId, AdoptionOutcome]:
     """Return the outcome of incomplete ledgers. Their rows stay until the end of adoption.
 
-    If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion cannot be the cause: before
-    the first object is deleted, the record log has the intent and the new list. An unlisted ledger may lack objects.
-    The last step of adoption removes its row.
+    If a listed ledger is incomplete, data is lost, or the store hides objects. A deletion cannot be the cause, because
+    the record log has its intent before the first object is deleted.
     """
     if not topic.incomplete_ids:
         return {}

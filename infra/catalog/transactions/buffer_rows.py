@@ -126,9 +126,9 @@ def remove_entries_from_buffers(connection: Connection, first_entry_by_ledger: M
 
 
 def settle_buffer_ranges(connection: Connection, settled: Collection[tuple[TopicId, TransactionId]]) -> None:
-    """Remove the ranges of decided transactions in topics, and hide the entries of aborted ranges.
+    """Remove the ranges of decided transactions, and hide the entries of aborted ranges.
 
-    Ledgers are locked ascending, as appends lock them, because an append may hide a transaction marker meanwhile.
+    Ledgers are locked ascending.
     """
     keys = {(topic_id, txn.tc_id, txn.sequence) for topic_id, txn in settled}
     statements = _compile_range_settling(connection.dialect.name)

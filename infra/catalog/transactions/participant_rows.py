@@ -115,7 +115,6 @@ def _compile_held_entries_query(dialect: str) -> BulkStatement:
 def read_participants(
     connection: Connection, txns: Collection[TransactionId]
 ) -> dict[TransactionId, list[StoredParticipant]]:
-    """Return the participants of each transaction, ascending."""
     participants: dict[TransactionId, list[StoredParticipant]] = {txn: [] for txn in txns}
     rows = (
         _compile_participant_queries(connection.dialect.name).participants.execute(

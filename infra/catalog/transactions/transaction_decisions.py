@@ -61,9 +61,8 @@ def end_transactions(
 ) -> list[WriteResult]:
     """Decide locked transactions, in order. A second request for a transaction finds the decision of the first request.
 
-    `locked` has the rows of the transactions. `states` has their states and is updated. `now_us` is the database's
-    clock, read under the locks. The caller locks `next_cursors` next. If this call locks cursors, it locks these too,
-    in one order.
+    `states` is updated. The caller locks `next_cursors` next. If this call locks cursors, it locks these too, in one
+    order.
     """
     results: list[WriteResult] = []
     changed: dict[TransactionId, TransactionState] = {}
@@ -104,10 +103,7 @@ def store_transaction_decisions(
     now_us: int,
     timed_out: bool = False,
 ) -> dict[TransactionId, TransactionState]:
-    """Store the decisions of locked, open transactions. Return their states, final if there are no participants.
-
-    If this call locks cursors, it locks `next_cursors` too, because the caller locks them next.
-    """
+    """Store the decisions of locked, open transactions. Return their states, final if there are no participants."""
     if not changed:
         return {}
     participating, holders = read_holding_participants(connection, list(changed))
@@ -128,8 +124,7 @@ def apply_decisions_to_cursors(
 ) -> None:
     """Acknowledge entries that committed transactions held, and count a release per cursor and aborted transaction.
 
-    The next acknowledgement advances mark-delete. After a seek, or if ledgers were detached, the cursor keeps only
-    entries that still count. From now on, cumulative acknowledgements of a read before the abort are refused.
+    The cursor keeps only entries that still count. Cumulative acknowledgements of a read before the abort are refused.
     """
     committed_keys = {(holder.participant.topic_id, holder.participant.subscription) for holder in committed}
     releases = Counter((holder.participant.topic_id, holder.participant.subscription) for holder in aborted)
