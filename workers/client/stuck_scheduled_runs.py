@@ -189,7 +189,7 @@ async def _decryption_problem(client: Client, run: ScheduledRun) -> str:
         namespace=client.namespace, execution=run.description.workflow_execution_info.execution, maximum_page_size=1
     )
     try:
-        (first, *_) = (await client.workflow_service.get_workflow_execution_history(request)).history.events
+        (first, *_) = (await client.workflow_service.get_workflow_execution_history(request, retry=True)).history.events
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:  # the run has ended and was removed in the meantime
             return ""

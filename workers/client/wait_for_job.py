@@ -180,7 +180,7 @@ async def _describe_start(client: Client, workflow_id: str) -> str:
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id), maximum_page_size=1
     )
-    (first, *_) = (await client.workflow_service.get_workflow_execution_history(request)).history.events
+    (first, *_) = (await client.workflow_service.get_workflow_execution_history(request, retry=True)).history.events
     started = first.workflow_execution_started_event_attributes
     if started.identity == client.identity:
         return f"started {workflow_id}"
@@ -265,7 +265,7 @@ async def _fetch_newest_events(client: Client, run: WorkflowExecution) -> Sequen
     request = GetWorkflowExecutionHistoryReverseRequest(
         namespace=client.namespace, execution=run, maximum_page_size=_MAX_EVENTS
     )
-    return (await client.workflow_service.get_workflow_execution_history_reverse(request)).history.events
+    return (await client.workflow_service.get_workflow_execution_history_reverse(request, retry=True)).history.events
 
 
 def innermost_failure_text(failure: Failure) -> str:

@@ -96,7 +96,7 @@ def _row_from_execution(execution: WorkflowExecution) -> WorkflowRow:
 async def missing_search_attributes(client: Client) -> dict[str, "IndexedValueType.ValueType"]:
     """Return name and type of each search attribute that the namespace lacks."""
     request = ListSearchAttributesRequest(namespace=client.namespace)
-    present = (await client.operator_service.list_search_attributes(request)).custom_attributes
+    present = (await client.operator_service.list_search_attributes(request, retry=True)).custom_attributes
     return {
         key.name: IndexedValueType.ValueType(key.indexed_value_type)
         for key in search_attributes.ALL

@@ -80,7 +80,7 @@ async def read_deployment(client: Client, name: str) -> Deployment:
     """Return the builds and the routing of a deployment. An unknown deployment has no builds."""
     request = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
     try:
-        response = await client.workflow_service.describe_worker_deployment(request)
+        response = await client.workflow_service.describe_worker_deployment(request, retry=True)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND and "namespace" not in error.message.lower():
             return Deployment(name=name)
@@ -105,7 +105,7 @@ async def list_queues(client: Client, name: str, build_id: str) -> set[tuple[str
     """Return name and type of each task queue that workers of the build have polled."""
     version = WorkerDeploymentVersion(deployment_name=name, build_id=build_id)
     request = DescribeWorkerDeploymentVersionRequest(namespace=client.namespace, deployment_version=version)
-    response = await client.workflow_service.describe_worker_deployment_version(request)
+    response = await client.workflow_service.describe_worker_deployment_version(request, retry=True)
     return {(queue.name, queue.type) for queue in response.version_task_queues}
 
 

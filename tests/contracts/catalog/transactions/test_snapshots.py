@@ -6,6 +6,7 @@ from pyroaring import BitMap
 from logstore.errors import SextonError
 from logstore.log.ledgers import Component
 from logstore.ports.catalog import (
+    SNAPSHOT_AFTER_S,
     SNAPSHOT_CHANGES,
     BeginTransaction,
     BeginTransactionResult,
@@ -160,7 +161,9 @@ def test_snapshot_is_due_at_once_after_many_that_were_settled_together(sql_world
     told = [(txn, Participant(busy.topic_id), Settlement.MARKED) for txn in txns]
     over = sql_world.catalog.transactions.settle([*told, (txns[0], Participant(quiet.topic_id), Settlement.MARKED)])
     assert len(over) == SNAPSHOT_CHANGES
-    assert _due(sql_world) == [busy.topic_id]
+    due = dict(map(tuple, sql_world.sql("SELECT topic_id, due_us FROM transaction_snapshot")))
+    assert due[quiet.topic_id] - due[busy.topic_id] == SNAPSHOT_AFTER_S * 1_000_000
+    assert _due(sql_world)[0] == busy.topic_id
 
 
 def test_change_while_a_snapshot_is_written_makes_another_one_due(sql_world: SqlWorld) -> None:
