@@ -5,7 +5,7 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Final
 
-from activities.heartbeats import raise_if_cancelled, renewing_many
+from activities.heartbeats import raise_if_cancelled, send_heartbeats_and_renew_many
 from logstore.atomic_files import create_or_read_text
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
@@ -17,7 +17,7 @@ RUN_CLAIM_S: Final = 86_400.0
 """Duration of a run's claim. Each step renews it, so that a run is forgotten a day after its last step."""
 
 
-def owner_file(folder: Path) -> Path:
+def catalog_id_file(folder: Path) -> Path:
     """Return the file with the catalog id in a run's folder. Several catalogs may share a `bulk_dir`."""
     return folder / "catalog"
 
@@ -28,20 +28,20 @@ class OwnedBulkOutput:
     def __init__(self, *, bulk: BulkJobs, identities: Identities) -> None:
         self._bulk, self._identities = bulk, identities
 
-    def owner(self, run_id: str) -> str | None:
+    def read_owner(self, run_id: str) -> str | None:
         """Return the id of the catalog that marked the output of a run, if it is marked."""
-        path = owner_file(self._bulk.folder(run_id))
+        path = catalog_id_file(self._bulk.folder(run_id))
         return path.read_text(encoding="utf-8") if path.exists() else None
 
-    def require(self, run_id: str) -> None:
+    def require_not_of_other_catalog(self, run_id: str) -> None:
         """Require that no other catalog has output of a run with this id.
 
         Raises:
             PreconditionFailed: Another catalog has output of this run id.
         """
-        self._require_owner(run_id, self.owner(run_id))
+        self._require_own_or_unmarked(run_id, self.read_owner(run_id))
 
-    def mark(self, run_id: str) -> None:
+    def mark_as_own(self, run_id: str) -> None:
         """Mark the output of the run as this catalog's.
 
         The run's row must exist, because a marked folder without a run is forgotten.
@@ -50,10 +50,10 @@ class OwnedBulkOutput:
             PreconditionFailed: Another catalog has marked the output.
         """
         with effect("reconciliation.mark_output"):
-            owner = create_or_read_text(owner_file(self._bulk.folder(run_id)), self._identities.catalog_id())
-        self._require_owner(run_id, owner)
+            owner = create_or_read_text(catalog_id_file(self._bulk.folder(run_id)), self._identities.catalog_id())
+        self._require_own_or_unmarked(run_id, owner)
 
-    def _require_owner(self, run_id: str, owner: str | None) -> None:
+    def _require_own_or_unmarked(self, run_id: str, owner: str | None) -> None:
         if owner not in {None, self._identities.catalog_id()}:
             raise PreconditionFailed(
                 f"run {run_id}: expected an id that no other catalog uses in this folder of bulk output,"
@@ -79,19 +79,19 @@ class OwnedBulkOutput:
 def run_bulk_job(
     bulk: BulkJobs,
     name: str,
-    make: Callable[[], BulkJob],
+    create_job: Callable[[], BulkJob],
     *,
     master: str = "",
-    renew: Callable[[], object] = lambda: None,
+    renew_claims: Callable[[], object] = lambda: None,
 ) -> BulkSummary:
     """Run a job until its output is published. Heartbeats carry the progress, and a cancellation ends the job.
 
     Args:
         bulk: Runner of bulk jobs.
         name: Name of the job.
-        make: Builds the job while heartbeats are sent.
+        create_job: Called while heartbeats are sent.
         master: Spark cluster. Empty: the cluster of the settings.
-        renew: Renews claims of the job. Heartbeats call it every 15 s.
+        renew_claims: Called every 15 s.
     """
     progress = BulkProgress(stage=name, done=0, tasks=0)
     context = copy_context()  # of the activity, for the thread that reports progress
@@ -101,7 +101,7 @@ def run_bulk_job(
         progress = new_progress
         context.run(raise_if_cancelled)
 
-    with renewing_many(renew, lambda: (progress.stage, progress.done, progress.tasks)):
-        job = make()
+    with send_heartbeats_and_renew_many(renew_claims, lambda: (progress.stage, progress.done, progress.tasks)):
+        job = create_job()
         with effect("reconciliation.run_bulk"):
             return bulk.run(job, on_progress, master=master)

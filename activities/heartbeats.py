@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def defined(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def define_activity(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Define a synchronous activity named `capability.verb`. A cancellation ends it between two units of work."""
 
     def define(method: Callable[P, R]) -> Callable[P, R]:
@@ -51,7 +51,7 @@ _THREAD_RETRY_S = 0.5  # after the machine could not start a thread
 _log = logging.getLogger(__name__)
 
 
-class _Beater:
+class _HeartbeatThread:
     def __init__(self, beat: Callable[[], None], name: str) -> None:
         self.due_s = time.monotonic() + _BEAT_INTERVAL_S
         self._beat, self._name, self._context = beat, name, contextvars.copy_context()
@@ -86,7 +86,7 @@ class _Beater:
             self._ended.wait(_BEAT_INTERVAL_S)
 
 
-class _BeatScheduler:
+class _HeartbeatScheduler:
     """Scheduler that starts a beater only if its activity still runs when the first heartbeat is due.
 
     A thread costs more than a SQL transaction. So one thread per process waits for the first due heartbeat of all
@@ -95,14 +95,14 @@ class _BeatScheduler:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[_Beater, None] = {}  # not started
+        self._waiting: dict[_HeartbeatThread, None] = {}  # not started
         self._wakes_s = math.inf
         self._thread: threading.Thread | None = None
 
-    def begin(self, beater: _Beater) -> None:
+    def begin(self, beater: _HeartbeatThread) -> None:
         with self._changed:
             if self._thread is None or not self._thread.is_alive():  # a fork ends the thread
-                thread = threading.Thread(target=self._start_due, name="beats to come", daemon=True)
+                thread = threading.Thread(target=self._start_due_threads, name="beats to come", daemon=True)
                 thread.start()  # before the beater waits, because the start may fail
                 self._thread = thread
             self._waiting[beater] = None
@@ -110,12 +110,12 @@ class _BeatScheduler:
                 self._wakes_s = beater.due_s
                 self._changed.notify()
 
-    def end(self, beater: _Beater) -> None:
+    def end(self, beater: _HeartbeatThread) -> None:
         with self._changed:
             self._waiting.pop(beater, None)
         beater.end()
 
-    def _start_due(self) -> None:
+    def _start_due_threads(self) -> None:
         with self._changed:
             while True:
                 now_s = time.monotonic()
@@ -126,12 +126,12 @@ class _BeatScheduler:
                 self._changed.wait(None if self._wakes_s == math.inf else max(0.0, self._wakes_s - now_s))
 
 
-_scheduler = _BeatScheduler()
+_scheduler = _HeartbeatScheduler()
 
 
 @contextmanager
-def _beat_meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
-    beater = _Beater(beat, name)
+def _send_heartbeats_meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
+    beater = _HeartbeatThread(beat, name)
     _scheduler.begin(beater)
     try:
         yield
@@ -140,7 +140,7 @@ def _beat_meanwhile(beat: Callable[[], None], *, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def beating(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
+def send_heartbeats(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
     """Send heartbeats with `details` from a separate thread until the block, or the decorated activity, ends.
 
     So a worker that is killed in a transaction is noticed before the activity's timeout.
@@ -152,7 +152,7 @@ def beating(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
         CancelledError: The activity was cancelled before it began.
     """
     raise_if_cancelled()
-    with _beat_meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
+    with _send_heartbeats_meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
         yield
 
 
@@ -161,8 +161,10 @@ _RENEWAL_INTERVAL_S = 15.0  # a quarter of a claim, so that three renewals may f
 
 
 @contextmanager
-def renewing(renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
-    """Send heartbeats as `beating` does, and renew a claim that was just taken, at most every 15 s.
+def send_heartbeats_and_renew(
+    renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
+) -> Iterator[None]:
+    """Send heartbeats as `send_heartbeats` does, and renew a claim that was just taken, at most every 15 s.
 
     Use this for claims that only avoid repeated work. A renewal that fails does not end the activity.
     """
@@ -177,18 +179,20 @@ def renewing(renew: Callable[[], object], details: Callable[[], Sequence[object]
             with suppress(SextonError):  # without the catalog the claim lapses
                 renew()
 
-    with _beat_meanwhile(beat, name="renewing"):
+    with _send_heartbeats_meanwhile(beat, name="renewing"):
         yield
 
 
 @contextmanager
-def renewing_many(renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
-    """Send heartbeats and renew claims as `renewing` does. A renewal may take longer than a heartbeat timeout."""
-    with beating(details), renewing(renew, details):
+def send_heartbeats_and_renew_many(
+    renew: Callable[[], object], details: Callable[[], Sequence[object]] = tuple
+) -> Iterator[None]:
+    """Do as `send_heartbeats_and_renew`, for renewals that may take longer than a heartbeat timeout."""
+    with send_heartbeats(details), send_heartbeats_and_renew(renew, details):
         yield
 
 
-class Heartbeats:
+class ClaimRenewingHeartbeats:
     """Heartbeats with counts of the work, and renewals of its claim at most every 15 s.
 
     A throttled request or a blocked transaction may outlast a heartbeat timeout. A retry would then run beside the
@@ -203,7 +207,7 @@ class Heartbeats:
         self._examined = 0
         self._objects = 0
         self._lost_claim_error: TerminalError | None = None
-        self._beating = _beat_meanwhile(self._live, name="heartbeats")
+        self._beating = _send_heartbeats_meanwhile(self._send_and_renew, name="heartbeats")
 
     def __enter__(self) -> Self:
         """Renew the claim unless it was just taken, so that work starts under a live claim.
@@ -220,7 +224,7 @@ class Heartbeats:
     def __exit__(self, *_: object) -> None:
         self._beating.__exit__(None, None, None)
 
-    def examined(self) -> None:
+    def count_examined(self) -> None:
         """Count one examined ledger.
 
         Raises:
@@ -230,8 +234,8 @@ class Heartbeats:
         self._examined += 1
         self._beat()
 
-    def deleted(self, objects: int) -> None:
-        """Count objects that storage confirmed. Errors are those of `examined`."""
+    def count_deleted(self, objects: int) -> None:
+        """Count objects that storage confirmed. Errors are those of `count_examined`."""
         self._objects += objects
         self._beat()
 
@@ -246,12 +250,12 @@ class Heartbeats:
         self._beaten_s = time.monotonic()
         activity.heartbeat(self._examined, self._objects)
 
-    def _live(self) -> None:
+    def _send_and_renew(self) -> None:
         self._heartbeat()
         if time.monotonic() - self._renewed_s >= _RENEWAL_INTERVAL_S:
-            self._try_to_renew()
+            self._renew_or_keep_error()
 
-    def _try_to_renew(self) -> None:
+    def _renew_or_keep_error(self) -> None:
         try:
             self._renew()
             self._renewed_s = time.monotonic()

@@ -7,8 +7,8 @@ from typing import Protocol
 
 from activities.deletion import metrics
 from activities.deletion.claims_and_causes import detach_arguments
-from activities.heartbeats import beating, defined
-from activities.owner_routing import check_topic_name, is_topic_name
+from activities.heartbeats import define_activity, send_heartbeats
+from activities.owner_routing import check_topic_name, is_valid_topic_name
 from logstore.errors import SextonError, UnknownObject
 from logstore.offload.services.tiered_copy_upload import CopyEvidence, UploadAttemptResult
 from logstore.offload.tiered_copy import CopyLengths
@@ -19,7 +19,7 @@ from logstore.stop_checks import raise_if_stopped
 _SAMPLE = 20  # doubts in a result
 
 
-class Uploader(Protocol):
+class CopyUploader(Protocol):
     """Writer and prover of tiered copies."""
 
     def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadAttemptResult:
@@ -30,7 +30,7 @@ class Uploader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadInput:
+class UploadCopyInput:
     """Input of one upload attempt."""
 
     ledger_id: int
@@ -39,7 +39,7 @@ class UploadInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UploadResult:
+class UploadCopyResult:
     """Result of an upload attempt, with the proved content of storage."""
 
     answer: OffloadAnswer  # BEGUN: the copy is stored and proved, and must be published
@@ -51,7 +51,7 @@ class UploadResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishInput:
+class PublishCopyInput:
     """Input of a publication: the copy of one attempt, with the lengths of its objects."""
 
     ledger_id: int
@@ -61,7 +61,7 @@ class PublishInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CandidatesInput:
+class OffloadCandidatesInput:
     """Selection of a page of a topic's ledgers."""
 
     topic_id: int
@@ -73,10 +73,10 @@ class CandidatesInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class OffloadCandidates:
     """Ledgers to offload, ascending. If the input has no `ledger_ids`, the first empty page ends the topic."""
 
-    ledger_ids: list[int]  # at most `CandidatesInput.limit`
+    ledger_ids: list[int]  # at most `OffloadCandidatesInput.limit`
     gone: int = 0  # requested ledgers that are in no list of the topic; counted only with `check`
 
 
@@ -106,13 +106,13 @@ class RemovePrimariesResult:
     next_after: int | None = None  # `after` of the next page; None: this was the last page
 
 
-class LedgerOffload:
+class LedgerOffloadActivities:
     """Activities of offload. `new_uuid` is for tests."""
 
     def __init__(
         self,
         *,
-        uploader: Uploader,
+        uploader: CopyUploader,
         offloads: Offloads,
         ledgers: Ledgers,
         topics: Topics,
@@ -124,9 +124,9 @@ class LedgerOffload:
         self._topics = topics
         self._new_uuid = new_uuid
 
-    @defined(name="offload.upload")
-    @beating()
-    def upload(self, request: UploadInput) -> UploadResult:
+    @define_activity(name="offload.upload")
+    @send_heartbeats()
+    def upload(self, request: UploadCopyInput) -> UploadCopyResult:
         """Write a ledger's tiered copy. Prove by reading it back that storage holds it (apache/pulsar#22839).
 
         Idempotency: each attempt has its own uuid. The copy of an earlier attempt gets its deletion intent before this
@@ -136,11 +136,11 @@ class LedgerOffload:
         StoreUnavailable, CatalogBusy, OutcomeUnknown, ServiceRefused (retry).
         """
         ledger_id, attempt = LedgerId(request.ledger_id), self._new_uuid()
-        topic = request.topic if is_topic_name(request.topic) else None
+        topic = request.topic if is_valid_topic_name(request.topic) else None
         done = self._uploader.upload(ledger_id, attempt, timeout_s=request.timeout_s, topic=topic)
         if done.evidence is None:
-            return UploadResult(answer=done.answer)
-        return UploadResult(
+            return UploadCopyResult(answer=done.answer)
+        return UploadCopyResult(
             answer=done.answer,
             uuid=done.evidence.uuid,
             entries=done.evidence.entries,
@@ -149,9 +149,9 @@ class LedgerOffload:
             index_bytes=done.evidence.index_bytes,
         )
 
-    @defined(name="offload.publish")
-    @beating()
-    def publish(self, request: PublishInput) -> OffloadAnswer:
+    @define_activity(name="offload.publish")
+    @send_heartbeats()
+    def publish(self, request: PublishCopyInput) -> OffloadAnswer:
         """Publish a proved copy. If another attempt or a deletion came first, leave the copy to deletion.
 
         ALREADY means that the copy is LIVE. GONE means that the ledger is not listed. BEGUN means that a new attempt is
@@ -167,25 +167,25 @@ class LedgerOffload:
             return OffloadAnswer.ALREADY
         return OffloadAnswer.GONE if self._offloads.copies(ledger_id) is None else OffloadAnswer.BEGUN
 
-    @defined(name="offload.candidates")
-    @beating()
-    def candidates(self, request: CandidatesInput) -> Candidates:
+    @define_activity(name="offload.candidates")
+    @send_heartbeats()
+    def candidates(self, request: OffloadCandidatesInput) -> OffloadCandidates:
         """Find the next ledgers of a topic to offload.
 
         Idempotency: reads only.
         Raises: InvalidInput, PreconditionFailed if `check` finds a ledger that cannot be offloaded (terminal).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
-        topic_id, requested_ids = TopicId(request.topic_id), _ids(request.ledger_ids)
+        topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)
         missing_ids = (
             self._offloads.find_missing(topic_id, requested_ids) if request.check and requested_ids is not None else []
         )
         after = LedgerId(request.after)
         candidate_ids = self._offloads.list_candidates(topic_id, requested_ids, after=after, limit=request.limit)
-        return Candidates(ledger_ids=[int(ledger_id) for ledger_id in candidate_ids], gone=len(missing_ids))
+        return OffloadCandidates(ledger_ids=[int(ledger_id) for ledger_id in candidate_ids], gone=len(missing_ids))
 
-    @defined(name="offload.remove_primaries")
-    @beating()
+    @define_activity(name="offload.remove_primaries")
+    @send_heartbeats()
     def remove_primaries(self, request: RemovePrimariesInput) -> RemovePrimariesResult:
         """Detach primary copies of ledgers whose LIVE tiered copy is proved now, and file an intent for each.
 
@@ -197,31 +197,31 @@ class LedgerOffload:
         Heartbeat: while it runs.
         Raises: UnknownObject (terminal); CatalogBusy, StoreUnavailable (retry).
         """
-        topic_id, requested_ids = TopicId(request.topic_id), _ids(request.ledger_ids)
+        topic_id, requested_ids = TopicId(request.topic_id), _to_ledger_ids(request.ledger_ids)
         try:
             page = self._offloads.list_removable(
                 topic_id, requested_ids, after=LedgerId(request.after), limit=request.limit
             )
         except UnknownObject:
             page = []  # the topic may have been deleted since an earlier call, whose batch has the result
-        doubts = self._doubts(page)
+        doubts = self._find_unproved_ledgers(page)
         detached = self._offloads.remove_primaries(
             topic_id,
             requested_ids,
-            proved={_id(copy): copy.context["uuid"] for copy in page if _id(copy) not in doubts},
+            proved={_ledger_id(copy): copy.context["uuid"] for copy in page if _ledger_id(copy) not in doubts},
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.count_filed(detached.filed_counts)
+        metrics.count_filed_intents(detached.filed_counts)
         result = RemovePrimariesResult(
             ledgers=detached.ledgers, intents=detached.intents, catalog_epoch=self._ledgers.epoch()
         )
         if detached.ledgers and not detached.filed_counts:  # by an earlier call, whose page is not known any more
             return replace(result, next_after=request.after)
-        last = int(_id(page[-1])) if len(page) == request.limit else None
+        last = int(_ledger_id(page[-1])) if len(page) == request.limit else None
         sample = {int(ledger_id): doubt for ledger_id, doubt in list(doubts.items())[:_SAMPLE]}
         return replace(result, unproved=len(doubts), doubts=sample, next_after=last)
 
-    def _doubts(self, page: Sequence[PublishedCopy]) -> dict[LedgerId, str]:
+    def _find_unproved_ledgers(self, page: Sequence[PublishedCopy]) -> dict[LedgerId, str]:
         """Prove the copies. Return the reason for each ledger without proof, also if storage does not answer."""
         doubts: dict[LedgerId, str] = {}
         for copy in page:
@@ -229,13 +229,13 @@ class LedgerOffload:
             try:
                 self._uploader.prove(copy)
             except SextonError as error:
-                doubts[_id(copy)] = f"{type(error).__name__}: {error}"[:500]
+                doubts[_ledger_id(copy)] = f"{type(error).__name__}: {error}"[:500]
         return doubts
 
 
-def _id(copy: PublishedCopy) -> LedgerId:
+def _ledger_id(copy: PublishedCopy) -> LedgerId:
     return copy.statement.ledger_id
 
 
-def _ids(ledger_ids: list[int] | None) -> list[LedgerId] | None:
+def _to_ledger_ids(ledger_ids: list[int] | None) -> list[LedgerId] | None:
     return None if ledger_ids is None else [LedgerId(ledger_id) for ledger_id in ledger_ids]

@@ -15,7 +15,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
-from activities.heartbeats import beating
+from activities.heartbeats import send_heartbeats
 from logstore.errors import InvalidInput, LookupRefused, OutcomeUnknown, RetryableError, ServiceFailed, UnknownObject
 from logstore.ownership import Lease
 from logstore.ports.bundle_owners import OtherOwner, Owners
@@ -24,7 +24,7 @@ from logstore.positions import TopicId
 from logstore.validated_names import TopicName
 
 
-def owner_queue(worker_id: str) -> str:
+def owner_task_queue(worker_id: str) -> str:
     """Return the task queue of one worker for topics of its bundles."""
     return f"sexton-owner-{worker_id}"
 
@@ -38,7 +38,7 @@ class Route(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicWork:
+class OwnerRoutedInput:
     """Base class of requests that a bundle owner may serve."""
 
     topic: str = ""  # encoded; empty: no topic or several topics, so any worker
@@ -50,7 +50,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkDone(Generic[R]):
+class CompletedWork(Generic[R]):
     """Answer of a worker that did the work."""
 
     owner: str  # worker whose lease covered the work; "": no lease
@@ -59,22 +59,22 @@ class WorkDone(Generic[R]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Redirect:
+class OwnerRedirect:
     """Answer of a worker that did nothing, because another worker is the bundle owner."""
 
     owner: str
     answer: Literal["redirected"] = "redirected"
 
 
-Answer = TypeAliasType(
-    "Answer",
-    Annotated[WorkDone[R] | Redirect, Field(discriminator="answer")],
+OwnerRoutedAnswer = TypeAliasType(
+    "OwnerRoutedAnswer",
+    Annotated[CompletedWork[R] | OwnerRedirect, Field(discriminator="answer")],
     type_params=(R,),
 )
 """Answer of an activity that a bundle owner may serve."""
 
 
-def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
+def find_lease(request: OwnerRoutedInput, owners: Owners) -> Lease | OwnerRedirect | None:
     """Return the lease for the work, `None` for work without a lease, or a redirect to another owner.
 
     Work without a valid topic name has no owner.
@@ -83,27 +83,27 @@ def find_lease(request: TopicWork, owners: Owners) -> Lease | Redirect | None:
         NotOwner: The request was sent to this worker as the owner, but it is not the owner.
         LookupRefused: ZooKeeper refuses this worker.
     """
-    if request.place is Route.ANYWHERE or not is_topic_name(request.topic):
+    if request.place is Route.ANYWHERE or not is_valid_topic_name(request.topic):
         return None
     name = TopicName.from_encoded(request.topic)
     if request.place is Route.OWNER:
         return owners.lease_of(name)
     try:
-        with beating():  # ZooKeeper may take longer than a heartbeat timeout
+        with send_heartbeats():  # ZooKeeper may take longer than a heartbeat timeout
             owner = owners.lookup(name, patience_s=request.owner_patience_s)
     except (RetryableError, OutcomeUnknown):
         return None
     except ServiceFailed as error:
         raise LookupRefused(str(error)) from error
-    return Redirect(owner=owner.worker_id) if isinstance(owner, OtherOwner) else owner
+    return OwnerRedirect(owner=owner.worker_id) if isinstance(owner, OtherOwner) else owner
 
 
-def to_work_result(lease: Lease | None, result: R) -> WorkDone[R]:
+def to_completed_work(lease: Lease | None, result: R) -> CompletedWork[R]:
     """Return the answer for work that was done under the lease, or without a lease."""
-    return WorkDone(owner=lease.worker_id if lease else "", result=result)
+    return CompletedWork(owner=lease.worker_id if lease else "", result=result)
 
 
-def is_topic_name(name: str) -> bool:
+def is_valid_topic_name(name: str) -> bool:
     """Return whether an encoded topic name is valid. Empty and damaged names are not."""
     try:
         TopicName.from_encoded(name)
@@ -120,7 +120,7 @@ def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
     Raises:
         InvalidInput: The topic has another name.
     """
-    if not is_topic_name(name):
+    if not is_valid_topic_name(name):
         return
     try:
         topic = topics.get_by_id(TopicId(topic_id))

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
-from activities.deletion.claims_and_causes import own_claim
-from activities.heartbeats import renewing_many
+from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.heartbeats import send_heartbeats_and_renew_many
 from logstore.errors import PreconditionFailed, UnknownObject
 from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
@@ -77,7 +77,7 @@ class BuildSummary:
     done: bool = False
 
 
-class TopicBuilding:
+class TopicBuildSteps:
     """Steps of a build. `job` is the name of the bulk job."""
 
     def __init__(
@@ -86,23 +86,25 @@ class TopicBuilding:
         self._kind, self._job, self._runs, self._bulk = kind, job, runs, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
 
-    def _begin(self, request: BeginBuildInput) -> BuildSummary:
-        self._output.require(request.run_id)
+    def _begin_build(self, request: BeginBuildInput) -> BuildSummary:
+        self._output.require_not_of_other_catalog(request.run_id)
         summary = {"actor": request.actor, "reason": request.reason, _TOPICS: list(request.topic_ids)}
-        run = self._runs.open_run(request.run_id, self._kind, claim=own_claim(RUN_CLAIM_S), summary=summary)
+        run = self._runs.open_run(request.run_id, self._kind, claim=own_workflow_claim(RUN_CLAIM_S), summary=summary)
         if run.finished_us is None:
-            self._output.mark(request.run_id)
+            self._output.mark_as_own(request.run_id)
             return BuildSummary()
         return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
 
-    def _build(self, request: BuildInput, job: Callable[[tuple[int, ...]], BulkJob]) -> BuildSummary:
+    def _run_build_job(self, request: BuildInput, job: Callable[[tuple[int, ...]], BulkJob]) -> BuildSummary:
 
         def make() -> BulkJob:
             return job(tuple(self._runs.run(request.run_id).summary[_TOPICS]))
 
-        return _summarize_build(run_bulk_job(self._bulk, self._job, make, master=request.master, renew=self._renew))
+        return _summarize_build(
+            run_bulk_job(self._bulk, self._job, make, master=request.master, renew_claims=self._renew_topic_claims)
+        )
 
-    def _folder(self, run_id: str) -> Path:
+    def _published_folder(self, run_id: str) -> Path:
         """Return the folder of the published output of a run.
 
         Raises:
@@ -111,10 +113,10 @@ class TopicBuilding:
         self._runs.run(run_id)
         return Path(self._output.published_summary(run_id, self._job).folder)
 
-    def _switch(self, topics: Iterable[T], switch: Callable[[T], bool]) -> SwitchCounts:
+    def _switch_topics(self, topics: Iterable[T], switch: Callable[[T], bool]) -> SwitchCounts:
         """Switch topics one by one. `switch` returns whether the topic uses the new build."""
         counts = Counter[str]()
-        with renewing_many(self._renew, lambda: (counts.total(),)):
+        with send_heartbeats_and_renew_many(self._renew_topic_claims, lambda: (counts.total(),)):
             for topic in topics:
                 raise_if_stopped()
                 try:
@@ -123,7 +125,7 @@ class TopicBuilding:
                     counts["gone"] += 1
         return SwitchCounts(**counts)
 
-    def _conclude(self, request: ConcludeBuildInput) -> BuildSummary:
+    def _conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
             left_out = _summarize_build(self._output.published_summary(request.run_id, self._job)).left_out
@@ -132,7 +134,7 @@ class TopicBuilding:
         self._output.forget(request.run_id)
         return BuildSummary(counts=dict(run.summary[_COUNTS]), left_out=list(run.summary[_LEFT_OUT]), done=True)
 
-    def _renew(self) -> None:
+    def _renew_topic_claims(self) -> None:
         """Renew claims of the build on its topics. A job with such claims overrides this."""
 
 

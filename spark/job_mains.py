@@ -17,20 +17,20 @@ from logstore.reconciliation.bulk_jobs import (
 from logstore.records.rebuild_job import RebuildRecords
 from logstore.transactions.buffer_serialization import BuildTransactionBuffersJob
 from spark.delayed.build_indexes import build_indexes
-from spark.job_runner import JobRun, Main
+from spark.job_runner import JobContext, JobMain
 from spark.reconciliation.compare_sides import compare_sides
 from spark.reconciliation.list_storage import list_storage
 from spark.reconciliation.read_catalog_rows import read_references
 from spark.reconciliation.scrub_ledgers import cut_scrub, scrub_page
 from spark.reconciliation.verify_findings import verify_findings
 from spark.records.rebuild_records import rebuild_records
-from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.transactions.build_buffers import build_buffers
 
 
-def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
+def catalog_job_mains(addresses: CatalogAddresses) -> Mapping[str, JobMain]:
     """Return the main functions of jobs that read the SQL catalog and S3 buckets."""
-    mains: dict[str, Callable[[NativeAddresses, JobRun, Any], BulkSummary]] = {
+    mains: dict[str, Callable[[CatalogAddresses, JobContext, Any], BulkSummary]] = {
         ListStorageJob.name: list_storage,
         ReadLedgersAndIntentsJob.name: read_references,
         CompareStorageWithCatalogJob.name: compare_sides,
@@ -43,6 +43,6 @@ def native_mains(addresses: NativeAddresses) -> Mapping[str, Main]:
     return {name: partial(main, addresses) for name, main in mains.items()}
 
 
-def record_mains(records: StoreAddress) -> Mapping[str, Main]:
+def record_log_job_mains(records: BucketAddress) -> Mapping[str, JobMain]:
     """Return the main functions of jobs that read the bucket of the record log."""
     return {RebuildRecords.name: partial(rebuild_records, records)}

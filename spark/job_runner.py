@@ -20,10 +20,10 @@ from opentelemetry import trace
 from logstore.errors import PreconditionFailed, SextonError, StoreUnavailable, Unsupported
 from logstore.reconciliation.bulk_jobs import BulkJob, BulkProgress, BulkSummary
 from spark.failure_text import summarize_error
-from spark.job_spans import JobSpans
-from spark.published_output import Publication
+from spark.job_spans import JobSpanRecorder
+from spark.published_output import PublishedOutputs
 from spark.shared_folder import SharedFolder
-from spark.warm_session import WarmSession, freeze_loaded_objects
+from spark.warm_session import WarmSession, exclude_loaded_objects_from_gc
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,16 +37,18 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class JobRun:
+class JobContext:
     """Context of a job's main function, on the driver."""
 
     spark: "SparkSession"
     folder: Path  # of this attempt, for all output
     shared: SharedFolder  # the same folder, for checks in executors
-    inputs: Callable[[str], BulkSummary]  # returns the published summary of an earlier job of the run, by job name
-    spans: JobSpans
+    get_published_summary: Callable[
+        [str], BulkSummary
+    ]  # returns the published summary of an earlier job of the run, by job name
+    spans: JobSpanRecorder
 
-    def spread(self, description: str, tasks: Sequence[T], function: Callable[[T], R]) -> list[R]:
+    def run_in_executors(self, description: str, tasks: Sequence[T], function: Callable[[T], R]) -> list[R]:
         """Run `function` on each task in executors, in parallel. Return the results in order.
 
         Args:
@@ -63,7 +65,9 @@ class JobRun:
             context = self.spark.sparkContext
             context.setLocalProperty("spark.job.description", description)
             try:
-                results = context.parallelize(tasks, len(tasks)).map(_TaskFunction(function, self.shared)).collect()
+                results = (
+                    context.parallelize(tasks, len(tasks)).map(_ErrorReturningTask(function, self.shared)).collect()
+                )
             finally:
                 self.spans.record_ended_jobs()
         for result in results:
@@ -72,7 +76,7 @@ class JobRun:
         return results
 
 
-Main = Callable[[JobRun, Any], BulkSummary]
+JobMain = Callable[[JobContext, Any], BulkSummary]
 """Main function of a job. It writes output into the attempt's folder and returns the summary."""
 
 
@@ -91,14 +95,14 @@ class _TaskError:
         return error
 
 
-class _TaskFunction:
+class _ErrorReturningTask:
     """Wrapper that returns a `SextonError` as a value. Spark would retry a raised error and show a traceback."""
 
     def __init__(self, function: Callable[[Any], Any], shared: SharedFolder) -> None:
         self._function, self._shared = function, shared
 
     def __call__(self, task: Any) -> Any:  # noqa: ANN401
-        freeze_loaded_objects()
+        exclude_loaded_objects_from_gc()
         try:
             self._shared.require_visible()
             return self._function(task)
@@ -106,7 +110,7 @@ class _TaskFunction:
             return _TaskError(type(error), str(error), vars(error))
 
 
-class SparkJobs:
+class SparkBulkJobs:
     """Implementation of `BulkJobs`. It runs one job at a time, because a session for another master ends this session.
 
     Args:
@@ -119,8 +123,8 @@ class SparkJobs:
     def __init__(
         self,
         session: WarmSession,
-        publication: Publication,
-        mains: Callable[[], Mapping[str, Main]],
+        publication: PublishedOutputs,
+        mains: Callable[[], Mapping[str, JobMain]],
         *,
         stop_timeout_s: float = _STOP_TIMEOUT_S,
     ) -> None:
@@ -143,23 +147,23 @@ class SparkJobs:
         main = self._mains().get(getattr(job, "main", job.name))  # the jobs of many pages share one main function
         if main is None:
             raise Unsupported(f"bulk job {job.name}: this back end has none")
-        attempt = _Attempt(job, lambda attempt: self._run_and_publish(attempt, main, job, master))
+        attempt = _JobAttempt(job, lambda attempt: self._run_and_publish(attempt, main, job, master))
         return attempt.run_watched(on_progress, self._stop_timeout_s)
 
-    def _run_and_publish(self, attempt: "_Attempt", main: Main, job: BulkJob, master: str) -> BulkSummary:
+    def _run_and_publish(self, attempt: "_JobAttempt", main: JobMain, job: BulkJob, master: str) -> BulkSummary:
         with _tracer.start_as_current_span(f"bulk {job.name}", attributes={"sexton.run": job.run_id}):
-            spark = self._session.get(master, proceed=attempt.require_wanted)
+            spark = self._session.get_session(master, proceed=attempt.require_not_stopped)
             folder = self._publication.create_attempt_folder(job.run_id, job.name)
             try:
                 summary = self._call_main(attempt, spark, main, job, folder)
-                attempt.require_wanted()
+                attempt.require_not_stopped()
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
             return self._publication.publish(job.run_id, job.name, folder, summary)
 
     def _call_main(
-        self, attempt: "_Attempt", spark: "SparkSession", main: Main, job: BulkJob, folder: Path
+        self, attempt: "_JobAttempt", spark: "SparkSession", main: JobMain, job: BulkJob, folder: Path
     ) -> BulkSummary:
         from py4j.protocol import Py4JError  # noqa: PLC0415 - start-up time
         from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -170,8 +174,14 @@ class SparkJobs:
                 raise PreconditionFailed(f"{job.name}: expected {name} of run {job.run_id} to be published")
             return summary
 
-        attempt.submit_jobs_to(spark)
-        run = JobRun(spark, folder, SharedFolder.mark(folder), require_published, JobSpans(spark, attempt.group))
+        attempt.join_job_group(spark)
+        run = JobContext(
+            spark,
+            folder,
+            SharedFolder.mark_with_nonce(folder),
+            require_published,
+            JobSpanRecorder(spark, attempt.group),
+        )
         try:
             return main(run, job)
         except (Py4JError, PySparkException, OSError) as error:
@@ -180,7 +190,7 @@ class SparkJobs:
             run.spans.record_ended_jobs()
 
     def list_runs(self) -> list[str]:
-        return self._publication.runs()
+        return self._publication.list_runs()
 
     def folder(self, run_id: str) -> Path:
         return self._publication.kept_folder(run_id)
@@ -189,14 +199,14 @@ class SparkJobs:
         self._publication.forget(run_id)
 
 
-class _Abandoned(Exception):
+class _AttemptStopped(Exception):
     """Ends the thread of an attempt that was stopped."""
 
 
-class _Attempt:
+class _JobAttempt:
     """One attempt at a job, in its own thread. Cancelling its job group also cancels jobs that are submitted later."""
 
-    def __init__(self, job: BulkJob, body: Callable[["_Attempt"], BulkSummary]) -> None:
+    def __init__(self, job: BulkJob, body: Callable[["_JobAttempt"], BulkSummary]) -> None:
         self.group = f"{job.run_id}/{job.name}/{uuid4().hex[:8]}"
         self._job_name, self._body, self._context = job.name, body, copy_context()
         self._ended, self._stopped = threading.Event(), threading.Event()
@@ -215,24 +225,24 @@ class _Attempt:
             try:
                 on_progress(self._progress)
             except BaseException:
-                self._stop(stop_timeout_s)
+                self._stop_and_wait(stop_timeout_s)
                 raise
         if self._error is not None:
             raise self._error
         assert self._summary is not None, "an attempt that has ended has a summary or an error"
         return self._summary
 
-    def require_wanted(self) -> None:
+    def require_not_stopped(self) -> None:
         if self._stopped.is_set():
-            raise _Abandoned
+            raise _AttemptStopped
 
-    def submit_jobs_to(self, spark: "SparkSession") -> None:
+    def join_job_group(self, spark: "SparkSession") -> None:
         """Put the jobs of this thread into the attempt's group."""
         spark.sparkContext.setJobGroup(self.group, self._job_name, interruptOnCancel=True)
         self._spark = spark
-        self.require_wanted()  # a stop before this moment has cancelled nothing
+        self.require_not_stopped()  # a stop before this moment has cancelled nothing
         # a separate thread, so that the caller can stop the attempt even if Java does not answer
-        threading.Thread(target=self._watch, name="bulk-progress", daemon=True).start()
+        threading.Thread(target=self._watch_progress, name="bulk-progress", daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -242,9 +252,9 @@ class _Attempt:
         finally:
             self._ended.set()
 
-    def _watch(self) -> None:
+    def _watch_progress(self) -> None:
         while not self._ended.wait(_POLL_INTERVAL_S):
-            assert self._spark is not None, "`submit_jobs_to` starts this thread"
+            assert self._spark is not None, "`join_job_group` starts this thread"
             done = tasks = 0
             try:
                 tracker = self._spark.sparkContext.statusTracker()
@@ -258,7 +268,7 @@ class _Attempt:
                 return
             self._progress = BulkProgress(stage=self._job_name, done=done, tasks=tasks)
 
-    def _stop(self, stop_timeout_s: float) -> None:
+    def _stop_and_wait(self, stop_timeout_s: float) -> None:
         self._stopped.set()
         if self._spark is not None:
             # a thread, because Java may not answer

@@ -19,7 +19,7 @@ _tracer = trace.get_tracer("sexton.spark")
 _log = logging.getLogger(__name__)
 
 
-class JobSpans:
+class JobSpanRecorder:
     """Recorder of one span for each job of a job group. Not thread-safe: only the thread that submits jobs uses it."""
 
     def __init__(self, spark: "SparkSession", group: str) -> None:
@@ -36,12 +36,12 @@ class JobSpans:
             job_ids = self._context.statusTracker().getJobIdsForGroup(self._group)
             for job_id in sorted(set(job_ids) - self._recorded_job_ids):
                 self._recorded_job_ids.add(job_id)
-                _record_job(spark.statusStore(), job_id)
+                _record_job_span(spark.statusStore(), job_id)
         except Exception as fault:  # noqa: BLE001 - Java died, or forgot the jobs: the bulk job itself reports that
             _log.debug("spark: no spans of %s: %s", self._group, fault)
 
 
-def _record_job(store: Any, job_id: int) -> None:  # noqa: ANN401 - an object of Java
+def _record_job_span(store: Any, job_id: int) -> None:  # noqa: ANN401 - an object of Java
     job = store.job(job_id)
     stages = [store.lastStageAttempt(job.stageIds().apply(index)) for index in range(job.stageIds().size())]
     run_stages = [stage for stage in stages if stage.submissionTime().isDefined()]  # Spark skips stages with output

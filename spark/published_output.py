@@ -30,7 +30,7 @@ from logstore.reconciliation.bulk_jobs import BulkSummary
 _RUN_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,79}")
 
 
-class Publication:
+class PublishedOutputs:
     """Outputs of bulk jobs under one root folder, which every process that runs a job must see."""
 
     def __init__(self, root: Path) -> None:
@@ -43,7 +43,7 @@ class Publication:
             InvalidInput: The run id is malformed.
             CorruptData: The pointer is not a summary, or a file that it names was lost.
         """
-        path = self._pointer(run_id, name)
+        path = self._pointer_path(run_id, name)
         try:
             summary = BulkSummary(**json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -71,7 +71,7 @@ class Publication:
         complete_summary = replace(summary, folder=str(folder), files=_file_lengths(folder))
         text = json.dumps(asdict(complete_summary), sort_keys=True)
         with effect("bulk.publish"):
-            if create_or_read_text(self._pointer(run_id, name), text) != text:
+            if create_or_read_text(self._pointer_path(run_id, name), text) != text:
                 shutil.rmtree(folder, ignore_errors=True)
         return self.read_summary(run_id, name) or complete_summary
 
@@ -88,13 +88,13 @@ class Publication:
             pointer.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def runs(self) -> list[str]:
+    def list_runs(self) -> list[str]:
         """Return the ids of the runs that have a folder, ascending."""
         if not self._root.is_dir():
             return []
         return sorted(path.name for path in self._root.iterdir() if path.is_dir() and _RUN_ID.fullmatch(path.name))
 
-    def _pointer(self, run_id: str, name: str) -> Path:
+    def _pointer_path(self, run_id: str, name: str) -> Path:
         return self._run_folder(run_id) / f"{name}.json"
 
     def _run_folder(self, run_id: str) -> Path:

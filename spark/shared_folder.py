@@ -25,7 +25,7 @@ class SharedFolder:
     nonce: str
 
     @staticmethod
-    def mark(path: Path) -> "SharedFolder":
+    def mark_with_nonce(path: Path) -> "SharedFolder":
         """Write a new nonce file into an existing folder."""
         nonce = uuid4().hex
         (path / _NONCE_FILE).write_text(nonce, encoding="utf-8")

@@ -71,7 +71,7 @@ class WarmSession:
         self._session: SparkSession | None = None
         self._master = self._started_master = ""
 
-    def get(self, master: str = "", *, proceed: Callable[[], None] = lambda: None) -> "SparkSession":
+    def get_session(self, master: str = "", *, proceed: Callable[[], None] = lambda: None) -> "SparkSession":
         """Return a session with the master. Start a new one if its Java process died or its master is another one.
 
         Args:
@@ -86,13 +86,13 @@ class WarmSession:
         """
         master = master or self._settings.master
         require_spark_master_url(master)
-        with self._locked(proceed):
+        with self._hold_lock(proceed):
             proceed()
             if self._session is None or master != self._master or not _is_alive(self._session):
                 self._started_master = master
-                self._end()
+                self._end_session()
                 with _tracer.start_as_current_span("start Spark", attributes={"spark.master": master}):
-                    self._session, self._master = _start(replace(self._settings, master=master)), master
+                    self._session, self._master = _start_session(replace(self._settings, master=master)), master
             return self._session
 
     def close(self) -> None:
@@ -104,12 +104,12 @@ class WarmSession:
             _log.warning("Spark is not ended: the start of a session with %s hangs", self._started_master)
             return
         try:
-            self._end()
+            self._end_session()
         finally:
             self._lock.release()
 
     @contextmanager
-    def _locked(self, proceed: Callable[[], None]) -> Iterator[None]:
+    def _hold_lock(self, proceed: Callable[[], None]) -> Iterator[None]:
         deadline_s = time.monotonic() + self._start_s
         while not self._lock.acquire(timeout=min(_POLL_INTERVAL_S, self._start_s)):
             proceed()
@@ -123,7 +123,7 @@ class WarmSession:
         finally:
             self._lock.release()
 
-    def _end(self) -> None:
+    def _end_session(self) -> None:
         if self._session is None:  # another `WarmSession` of this process may own the Java process
             return
         if _is_alive(self._session):
@@ -132,9 +132,9 @@ class WarmSession:
         _end_java()
 
 
-def _start(settings: SparkSettings) -> "SparkSession":
+def _start_session(settings: SparkSettings) -> "SparkSession":
     java = find_java()
-    _require_answer(settings.master)
+    _require_master_answers(settings.master)
     settings.scratch.mkdir(parents=True, exist_ok=True)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if _uses_only_loopback(settings.master):
@@ -146,7 +146,7 @@ def _start(settings: SparkSettings) -> "SparkSession":
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     builder = SparkSession.builder.appName("sexton").master(allow_task_retries(settings.master))
-    for name, value in (_properties(settings) | settings.extra_properties).items():
+    for name, value in (_make_properties(settings) | settings.extra_properties).items():
         builder = builder.config(name, value)
     try:
         with warnings.catch_warnings():
@@ -155,12 +155,14 @@ def _start(settings: SparkSettings) -> "SparkSession":
     except (Py4JError, PySparkException, OSError, RuntimeError) as error:
         text = summarize_error(error)  # before Java ends: an error of py4j asks Java for its text
         _end_java()  # Spark would reuse the context of the failed master for the next one
-        raise _no_session(settings.master, "the master does not answer" if _STOPPED_CONTEXT in text else text) from None
+        raise _session_error(
+            settings.master, "the master does not answer" if _STOPPED_CONTEXT in text else text
+        ) from None
     session.sparkContext.setLogLevel("ERROR")
     return session
 
 
-def _require_answer(master: str) -> None:
+def _require_master_answers(master: str) -> None:
     """Connect to a standalone master, which may have several addresses. Spark itself gives up only after a minute."""
     problems = []
     for host, port in standalone_addresses(master):
@@ -171,15 +173,15 @@ def _require_answer(master: str) -> None:
         else:
             return
     if problems:
-        raise _no_session(master, ", ".join(problems))
+        raise _session_error(master, ", ".join(problems))
 
 
-def _no_session(master: str, problem: str) -> ServiceFailed:
+def _session_error(master: str, problem: str) -> ServiceFailed:
     advice = "check the setting spark_master, or --master, and that its machines can reach this one"
     return ServiceFailed("spark", f"no session with {master}: {problem}", advice=advice)
 
 
-def _properties(settings: SparkSettings) -> dict[str, str]:
+def _make_properties(settings: SparkSettings) -> dict[str, str]:
     """Return properties for a small machine. A cluster sets memory and cores of its executors itself."""
     scratch = str(settings.scratch)
     common = {
@@ -255,7 +257,7 @@ def _end_java() -> None:
     SparkSession._instantiatedSession = SparkSession._activeSession = None  # noqa: SLF001
 
 
-def freeze_loaded_objects() -> None:
+def exclude_loaded_objects_from_gc() -> None:
     """Exclude all objects loaded so far from garbage collection.
 
     Spark's processes collect after every task. A collection that visits all imported modules takes some 60 ms of CPU,

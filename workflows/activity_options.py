@@ -16,7 +16,7 @@ CATALOG = workflow.ActivityConfig(
 """Options of activities that change the catalog. Retries are unlimited, because the change must be made."""
 
 
-def bulk_job(queue: str) -> workflow.ActivityConfig:
+def bulk_job_options(queue: str) -> workflow.ActivityConfig:
     """Return the options of a bulk job on a task queue. If empty, the queue of the workflow."""
     return workflow.ActivityConfig(
         task_queue=queue or None,

@@ -82,7 +82,7 @@ def _within(low: int, high: float, *, optional: bool = False) -> FieldRule:
     return _rule(bounds, lambda value: (optional and value is None) or low <= value <= high)
 
 
-def _checked_by(check: Callable[[str], object]) -> FieldRule:
+def _rule_from_check(check: Callable[[str], object]) -> FieldRule:
     """Return the rule of a function that raises `InvalidInput`. Every such function refuses a line break."""
 
     def refuses(value: str) -> str | None:
@@ -131,7 +131,7 @@ _SUBSCRIPTIONS: Final = _rule(
     f"at most {_MAX_PASSED_SUBSCRIPTIONS} names of subscriptions",
     lambda value: (
         len(value) <= _MAX_PASSED_SUBSCRIPTIONS
-        and not any(map(_checked_by(partial(check_name, "name")).refuses, value))
+        and not any(map(_rule_from_check(partial(check_name, "name")).refuses, value))
     ),
 )
 _FUNCTION: Final = _rule(
@@ -160,7 +160,7 @@ _RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
     },
 }
 _OUTSIDE_RULES: Final[Mapping[str, FieldRule]] = {
-    "topic": _checked_by(TopicName.from_encoded),
+    "topic": _rule_from_check(TopicName.from_encoded),
     "topic_id": _within(0, _MAX_INT),
     "ledger_id": _within(0, _MAX_INT),
     "generation": _within(0, _MAX_INT),
@@ -169,10 +169,10 @@ _OUTSIDE_RULES: Final[Mapping[str, FieldRule]] = {
     "removed_after": _within(-1, _MAX_INT),
     "copy": _COPY,
     "durable_delete": _POLICY,
-    "actor": _or_empty(_checked_by(partial(check_name, "actor"))),
-    "reason": _checked_by(check_reason),
+    "actor": _or_empty(_rule_from_check(partial(check_name, "actor"))),
+    "reason": _rule_from_check(check_reason),
     "batch_id": _BATCH_ID,
-    "owner": _or_empty(_checked_by(check_worker_id)),
+    "owner": _or_empty(_rule_from_check(check_worker_id)),
     "patience_s": _within(0, _MONTH_S),
     "page": _within(1, 1_000),
     "max_buckets": _within(1, _MAX_INT, optional=True),
@@ -184,7 +184,7 @@ _OUTSIDE_RULES: Final[Mapping[str, FieldRule]] = {
     "older_than_s": _within(0, _MAX_AGE_S),
     "max_orphan_share": _within(0, 1),
     "max_absent_share": _within(0, 1),
-    "txn": _checked_by(TransactionId.parse),
+    "txn": _rule_from_check(TransactionId.parse),
     "tc_id": _within(0, MAX_COORDINATORS - 1),
     "linger_s": _within(0, 60),
     "watch_s": _within(0, 3_600),
@@ -218,7 +218,7 @@ _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
 }
 
 
-def check_request(request: object, *, queue: str, outside: bool = True) -> None:
+def check_input_bounds(request: object, *, queue: str, outside: bool = True) -> None:
     """Require that all fields of a request are within their bounds.
 
     Args:
@@ -230,19 +230,19 @@ def check_request(request: object, *, queue: str, outside: bool = True) -> None:
         InvalidInput: The message names the field, the bounds and the value.
     """
     for path, parent, name, value in _list_fields(request, ""):
-        rules = find_rules(type(parent), name, queue=queue, outside=outside)
+        rules = find_field_rules(type(parent), name, queue=queue, outside=outside)
         expected = next((phrase for rule in rules if (phrase := rule.refuses(value))), None)
         if expected:
             raise InvalidInput(path, expected=expected, found=value)
 
 
-def find_rules(kind: type, name: str, *, queue: str, outside: bool = True) -> list[FieldRule]:
-    """Return the rules of the field `name` of the type. Other arguments are those of `check_request`."""
+def find_field_rules(kind: type, name: str, *, queue: str, outside: bool = True) -> list[FieldRule]:
+    """Return the rules of the field `name` of the type. Other arguments are those of `check_input_bounds`."""
     rules = [_RULES_BY_TYPE.get(kind, {}).get(name)]
     if outside:
         rules.append(_OUTSIDE_RULES_BY_TYPE.get(kind, {}).get(name, _OUTSIDE_RULES.get(name)))
         derive_queue = _QUEUE_BY_TYPE.get(kind) if name == "queue" else None
-        rules.append(_served_queue(derive_queue(queue)) if derive_queue else None)
+        rules.append(_served_queue_rule(derive_queue(queue)) if derive_queue else None)
     return [rule for rule in rules if rule]
 
 
@@ -283,7 +283,7 @@ _QUEUE_BY_TYPE: Final[Mapping[type, Callable[[str], str]]] = {
 }
 
 
-def _served_queue(queue: str) -> FieldRule:
+def _served_queue_rule(queue: str) -> FieldRule:
     return _rule(f"{queue}, or nothing: workers serve no other for these", lambda value: value in {"", queue})
 
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
-class JobRequest(Protocol):
+class JobInput(Protocol):
     """Input of a job."""
 
     def details(self) -> str:
         """Describe the job and the command that shows its progress, for the workflow's *static details*."""
 
 
-Q = TypeVar("Q", bound=JobRequest)
+Q = TypeVar("Q", bound=JobInput)
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Generic[Q, R]):
+class JobDefinition(Generic[Q, R]):
     """Workflow with the name of its type."""
 
     name: str

@@ -25,7 +25,14 @@ from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.types import MethodSyncSingleParam
 
 with workflow.unsafe.imports_passed_through():
-    from activities.owner_routing import Answer, Redirect, Route, TopicWork, WorkDone, owner_queue
+    from activities.owner_routing import (
+        CompletedWork,
+        OwnerRedirect,
+        OwnerRoutedAnswer,
+        OwnerRoutedInput,
+        Route,
+        owner_task_queue,
+    )
 
 _MAX_TURNS: Final = 4  # two lookups and two owners; any worker serves a topic that moves more often
 _MAX_ATTEMPTS_AT_OWNER: Final = 8  # of work with unlimited retries; 90 s or more, longer than a failover of a catalog
@@ -36,11 +43,11 @@ _OWNER_TIMEOUTS: Final = {TimeoutType.SCHEDULE_TO_START, TimeoutType.HEARTBEAT}
 OWNERSHIP_FAILURES: Final = frozenset({"NotOwner", "LookupRefused"})
 """Error types that say nothing about the work. The work did not begin, or another worker is now the owner."""
 
-W = TypeVar("W", bound=TopicWork)
+W = TypeVar("W", bound=OwnerRoutedInput)
 R = TypeVar("R")
 
 
-class Dispatch:
+class OwnerRouter:
     """Dispatch of one topic's activities in one workflow run.
 
     Args:
@@ -55,8 +62,8 @@ class Dispatch:
         self._patience_s = patience_s
         self._silent_owners: set[str] = set()  # did not take work
 
-    async def execute(
-        self, work: MethodSyncSingleParam[Any, W, Answer[R]], request: W, options: workflow.ActivityConfig
+    async def execute_at_owner(
+        self, work: MethodSyncSingleParam[Any, W, OwnerRoutedAnswer[R]], request: W, options: workflow.ActivityConfig
     ) -> R:
         """Run the activity at the bundle owner, or else at any worker. Return its result."""
         routed = replace(request, topic=self._topic, owner_patience_s=self._patience_s)
@@ -67,16 +74,16 @@ class Dispatch:
             try:
                 answer = await workflow.execute_activity_method(work, routed, **config)
             except ActivityError as error:
-                self._forget_owner(owner, error, options)
+                self._forget_owner_or_raise(owner, error, options)
                 continue
-            if isinstance(answer, WorkDone):
+            if isinstance(answer, CompletedWork):
                 self.owner = answer.owner
                 return answer.result
             self.owner = "" if answer.owner in self._silent_owners else answer.owner
             if not self.owner:
                 break
         answer = await workflow.execute_activity_method(work, replace(routed, place=Route.ANYWHERE), **options)
-        if isinstance(answer, Redirect):
+        if isinstance(answer, OwnerRedirect):
             raise ApplicationError(f"work for any worker was redirected to {answer.owner}", type="Unsupported")
         return answer.result
 
@@ -84,7 +91,7 @@ class Dispatch:
         policy = options["retry_policy"] or RetryPolicy()
         return {
             **options,
-            "task_queue": owner_queue(self.owner),
+            "task_queue": owner_task_queue(self.owner),
             "schedule_to_start_timeout": timedelta(seconds=self._patience_s),
             "retry_policy": replace(
                 policy,
@@ -93,7 +100,7 @@ class Dispatch:
             ),
         }
 
-    def _forget_owner(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
+    def _forget_owner_or_raise(self, owner: str, error: ActivityError, options: workflow.ActivityConfig) -> None:
         """Forget an owner that lost the bundle, did not finish work, or failed too often. Raise any other failure."""
         cause = error.cause
         has_timed_out = owner and isinstance(cause, TimedOut) and cause.type in _OWNER_TIMEOUTS

@@ -36,7 +36,7 @@ GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
 """Error types of guards. After such an error nothing has changed, and the build is complete."""
 
 
-class BuildSteps(NamedTuple):
+class TopicBuildActivities(NamedTuple):
     """Activities of a build."""
 
     begin: Callable[[Any, BeginBuildInput], BuildSummary]
@@ -45,10 +45,10 @@ class BuildSteps(NamedTuple):
     conclude: Callable[[Any, ConcludeBuildInput], BuildSummary]
 
 
-class TopicBuild:
+class TopicBuildWorkflow:
     """Run of a build. It creates a run id if the request has none."""
 
-    def __init__(self, request: BuildTopicsInput, steps: BuildSteps) -> None:
+    def __init__(self, request: BuildTopicsInput, steps: TopicBuildActivities) -> None:
         self._request, self._steps = request, steps
         self._run_id = request.run_id or f"{request.runs}-{workflow.uuid4().hex[:12]}"
         self._progress = BuildProgress(run_id=self._run_id, step="beginning")
@@ -58,21 +58,21 @@ class TopicBuild:
         """Return the step and the counts."""
         return self._progress
 
-    async def to_end(self) -> BuildResult:
+    async def run_build(self) -> BuildResult:
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
         try:
             built = await self._run_steps()
         except ActivityError as error:
             refusal = guard_refusals.require_refusal(error, GUARDS)
-            self._show("ended", self._progress.counts, guard_refusals.format_refusal(refusal))
+            self._show_progress("ended", self._progress.counts, guard_refusals.format_refusal(refusal))
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
             return BuildResult(run_id=self._run_id, refused=refusal)
-        self._show("ended", built.counts, "".join(f"- not read: {sentence}\n" for sentence in built.left_out))
+        self._show_progress("ended", built.counts, "".join(f"- not read: {sentence}\n" for sentence in built.left_out))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["BUILT"])])
         return BuildResult(run_id=self._run_id, counts=built.counts, left_out=built.left_out)
 
     async def _run_steps(self) -> BuildSummary:
-        self._show("beginning", {})
+        self._show_progress("beginning", {})
         request = self._request
         begin = BeginBuildInput(
             run_id=self._run_id, actor=request.actor, reason=request.reason, topic_ids=request.topic_ids
@@ -80,25 +80,30 @@ class TopicBuild:
         earlier = await workflow.execute_activity_method(self._steps.begin, begin, **activity_options.CATALOG)
         if earlier.done:
             return earlier
-        self._show("building", {})
-        build, config = BuildInput(run_id=self._run_id, master=request.master), activity_options.bulk_job(request.queue)
-        counts = await self._switch(await workflow.execute_activity_method(self._steps.build, build, **config))
-        self._show("concluding", counts)
+        self._show_progress("building", {})
+        build, config = (
+            BuildInput(run_id=self._run_id, master=request.master),
+            activity_options.bulk_job_options(request.queue),
+        )
+        counts = await self._switch_all_parts(
+            await workflow.execute_activity_method(self._steps.build, build, **config)
+        )
+        self._show_progress("concluding", counts)
         conclude = ConcludeBuildInput(run_id=self._run_id, counts=counts)
         return await workflow.execute_activity_method(self._steps.conclude, conclude, **activity_options.CATALOG)
 
-    async def _switch(self, built: BuildSummary) -> dict[str, int]:
+    async def _switch_all_parts(self, built: BuildSummary) -> dict[str, int]:
         parts = built.counts.get("parts", 0)
         counts = Counter({name: count for name, count in built.counts.items() if name not in _FILE_COUNTS})
         counts.update(switched=0, superseded=0)
         for part in range(parts):
-            self._show("switching", dict(counts), f"{part:,} of {parts:,} parts")
+            self._show_progress("switching", dict(counts), f"{part:,} of {parts:,} parts")
             page = SwitchTopicsPageInput(run_id=self._run_id, page=part)
             page_counts = await workflow.execute_activity_method(self._steps.switch, page, **_SWITCH)
             counts.update(switched=page_counts.switched, superseded=page_counts.superseded, gone=page_counts.gone)
         return dict(counts)
 
-    def _show(self, step: str, counts: dict[str, int], note: str = "") -> None:
+    def _show_progress(self, step: str, counts: dict[str, int], note: str = "") -> None:
         self._progress = BuildProgress(run_id=self._run_id, step=step, counts=counts)
         rows = "".join(f"- {name}: {count:,}\n" for name, count in sorted(counts.items()))
         workflow.set_current_details(f"run `{self._run_id}`: **{step}**\n\n{rows}\n{note}")

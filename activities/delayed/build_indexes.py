@@ -1,7 +1,7 @@
 """Activities that build the indexes of delayed messages of many topics."""
 
-from activities.deletion.claims_and_causes import own_claim
-from activities.heartbeats import beating, defined
+from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.heartbeats import define_activity, send_heartbeats
 from activities.topic_build_steps import (
     BeginBuildInput,
     BuildInput,
@@ -9,7 +9,7 @@ from activities.topic_build_steps import (
     ConcludeBuildInput,
     SwitchCounts,
     SwitchTopicsPageInput,
-    TopicBuilding,
+    TopicBuildSteps,
 )
 from logstore.delayed.index_buckets import BucketLimits
 from logstore.delayed.index_build_job import BuildIndexes, BuiltIndex, IndexFiles
@@ -19,7 +19,7 @@ from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import DelayedIndex, Identities, Reconciliation, RunKind
 
 
-class IndexBuilding(TopicBuilding):
+class DelayedIndexBuildActivities(TopicBuildSteps):
     """Steps of a build of indexes."""
 
     def __init__(
@@ -35,17 +35,17 @@ class IndexBuilding(TopicBuilding):
         super().__init__(kind=RunKind.INDEXES, job=BuildIndexes.name, runs=runs, identities=identities, bulk=bulk)
         self._index, self._publisher, self._limits = index, publisher, limits
 
-    @defined(name="delayed.begin_build")
-    @beating()
+    @define_activity(name="delayed.begin_build")
+    @send_heartbeats()
     def begin_build(self, request: BeginBuildInput) -> BuildSummary:
         """Open the run, and store the topics for all later steps.
 
         Idempotency: keyed by `run_id`. A second call returns what the first call stored.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        return self._begin(request)
+        return self._begin_build(request)
 
-    @defined(name="delayed.build_indexes")
+    @define_activity(name="delayed.build_indexes")
     def build_indexes(self, request: BuildInput) -> BuildSummary:
         """Run the bulk job until its output is published. The job claims the topics' lists for this workflow.
 
@@ -54,8 +54,8 @@ class IndexBuilding(TopicBuilding):
         the job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
-        claim = own_claim()
-        return self._build(
+        claim = own_workflow_claim()
+        return self._run_build_job(
             request,
             lambda topics: BuildIndexes(
                 run_id=request.run_id,
@@ -68,7 +68,7 @@ class IndexBuilding(TopicBuilding):
             ),
         )
 
-    @defined(name="delayed.switch_indexes")
+    @define_activity(name="delayed.switch_indexes")
     def switch_indexes(self, request: SwitchTopicsPageInput) -> SwitchCounts:
         """Store the buckets of one page of topics. Switch each topic to its buckets, and release the topic's claim.
 
@@ -77,7 +77,7 @@ class IndexBuilding(TopicBuilding):
         Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
             OutcomeUnknown (retry).
         """
-        files, workflow_id = IndexFiles(self._folder(request.run_id)), own_claim().workflow_id
+        files, workflow_id = IndexFiles(self._published_folder(request.run_id)), own_workflow_claim().workflow_id
 
         def switch(built: BuiltIndex) -> bool:
             with effect("delayed.publish_index"):
@@ -85,17 +85,17 @@ class IndexBuilding(TopicBuilding):
             self._index.release(built.topic_id, workflow_id)
             return is_switched
 
-        return self._switch(files.read_part(request.page), switch)
+        return self._switch_topics(files.read_part(request.page), switch)
 
-    @defined(name="delayed.conclude_build")
-    @beating()
+    @define_activity(name="delayed.conclude_build")
+    @send_heartbeats()
     def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
         """Finish the run with its summary, and delete its output.
 
         Idempotency: the first summary stays. Missing output is no error.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        return self._conclude(request)
+        return self._conclude_build(request)
 
-    def _renew(self) -> None:
-        self._index.renew(own_claim())
+    def _renew_topic_claims(self) -> None:
+        self._index.renew(own_workflow_claim())

@@ -38,7 +38,7 @@ class SealTopicInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverLimit:
+class TopicOverBucketLimit:
     """Topic with more buckets than its limit."""
 
     topic_id: int
@@ -57,7 +57,7 @@ class SealedTopics:
     overtaken: int = 0  # topics whose list changed meanwhile; they are due again
     failed: int = 0  # skipped topics
     troubles: list[str] = field(default_factory=list)  # a sample of errors
-    over_limit: list[OverLimit] = field(default_factory=list)  # topics to merge
+    over_limit: list[TopicOverBucketLimit] = field(default_factory=list)  # topics to merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,22 +22,22 @@ _DESCRIPTIONS: Final = {
 
 def count_seal(result: SealResult) -> None:
     """Count a seal that the catalog has committed."""
-    _add("sexton_delayed_sealed_buckets_total", result.buckets)
-    _add("sexton_delayed_sealed_messages_total", result.messages)
-    _add("sexton_delayed_dropped_buckets_total", result.dropped)
+    _add_to_counter("sexton_delayed_sealed_buckets_total", result.buckets)
+    _add_to_counter("sexton_delayed_sealed_messages_total", result.messages)
+    _add_to_counter("sexton_delayed_dropped_buckets_total", result.dropped)
 
 
 def count_merge(result: MergeResult, duration_s: float) -> None:
     """Count a merge: MERGED, OVERTAKEN by another change of the list, or DAMAGED by an unreadable snapshot."""
     outcome = "MERGED" if result.switched else "OVERTAKEN" if result.damaged is None else "DAMAGED"
-    _add("sexton_delayed_merges_total", 1, outcome=outcome)
-    _add("sexton_delayed_merged_messages_total", result.messages)
-    _add("sexton_delayed_merge_milliseconds_total", round(1_000 * duration_s))
-    _add("sexton_delayed_loads_total", result.loads)
-    _add("sexton_delayed_load_milliseconds_total", round(1_000 * result.load_s))
-    _add("sexton_delayed_alarms_total", int(result.damaged is not None))
+    _add_to_counter("sexton_delayed_merges_total", 1, outcome=outcome)
+    _add_to_counter("sexton_delayed_merged_messages_total", result.messages)
+    _add_to_counter("sexton_delayed_merge_milliseconds_total", round(1_000 * duration_s))
+    _add_to_counter("sexton_delayed_loads_total", result.loads)
+    _add_to_counter("sexton_delayed_load_milliseconds_total", round(1_000 * result.load_s))
+    _add_to_counter("sexton_delayed_alarms_total", int(result.damaged is not None))
 
 
-def _add(name: str, amount: int, **labels: str) -> None:
+def _add_to_counter(name: str, amount: int, **labels: str) -> None:
     if amount:
         activity.metric_meter().create_counter(name, _DESCRIPTIONS[name]).add(amount, labels)

@@ -19,15 +19,15 @@ from activities.delayed.inputs_and_results import (
     DueTopicsInput,
     MergedPair,
     MergePairInput,
-    OverLimit,
     PairChoice,
     ReleaseListInput,
     SealedTopics,
     SealTopicInput,
     SealTopicsInput,
+    TopicOverBucketLimit,
 )
-from activities.deletion.claims_and_causes import own_claim
-from activities.heartbeats import beating, defined, renewing
+from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew
 from activities.owner_routing import check_topic_name
 from logstore.delayed.index_buckets import Bucket, BucketLimits, BucketList, BucketSummary, pair_to_merge
 from logstore.delayed.services.bucket_merger import Merger, MergeResult
@@ -43,7 +43,7 @@ _MAX_TROUBLE_CHARACTERS: Final = 300
 _LOG: Final = logging.getLogger(__name__)
 
 
-class DelayedBuckets:
+class IndexBucketActivities:
     """Activities on the index buckets of topics."""
 
     def __init__(
@@ -51,10 +51,12 @@ class DelayedBuckets:
     ) -> None:
         self._index, self._topics = index, topics
         self._sealer, self._merger, self._limits = sealer, merger, limits
-        self._stuck_version_by_topic: dict[TopicId, int] = {}  # list version in which no two neighbours can be read
+        self._unreadable_version_by_topic: dict[
+            TopicId, int
+        ] = {}  # list version in which no two neighbours can be read
 
-    @defined(name="delayed.due_topics")
-    @beating()
+    @define_activity(name="delayed.due_topics")
+    @send_heartbeats()
     def due_topics(self, request: DueTopicsInput) -> DueTopicPages:
         """Return pages of unclaimed topics with work to seal, drop or merge, ascending by id.
 
@@ -66,7 +68,7 @@ class DelayedBuckets:
         starts = range(0, len(topic_ids), request.topics)
         return DueTopicPages(pages=[topic_ids[start : start + request.topics] for start in starts])
 
-    @defined(name="delayed.seal_topics")
+    @define_activity(name="delayed.seal_topics")
     def seal_topics(self, request: SealTopicsInput) -> SealedTopics:
         """Seal a page of topics, one after the other. A failed topic is logged, counted and skipped.
 
@@ -77,11 +79,11 @@ class DelayedBuckets:
         totals = SealedTopics()
         for topic_id in request.topic_ids:
             raise_if_stopped()
-            sealed = self._seal(TopicId(topic_id), lambda: (totals.topics,), force=False)  # noqa: B023 - called at once
-            totals = _add_totals(totals, sealed)
+            sealed = self._seal_claimed_topic(TopicId(topic_id), lambda: (totals.topics,), force=False)  # noqa: B023 - called at once
+            totals = _add_sealed_topics(totals, sealed)
         return totals
 
-    @defined(name="delayed.seal_topic")
+    @define_activity(name="delayed.seal_topic")
     def seal_topic(self, request: SealTopicInput) -> SealedTopics:
         """Seal all entries of one topic that consumers may see.
 
@@ -94,11 +96,13 @@ class DelayedBuckets:
         topic = self._topics.get_by_id(TopicId(request.topic_id))
         if topic.state is not TopicState.ACTIVE:
             raise PreconditionFailed(f"topic {topic.name}: expected state ACTIVE, found {topic.state.value}")
-        return self._seal(topic.topic_id, tuple, force=True)
+        return self._seal_claimed_topic(topic.topic_id, tuple, force=True)
 
-    def _seal(self, topic_id: TopicId, details: Callable[[], Sequence[object]], *, force: bool) -> SealedTopics:
+    def _seal_claimed_topic(
+        self, topic_id: TopicId, details: Callable[[], Sequence[object]], *, force: bool
+    ) -> SealedTopics:
         """Seal one topic under its claim. Errors are raised only with `force`."""
-        with self._claim(topic_id, details) as is_claimed:
+        with self._claim_list(topic_id, details) as is_claimed:
             if not is_claimed:
                 return SealedTopics(topics=1, held=1)
             try:
@@ -106,73 +110,77 @@ class DelayedBuckets:
             except SextonError as error:
                 if force:
                     raise
-                if not self._is_active(topic_id):
+                if not self._is_topic_active(topic_id):
                     return SealedTopics(topics=1)
                 _LOG.warning("topic %s: its delayed messages are not sealed: %s", topic_id, error)
-                trouble = f"{self._find_name(topic_id)}: {type(error).__name__}: {error}"[:_MAX_TROUBLE_CHARACTERS]
+                trouble = f"{self._find_topic_name(topic_id)}: {type(error).__name__}: {error}"[
+                    :_MAX_TROUBLE_CHARACTERS
+                ]
                 return SealedTopics(topics=1, failed=1, troubles=[trouble])
         metrics.count_seal(result)
-        should_merge = result.listed > self._limits.buckets and not self._is_stuck(topic_id)
+        should_merge = result.listed > self._limits.buckets and not self._has_no_readable_pair(topic_id)
         return SealedTopics(
             topics=1,
             buckets=result.buckets,
             messages=result.messages,
             dropped=result.dropped,
             overtaken=int(result.overtaken),
-            over_limit=[OverLimit(topic_id=topic_id, topic=self._find_name(topic_id))] if should_merge else [],
+            over_limit=[TopicOverBucketLimit(topic_id=topic_id, topic=self._find_topic_name(topic_id))]
+            if should_merge
+            else [],
         )
 
-    def _is_stuck(self, topic_id: TopicId) -> bool:
+    def _has_no_readable_pair(self, topic_id: TopicId) -> bool:
         """Return whether this process found no two readable neighbours in the present list version.
 
         A process that does not know this begins a merge and finds it, too. That costs a few reads.
         """
-        version = self._stuck_version_by_topic.get(topic_id)
+        version = self._unreadable_version_by_topic.get(topic_id)
         if version is not None and self._index.listed(topic_id).version != version:
-            del self._stuck_version_by_topic[topic_id]
-        return topic_id in self._stuck_version_by_topic
+            del self._unreadable_version_by_topic[topic_id]
+        return topic_id in self._unreadable_version_by_topic
 
-    def _log_stuck(self, topic_id: TopicId, listed: BucketList, limit: int) -> None:
-        if self._stuck_version_by_topic.get(topic_id) != listed.version:
-            self._stuck_version_by_topic[topic_id] = listed.version
+    def _log_no_readable_pair(self, topic_id: TopicId, listed: BucketList, limit: int) -> None:
+        if self._unreadable_version_by_topic.get(topic_id) != listed.version:
+            self._unreadable_version_by_topic[topic_id] = listed.version
             _LOG.error(
                 "DelayedBucketsStuck: topic %s: %d buckets, of at most %d, and no two neighbours can be read; no merge"
                 " is started until the list changes: write them anew by `sexton delayed build %s`",
-                self._find_name(topic_id),
+                self._find_topic_name(topic_id),
                 len(listed.buckets),
                 limit,
-                self._find_name(topic_id),
+                self._find_topic_name(topic_id),
             )
 
-    def _find_name(self, topic_id: TopicId) -> str:
+    def _find_topic_name(self, topic_id: TopicId) -> str:
         try:
             return self._topics.get_by_id(topic_id).name
         except UnknownObject:  # deleted meanwhile
             return str(topic_id)
 
     @contextmanager
-    def _claim(self, topic_id: TopicId, details: Callable[[], Sequence[object]]) -> Iterator[bool]:
+    def _claim_list(self, topic_id: TopicId, details: Callable[[], Sequence[object]]) -> Iterator[bool]:
         """Claim the topic's list while the block runs. Yield whether it is claimed."""
-        claim = own_claim()
-        with beating(details):
+        claim = own_workflow_claim()
+        with send_heartbeats(details):
             is_claimed = self._index.claim(topic_id, claim)
         if not is_claimed:
             yield False
             return
         try:
-            with renewing(lambda: self._index.claim(topic_id, claim), details):
+            with send_heartbeats_and_renew(lambda: self._index.claim(topic_id, claim), details):
                 yield True
         except Exception:
-            self._release(topic_id, claim)
+            self._release_list(topic_id, claim)
             raise
-        self._release(topic_id, claim)
+        self._release_list(topic_id, claim)
 
-    def _release(self, topic_id: TopicId, claim: Claim) -> None:
+    def _release_list(self, topic_id: TopicId, claim: Claim) -> None:
         with suppress(SextonError):  # the claim lapses
             self._index.release(topic_id, claim.workflow_id)
 
-    @defined(name="delayed.choose_pair")
-    @beating()
+    @define_activity(name="delayed.choose_pair")
+    @send_heartbeats()
     def choose_pair(self, request: ChoosePairInput) -> PairChoice:
         """Claim a topic's list for this workflow, and choose the next two buckets to merge.
 
@@ -181,25 +189,29 @@ class DelayedBuckets:
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
         topic_id, limit = TopicId(request.topic_id), request.max_buckets or self._limits.buckets
-        if not self._index.claim(topic_id, own_claim()):
-            return PairChoice(chosen=ChoiceReason.HELD if self._is_active(topic_id) else ChoiceReason.GONE, limit=limit)
+        if not self._index.claim(topic_id, own_workflow_claim()):
+            return PairChoice(
+                chosen=ChoiceReason.HELD if self._is_topic_active(topic_id) else ChoiceReason.GONE, limit=limit
+            )
         listed = self._index.listed(topic_id)
         buckets = listed.buckets
         if len(buckets) <= limit:
             return PairChoice(chosen=ChoiceReason.WITHIN, buckets=len(buckets), limit=limit)
         pair = pair_to_merge(buckets, damaged=set(map(LedgerId, request.damaged)))
         if not pair:
-            self._log_stuck(topic_id, listed, limit)
+            self._log_no_readable_pair(topic_id, listed, limit)
         chosen = ChoiceReason.PAIR if pair else ChoiceReason.DAMAGED
-        return PairChoice(chosen=chosen, pair=list(map(_summarize, pair or ())), buckets=len(buckets), limit=limit)
+        return PairChoice(
+            chosen=chosen, pair=list(map(_summarize_bucket, pair or ())), buckets=len(buckets), limit=limit
+        )
 
-    def _is_active(self, topic_id: TopicId) -> bool:
+    def _is_topic_active(self, topic_id: TopicId) -> bool:
         try:
             return self._topics.get_by_id(topic_id).state is TopicState.ACTIVE
         except UnknownObject:
             return False
 
-    @defined(name="delayed.merge_pair")
+    @define_activity(name="delayed.merge_pair")
     def merge_pair(self, request: MergePairInput) -> MergedPair:
         """Replace two neighbouring buckets by one.
 
@@ -207,7 +219,7 @@ class DelayedBuckets:
         Heartbeat: messages written, every two seconds, with a renewal of the claim.
         Raises: StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
-        topic_id, claim, begun_s = TopicId(request.topic_id), own_claim(), time.monotonic()
+        topic_id, claim, begun_s = TopicId(request.topic_id), own_workflow_claim(), time.monotonic()
         first, second = map(LedgerId, request.bucket_ids)
         written = 0
 
@@ -215,35 +227,35 @@ class DelayedBuckets:
             nonlocal written
             written = messages
 
-        with renewing(lambda: self._index.claim(topic_id, claim), lambda: (written,)):
+        with send_heartbeats_and_renew(lambda: self._index.claim(topic_id, claim), lambda: (written,)):
             try:
                 result = self._merger.merge(topic_id, (first, second), progress=progress)
             except (PreconditionFailed, UnknownObject):
-                if self._is_active(topic_id):
+                if self._is_topic_active(topic_id):
                     raise
                 result = MergeResult()
         metrics.count_merge(result, time.monotonic() - begun_s)
         damaged = None if result.damaged is None else int(result.damaged)
         return MergedPair(switched=result.switched, messages=result.messages, passed=result.passed, damaged=damaged)
 
-    @defined(name="delayed.let_go")
-    @beating()
+    @define_activity(name="delayed.let_go")
+    @send_heartbeats()
     def let_go(self, request: ReleaseListInput) -> None:
         """Release this workflow's claim of a topic's list.
 
         Idempotency: without a claim the call changes nothing.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        self._index.release(TopicId(request.topic_id), own_claim().workflow_id)
+        self._index.release(TopicId(request.topic_id), own_workflow_claim().workflow_id)
 
 
-def _summarize(bucket: Bucket) -> BucketSummary:
+def _summarize_bucket(bucket: Bucket) -> BucketSummary:
     return BucketSummary(
         bucket_id=bucket.bucket_id, messages=bucket.messages, first=str(bucket.first), last=str(bucket.last)
     )
 
 
-def _add_totals(left: SealedTopics, right: SealedTopics) -> SealedTopics:
+def _add_sealed_topics(left: SealedTopics, right: SealedTopics) -> SealedTopics:
     return SealedTopics(
         topics=left.topics + right.topics,
         buckets=left.buckets + right.buckets,

@@ -15,18 +15,18 @@ BATCH_CLAIM_S: Final = 120.0
 """Duration of a batch's claim: 60 s more than the longest wait between attempts of a chunk."""
 
 
-def own_claim(ttl_s: float = CLAIM_S) -> Claim:
+def own_workflow_claim(ttl_s: float = CLAIM_S) -> Claim:
     """Return a claim of the workflow that called the activity."""
     info = activity.info()
     return Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=ttl_s)
 
 
-def batch_claim(workflow_id: str) -> Claim:
+def batch_workflow_claim(workflow_id: str) -> Claim:
     """Return a claim of the workflow that will work on the batch, with Temporal's run id of the calling workflow."""
     return Claim(workflow_id=workflow_id, run_id=activity.info().workflow_run_id or "", ttl_s=BATCH_CLAIM_S)
 
 
-def own_cause(actor: str, reason: str) -> Cause:
+def own_workflow_cause(actor: str, reason: str) -> Cause:
     """Return a cause that names the workflow that called the activity."""
     return Cause(actor=actor, reason=reason, workflow_id=activity.info().workflow_id or "")
 
@@ -42,12 +42,12 @@ class DetachArguments(TypedDict):
 def detach_arguments(batch_id: str, workflow_id: str, actor: str, reason: str) -> DetachArguments:
     """Build the arguments of phase one. `workflow_id` gets the claim and is named in the audit log."""
     cause = Cause(actor=actor, reason=reason, workflow_id=workflow_id)
-    return DetachArguments(batch_id=batch_id, claim=batch_claim(workflow_id), cause=cause)
+    return DetachArguments(batch_id=batch_id, claim=batch_workflow_claim(workflow_id), cause=cause)
 
 
-def report_detached(batch: DetachedBatch, catalog_epoch: int) -> DetachResult:
+def count_and_summarize_detach(batch: DetachedBatch, catalog_epoch: int) -> DetachResult:
     """Add the filed intents to the Prometheus counter. Return the activity's result."""
-    metrics.count_filed(batch.filed_counts)
+    metrics.count_filed_intents(batch.filed_counts)
     return DetachResult(
         ledgers=batch.ledgers, intents=batch.intents, catalog_epoch=catalog_epoch, finished=dict(batch.finished)
     )

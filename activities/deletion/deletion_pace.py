@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from activities.heartbeats import Heartbeats
+from activities.heartbeats import ClaimRenewingHeartbeats
 from logstore.deletion.intents import DeletionIntent, DeletionState, StoredCopy
 
 _SLICE_S = 30.0  # duration of one call, unless one ledger takes longer; then a pause or a new rate takes effect
@@ -27,7 +27,7 @@ class DeletionPace:
         self._clock, self._sleep = clock, sleep
         self._next_s = 0.0  # when the next part may begin
 
-    def slice(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
+    def limit_intents(self, intents: Sequence[DeletionIntent]) -> Sequence[DeletionIntent]:
         """Return the first intents, enough for one call. They include a pending intent if there is one."""
         if not self._rate:
             return intents
@@ -39,7 +39,7 @@ class DeletionPace:
             remaining_objects, has_pending = remaining_objects - objects, has_pending or objects > 0
         return intents
 
-    def parts(self, copies: Mapping[int, StoredCopy]) -> Iterator[dict[int, StoredCopy]]:
+    def split_copies(self, copies: Mapping[int, StoredCopy]) -> Iterator[dict[int, StoredCopy]]:
         """Yield parts of the removal, each at most one second of work. The last piece of a copy has its statement."""
         if not self._rate:
             yield dict(copies)
@@ -47,7 +47,7 @@ class DeletionPace:
         max_keys = min(_MAX_KEYS_PER_PART, max(1, math.floor(self._rate)))
         part: dict[int, StoredCopy] = {}
         keys = 0
-        for row, piece in ((row, piece) for row, copy in copies.items() for piece in _cut(copy, max_keys)):
+        for row, piece in ((row, piece) for row, copy in copies.items() for piece in _split_copy(copy, max_keys)):
             if part and keys + _count_keys(piece) > max_keys:
                 yield part
                 part, keys = {}, 0
@@ -56,7 +56,7 @@ class DeletionPace:
         if part:
             yield part
 
-    def wait(self, copies: Mapping[int, StoredCopy], heartbeats: Heartbeats) -> None:
+    def wait_for_rate(self, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats) -> None:
         """Send heartbeats until the removals are within the rate.
 
         Raises:
@@ -67,7 +67,7 @@ class DeletionPace:
         now_s = self._clock()
         self._next_s = max(self._next_s, now_s) + sum(map(_count_keys, copies.values())) / self._rate
         while (remaining_s := self._next_s - self._clock()) > 0:
-            heartbeats.deleted(0)
+            heartbeats.count_deleted(0)
             self._sleep(min(_MAX_NAP_S, remaining_s))
 
 
@@ -75,7 +75,7 @@ def _count_keys(copy: StoredCopy) -> int:
     return len(copy.data_keys) + len(copy.meta_keys)
 
 
-def _cut(copy: StoredCopy, max_keys: int) -> Iterator[StoredCopy]:
+def _split_copy(copy: StoredCopy, max_keys: int) -> Iterator[StoredCopy]:
     """Cut a copy into pieces, data first. Only the last piece has the statement and the size."""
     data = copy.data_keys
     while len(data) + len(copy.meta_keys) > max_keys and data:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from activities.owner_routing import TopicWork
+from activities.owner_routing import OwnerRoutedInput
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput
 from logstore.log.ledgers import CopyKind
@@ -12,7 +12,7 @@ from logstore.records.tombstone_rules import CompoundOperation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DetachInput(TopicWork):
+class DetachInput(OwnerRoutedInput):
     """Input of `deletion.detach`. Without `ledger_ids`, retention selects the ledgers."""
 
     topic_id: int
@@ -28,7 +28,7 @@ class DetachInput(TopicWork):
     pass_over: list[str] = field(default_factory=list)
     generation: int | None = None
 
-    def operation(self) -> CompoundOperation:
+    def to_compound_operation(self) -> CompoundOperation:
         """Return the compound operation.
 
         Raises:
@@ -58,7 +58,7 @@ class DetachResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangesInput:
+class RowRangesInput:
     """Page of a batch's ranges."""
 
     batch_id: str
@@ -69,15 +69,15 @@ class RangesInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangesPage:
+class RowRangesPage:
     """Next ranges of a batch, empty at its end."""
 
-    ranges: list[RowRange]  # at most `RangesInput.limit`
+    ranges: list[RowRange]  # at most `RowRangesInput.limit`
     stale: bool = False  # the catalog has another epoch; nothing may change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkInput(TopicWork):
+class ChunkInput(OwnerRoutedInput):
     """Range of a batch."""
 
     batch_id: str
@@ -100,7 +100,7 @@ class ChunkResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteIntentInput(TopicWork):
+class DeleteIntentInput(OwnerRoutedInput):
     """Intent to delete."""
 
     key: IntentKey
@@ -120,7 +120,7 @@ class DeleteIntentResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterInput(TopicWork):
+class DeadLetterInput(OwnerRoutedInput):
     """Intent whose attempts are exhausted."""
 
     key: IntentKey
@@ -129,7 +129,7 @@ class DeadLetterInput(TopicWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CertifyInput(TopicWork):
+class CertifyInput(OwnerRoutedInput):
     """Batch to close."""
 
     batch_id: str
@@ -138,7 +138,7 @@ class CertifyInput(TopicWork):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptInput:
+class AdoptStalledInput:
     """Page of stalled intents and of newborn ledgers."""
 
     batch_id: str

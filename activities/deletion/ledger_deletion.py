@@ -13,10 +13,10 @@ from activities.deletion import metrics
 from activities.deletion.claims_and_causes import (
     BATCH_CLAIM_S,
     CLAIM_S,
+    count_and_summarize_detach,
     detach_arguments,
-    own_cause,
-    own_claim,
-    report_detached,
+    own_workflow_cause,
+    own_workflow_claim,
 )
 from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.inputs_and_results import (
@@ -28,23 +28,30 @@ from activities.deletion.inputs_and_results import (
     DeleteIntentResult,
     DetachInput,
     DetachResult,
-    RangesInput,
-    RangesPage,
+    RowRangesInput,
+    RowRangesPage,
 )
 from activities.deletion.phase_two import (
     build_chunk_result,
-    examine,
-    finish,
+    examine_intents,
     format_error,
-    hand_over,
+    hand_over_rows,
     raise_if_nothing_answered,
-    remove,
-    retry_error,
-    select_unfinished,
-    stored_result,
+    remove_copies,
+    result_of_ended_intent,
+    select_unfinished_intents,
+    store_results,
+    to_retryable_error,
 )
-from activities.heartbeats import Heartbeats, beating, defined
-from activities.owner_routing import Answer, Redirect, check_topic_name, find_lease, is_topic_name, to_work_result
+from activities.heartbeats import ClaimRenewingHeartbeats, define_activity, send_heartbeats
+from activities.owner_routing import (
+    OwnerRedirect,
+    OwnerRoutedAnswer,
+    check_topic_name,
+    find_lease,
+    is_valid_topic_name,
+    to_completed_work,
+)
 from logstore.deletion.intents import (
     STUCK_AFTER_ATTEMPTS,
     BatchCertificate,
@@ -73,7 +80,7 @@ from logstore.records.services.shared_flushes import SharedFlushes
 from logstore.records.tombstone_rules import parse_delete_policy
 
 
-class LedgerDeletion:
+class LedgerDeletionActivities:
     """Activities of two-phase deletion. The keys of `storages` are values of `CopyKind`."""
 
     def __init__(
@@ -95,9 +102,9 @@ class LedgerDeletion:
         self._ledgers = ledgers
         self._topics = topics
 
-    @defined(name="deletion.detach")
-    @beating()
-    def detach(self, request: DetachInput) -> Answer[DetachResult]:
+    @define_activity(name="deletion.detach")
+    @send_heartbeats()
+    def detach(self, request: DetachInput) -> OwnerRoutedAnswer[DetachResult]:
         """Take ledgers out of their list and file an intent for each copy, in one SQL transaction.
 
         Idempotency: keyed by `batch_id`; a second call returns the first result.
@@ -106,7 +113,7 @@ class LedgerDeletion:
             LedgerStillNeeded, StaleCatalog, NotOwner, LookupRefused (terminal); CatalogBusy, StoreUnavailable (retry).
         """
         lease = find_lease(request, self._owners)
-        if isinstance(lease, Redirect):
+        if isinstance(lease, OwnerRedirect):
             return lease
         check_topic_name(self._topics, request.topic_id, request.topic)
         epoch = self._ledgers.epoch()
@@ -116,31 +123,31 @@ class LedgerDeletion:
         arguments = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)
         phase_one = self._phase_one.with_lease(lease)
         if request.remove:
-            batch = phase_one.operate(topic_id, request.operation(), durable=durable, **arguments)
+            batch = phase_one.operate(topic_id, request.to_compound_operation(), durable=durable, **arguments)
         else:
             ids = None if request.ledger_ids is None else [LedgerId(ledger_id) for ledger_id in request.ledger_ids]
             batch = phase_one.detach(topic_id, ids, force=request.force, durable=durable, **arguments)
-        return to_work_result(lease, report_detached(batch, epoch))
+        return to_completed_work(lease, count_and_summarize_detach(batch, epoch))
 
-    @defined(name="deletion.next_ranges")
-    @beating()
-    def next_ranges(self, request: RangesInput) -> RangesPage:
+    @define_activity(name="deletion.next_ranges")
+    @send_heartbeats()
+    def next_ranges(self, request: RowRangesInput) -> RowRangesPage:
         """Return the next ranges of unfinished rows of the batch, and renew its claim.
 
         Idempotency: a repeated call reads the rows again.
         Raises: StoreUnavailable (retry); ClaimHeld (terminal).
         """
         if self._ledgers.epoch() != request.catalog_epoch:
-            return RangesPage(ranges=[], stale=True)
+            return RowRangesPage(ranges=[], stale=True)
         ranges = self._deletions.list_unfinished_ranges(
             request.batch_id, after=request.after, rows=request.rows, limit=request.limit
         )
         if ranges:
-            self._deletions.renew_batch_claim(request.batch_id, own_claim(BATCH_CLAIM_S))
-        return RangesPage(ranges=ranges)
+            self._deletions.renew_batch_claim(request.batch_id, own_workflow_claim(BATCH_CLAIM_S))
+        return RowRangesPage(ranges=ranges)
 
-    @defined(name="deletion.delete_chunk")
-    def delete_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
+    @define_activity(name="deletion.delete_chunk")
+    def delete_chunk(self, request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
         """Run phase two for a range of rows. The rows share listings, pages of deletes and transactions.
 
         At a limited rate, the call processes only the first rows and returns the id of the next row.
@@ -151,31 +158,33 @@ class LedgerDeletion:
         Raises: StoreUnavailable (retry; no row got an answer); ClaimHeld, NotOwner, LookupRefused (terminal).
         """
         lease = find_lease(request, self._owners)
-        if isinstance(lease, Redirect):
+        if isinstance(lease, OwnerRedirect):
             return lease
         if self._ledgers.epoch() != request.catalog_epoch:
-            return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
+            return to_completed_work(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue, batch_id = self._deletions.with_lease(lease), request.batch_id
-        with Heartbeats(lambda: queue.renew_batch_claim(batch_id, own_claim(BATCH_CLAIM_S))) as heartbeats:
+        with ClaimRenewingHeartbeats(
+            lambda: queue.renew_batch_claim(batch_id, own_workflow_claim(BATCH_CLAIM_S))
+        ) as heartbeats:
             all_intents, pace = (
                 queue.list_intents_in_range(batch_id, request.chunk),
                 DeletionPace(request.objects_per_s),
             )
-            intents = pace.slice(all_intents)
-            unfinished = select_unfinished(intents)
-            examination = examine(unfinished, self._storages, self._flushes, heartbeats)
-            results, errors = remove(examination, self._storages, heartbeats, pace)
-            changed_rows = finish(queue, unfinished, results, holder=batch_id)
-            metrics.count_received(intent for intent in unfinished if intent.row_id in changed_rows)
+            intents = pace.limit_intents(all_intents)
+            unfinished = select_unfinished_intents(intents)
+            examination = examine_intents(unfinished, self._storages, self._flushes, heartbeats)
+            results, errors = remove_copies(examination, self._storages, heartbeats, pace)
+            changed_rows = store_results(queue, unfinished, results, holder=batch_id)
+            metrics.count_taken_intents(intent for intent in unfinished if intent.row_id in changed_rows)
             raise_if_nothing_answered(results, errors)
-            hand_over(queue, batch_id, unfinished, {row: format_error(error) for row, error in errors.items()})
+            hand_over_rows(queue, batch_id, unfinished, {row: format_error(error) for row, error in errors.items()})
         result = build_chunk_result(intents, results, many_topics=request.many_topics)
         remaining = all_intents[len(intents) :]
-        return to_work_result(lease, replace(result, next_row=remaining[0].row_id if remaining else 0))
+        return to_completed_work(lease, replace(result, next_row=remaining[0].row_id if remaining else 0))
 
-    @defined(name="deletion.hand_over_chunk")
-    @beating()
-    def hand_over_chunk(self, request: ChunkInput) -> Answer[ChunkResult]:
+    @define_activity(name="deletion.hand_over_chunk")
+    @send_heartbeats()
+    def hand_over_chunk(self, request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
         """Hand every unfinished row of the range to a workflow of its own, after the chunk's last attempt failed.
 
         A damaged row ends here, because a workflow could only report the damage again.
@@ -184,24 +193,24 @@ class LedgerDeletion:
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
         lease = find_lease(request, self._owners)
-        if isinstance(lease, Redirect):
+        if isinstance(lease, OwnerRedirect):
             return lease
         if self._ledgers.epoch() != request.catalog_epoch:
-            return to_work_result(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
+            return to_completed_work(lease, ChunkResult(outcomes={Outcome.STALE_CATALOG.value: request.chunk.rows}))
         queue = self._deletions.with_lease(lease)
         intents = queue.list_intents_in_range(request.batch_id, request.chunk)
-        unfinished = select_unfinished(intents)
+        unfinished = select_unfinished_intents(intents)
         refusals = [
             (intent.row_id, refusal) for intent in unfinished if intent.damage and (refusal := find_refusal(intent))
         ]
         results = [IntentResult(row_id=row_id, outcome=outcome, error=reason) for row_id, (outcome, reason) in refusals]
-        finish(queue, unfinished, results, holder=request.batch_id)
+        store_results(queue, unfinished, results, holder=request.batch_id)
         errors = {intent.row_id: "the chunk as a whole got no answer" for intent in unfinished if not intent.damage}
-        hand_over(queue, request.batch_id, unfinished, errors)
-        return to_work_result(lease, build_chunk_result(intents, results, many_topics=request.many_topics))
+        hand_over_rows(queue, request.batch_id, unfinished, errors)
+        return to_completed_work(lease, build_chunk_result(intents, results, many_topics=request.many_topics))
 
-    @defined(name="deletion.delete_one")
-    def delete_one(self, request: DeleteIntentInput) -> Answer[DeleteIntentResult]:
+    @define_activity(name="deletion.delete_one")
+    def delete_one(self, request: DeleteIntentInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
         """Run phase two for one intent.
 
         Idempotency: keyed by ledger, copy and generation; a finished row returns its outcome.
@@ -211,82 +220,86 @@ class LedgerDeletion:
             `retry_interval_s`, or after an upload of the copy has ended.
         """
         lease = find_lease(request, self._owners)
-        if isinstance(lease, Redirect):
+        if isinstance(lease, OwnerRedirect):
             return lease
         try:
-            return to_work_result(lease, self._take_and_delete(self._deletions.with_lease(lease), request))
+            return to_completed_work(lease, self._take_and_delete_intent(self._deletions.with_lease(lease), request))
         except UnknownObject as error:
-            return to_work_result(lease, DeleteIntentResult(outcome=Outcome.UNKNOWN, detail=str(error)))
+            return to_completed_work(lease, DeleteIntentResult(outcome=Outcome.UNKNOWN, detail=str(error)))
         except StaleCatalog as error:
-            return to_work_result(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
+            return to_completed_work(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
         except (RetryableError, OutcomeUnknown) as error:  # the catalog did not answer
-            raise retry_error(error, request.retry_interval_s) from error
+            raise to_retryable_error(error, request.retry_interval_s) from error
 
-    def _take_and_delete(self, queue: Deletions, request: DeleteIntentInput) -> DeleteIntentResult:
-        with beating():  # another writer may block this transaction for longer than a heartbeat timeout
-            intent = _take(queue, request)
+    def _take_and_delete_intent(self, queue: Deletions, request: DeleteIntentInput) -> DeleteIntentResult:
+        with send_heartbeats():  # another writer may block this transaction for longer than a heartbeat timeout
+            intent = _take_intent(queue, request)
         if intent.state is not DeletionState.PENDING:
-            return stored_result(intent)
-        metrics.count_received([intent])
-        with Heartbeats(lambda: queue.hold(intent.row_id, own_claim()), just_claimed=True) as heartbeats:
-            examination = examine([intent], self._storages, self._flushes, heartbeats)
-            results, errors = remove(examination, self._storages, heartbeats, DeletionPace())
-            changed_rows = finish(queue, [intent], results, holder=own_claim().workflow_id)
+            return result_of_ended_intent(intent)
+        metrics.count_taken_intents([intent])
+        with ClaimRenewingHeartbeats(
+            lambda: queue.hold(intent.row_id, own_workflow_claim()), just_claimed=True
+        ) as heartbeats:
+            examination = examine_intents([intent], self._storages, self._flushes, heartbeats)
+            results, errors = remove_copies(examination, self._storages, heartbeats, DeletionPace())
+            changed_rows = store_results(queue, [intent], results, holder=own_workflow_claim().workflow_id)
             if errors:
-                raise _hold_after_error(queue, intent, errors[intent.row_id], request.retry_interval_s)
+                raise _claim_until_next_attempt(queue, intent, errors[intent.row_id], request.retry_interval_s)
         if not changed_rows:  # the row ended, or this workflow lost its claim
-            return self._take_and_delete(queue, request)
+            return self._take_and_delete_intent(queue, request)
         result = results[0]
         return DeleteIntentResult(
             outcome=result.outcome, objects=result.objects, size_bytes=result.size_bytes, detail=result.error or ""
         )
 
-    @defined(name="deletion.dead_letter")
-    @beating()
-    def dead_letter(self, request: DeadLetterInput) -> Answer[DeleteIntentResult]:
+    @define_activity(name="deletion.dead_letter")
+    @send_heartbeats()
+    def dead_letter(self, request: DeadLetterInput) -> OwnerRoutedAnswer[DeleteIntentResult]:
         """Turn an exhausted intent into a dead letter with its error.
 
         Idempotency: a row that ended keeps its outcome, which is returned.
         Raises: InvalidInput, ClaimHeld, NotOwner, LookupRefused, UnknownObject (terminal); StoreUnavailable (retry).
         """
         lease = find_lease(request, self._owners)
-        if isinstance(lease, Redirect):
+        if isinstance(lease, OwnerRedirect):
             return lease
         queue = self._deletions.with_lease(lease)
         try:
-            intent = _take(queue, request, attempt=False)
+            intent = _take_intent(queue, request, attempt=False)
         except StaleCatalog as error:
-            return to_work_result(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
+            return to_completed_work(lease, DeleteIntentResult(outcome=Outcome.STALE_CATALOG, detail=str(error)))
         if intent.state is not DeletionState.PENDING:
-            return to_work_result(lease, stored_result(intent))
+            return to_completed_work(lease, result_of_ended_intent(intent))
         detail = request.error or intent.last_error or "no attempt is left"
         result = IntentResult(row_id=intent.row_id, outcome=Outcome.DEAD_LETTERED, error=detail)
-        finish(queue, [intent], [result], holder=own_claim().workflow_id)
-        return to_work_result(
+        store_results(queue, [intent], [result], holder=own_workflow_claim().workflow_id)
+        return to_completed_work(
             lease, DeleteIntentResult(outcome=Outcome.DEAD_LETTERED, detail=detail, stuck=intent.is_stuck)
         )
 
-    @defined(name="deletion.certify")
-    @beating()
-    def certify(self, request: CertifyInput) -> Answer[BatchCertificate]:
+    @define_activity(name="deletion.certify")
+    @send_heartbeats()
+    def certify(self, request: CertifyInput) -> OwnerRoutedAnswer[BatchCertificate]:
         """Count the batch from its rows, finish its run and write the audit row.
 
         Idempotency: repeated work counts once; the run is finished once.
         Raises: StoreUnavailable (retry); NotOwner, LookupRefused (terminal).
         """
         lease = find_lease(request, self._owners)
-        if isinstance(lease, Redirect):
+        if isinstance(lease, OwnerRedirect):
             return lease
         batch_id = request.batch_id
-        tally = self._deletions.with_lease(lease).close(batch_id, own_cause(request.actor, request.reason))
-        metrics.count_closed(tally)
+        tally = self._deletions.with_lease(lease).close(batch_id, own_workflow_cause(request.actor, request.reason))
+        metrics.count_closed_batch(tally)
         certificate = BatchCertificate(
             batch_id=batch_id, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
         )
-        return to_work_result(lease, certificate)
+        return to_completed_work(lease, certificate)
 
 
-def _take(queue: Deletions, request: DeleteIntentInput | DeadLetterInput, *, attempt: bool = True) -> DeletionIntent:
+def _take_intent(
+    queue: Deletions, request: DeleteIntentInput | DeadLetterInput, *, attempt: bool = True
+) -> DeletionIntent:
     key = request.key
     if key.copy not in set(CopyKind):
         raise InvalidInput("copy", expected=f"one of {', '.join(CopyKind)}", found=key.copy)
@@ -294,22 +307,24 @@ def _take(queue: Deletions, request: DeleteIntentInput | DeadLetterInput, *, att
         LedgerId(key.ledger_id),
         CopyKind(key.copy),
         key.generation,
-        own_claim(),
+        own_workflow_claim(),
         epoch=request.catalog_epoch,
         attempt=attempt,
-        topic=request.topic if is_topic_name(request.topic) else None,
+        topic=request.topic if is_valid_topic_name(request.topic) else None,
     )
 
 
-def _hold_after_error(queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int) -> Exception:
+def _claim_until_next_attempt(
+    queue: Deletions, intent: DeletionIntent, error: SextonError, retry_interval_s: int
+) -> Exception:
     """Store the error and claim the row until a minute after the next attempt begins. Return the error to raise."""
     after_s = retry_interval_s
     if isinstance(error, UploadOpen):  # nothing can be deleted before the upload ends
         after_s = max(after_s, math.ceil(error.after_s))
-    claim = Claim(workflow_id=own_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
+    claim = Claim(workflow_id=own_workflow_claim().workflow_id, run_id="", ttl_s=after_s + CLAIM_S)
     keys_left = error.keys_left if isinstance(error, DeletionIncomplete) else None
     attempts = queue.hold(intent.row_id, claim, error=format_error(error), keys_left=keys_left)
-    metrics.count_failed([intent])
+    metrics.count_failed_attempts([intent])
     if attempts < STUCK_AFTER_ATTEMPTS:
-        return retry_error(error, after_s)
+        return to_retryable_error(error, after_s)
     return NoProgress(f"ledger {intent.ledger_id}: {keys_left} keys left after each of {attempts} attempts; {error}")

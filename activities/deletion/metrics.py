@@ -37,45 +37,47 @@ _DESCRIPTIONS = {
 }
 
 
-def count_filed(filed_counts: Iterable[FiledCount]) -> None:
+def count_filed_intents(filed_counts: Iterable[FiledCount]) -> None:
     """Count intents that phase one filed."""
     rows = Counter({_labels(count.component, count.copy): count.rows for count in filed_counts})
-    _add("sexton_deletion_ledgers_sent_total", rows)
+    _add_to_counter("sexton_deletion_ledgers_sent_total", rows)
 
 
-def count_received(intents: Iterable[DeletionIntent]) -> None:
+def count_taken_intents(intents: Iterable[DeletionIntent]) -> None:
     """Count rows that phase two has taken."""
-    _add("sexton_deletion_received_total", Counter(map(_labels_of_intent, intents)))
+    _add_to_counter("sexton_deletion_received_total", Counter(map(_labels_of_intent, intents)))
 
 
-def count_failed(intents: Iterable[DeletionIntent]) -> None:
+def count_failed_attempts(intents: Iterable[DeletionIntent]) -> None:
     """Count failed attempts, one for each intent."""
-    _add("sexton_deletion_ledger_delete_failures_total", Counter(map(_labels_of_intent, intents)))
+    _add_to_counter("sexton_deletion_ledger_delete_failures_total", Counter(map(_labels_of_intent, intents)))
 
 
-def count_ended(intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed: frozenset[int]) -> None:
+def count_ended_intents(
+    intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed: frozenset[int]
+) -> None:
     """Count the results of the rows whose ids are in `changed`."""
     labels_by_row = {intent.row_id: _labels_of_intent(intent) for intent in intents}
     counted = [(labels_by_row[result.row_id], result) for result in results if result.row_id in changed]
     outcomes = Counter((*labels, ("outcome", result.outcome.value)) for labels, result in counted)
-    _add("sexton_deletion_acknowledged_total", outcomes)
+    _add_to_counter("sexton_deletion_acknowledged_total", outcomes)
     deleted = Counter(labels for labels, result in counted if result.outcome.is_success)
-    _add("sexton_deletion_ledgers_deleted_total", deleted)
+    _add_to_counter("sexton_deletion_ledgers_deleted_total", deleted)
     exhausted = Counter(labels for labels, result in counted if result.outcome is Outcome.DEAD_LETTERED)
-    _add("sexton_deletion_reached_max_retries_total", exhausted)
+    _add_to_counter("sexton_deletion_reached_max_retries_total", exhausted)
     objects, size_bytes = Counter[_Labels](), Counter[_Labels]()
     for labels, result in counted:
         objects[labels] += result.objects
         size_bytes[labels] += result.size_bytes
-    _add("sexton_deletion_deleted_objects_total", objects)
-    _add("sexton_deletion_deleted_bytes_total", size_bytes)
+    _add_to_counter("sexton_deletion_deleted_objects_total", objects)
+    _add_to_counter("sexton_deletion_deleted_bytes_total", size_bytes)
 
 
-def count_closed(tally: Tally) -> None:
+def count_closed_batch(tally: Tally) -> None:
     """Count a batch if this call closed it. The outcome is COMPLETE if no copy is left, otherwise PARTIAL."""
     if tally.closed:
         is_complete = all(Outcome(name).is_success for name in tally.outcomes)
-        _add("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if is_complete else "PARTIAL"),): 1})
+        _add_to_counter("sexton_deletion_batches_total", {(("outcome", "COMPLETE" if is_complete else "PARTIAL"),): 1})
 
 
 def _labels_of_intent(intent: DeletionIntent) -> _Labels:
@@ -86,7 +88,7 @@ def _labels(component: str, copy: str) -> _Labels:
     return ("component", component if component in set(Component) else "UNKNOWN"), ("copy", copy)
 
 
-def _add(name: str, amounts: Mapping[_Labels, int]) -> None:
+def _add_to_counter(name: str, amounts: Mapping[_Labels, int]) -> None:
     if not any(amounts.values()):
         return
     counter = activity.metric_meter().create_counter(name, _DESCRIPTIONS[name])

@@ -13,7 +13,7 @@ from activities.deletion import metrics
 from activities.deletion.claims_and_causes import CLAIM_S
 from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.inputs_and_results import ChunkResult, DeleteIntentResult
-from activities.heartbeats import Heartbeats
+from activities.heartbeats import ClaimRenewingHeartbeats
 from logstore.deletion.intents import (
     CopyVerdict,
     DeletionIntent,
@@ -42,7 +42,7 @@ from logstore.records.services.shared_flushes import SharedFlushes
 
 
 @dataclass(slots=True)
-class Examination:
+class IntentExamination:
     """Examined intents. Each intent is in exactly one of the three collections."""
 
     results: list[IntentResult] = field(default_factory=list)  # no delete is needed or allowed
@@ -50,16 +50,16 @@ class Examination:
     error_by_row: dict[int, SextonError] = field(default_factory=dict)  # no answer: the copy stays
 
 
-def examine(
-    intents: Sequence[DeletionIntent], storages: Storages, flushes: SharedFlushes, heartbeats: Heartbeats
-) -> Examination:
+def examine_intents(
+    intents: Sequence[DeletionIntent], storages: Storages, flushes: SharedFlushes, heartbeats: ClaimRenewingHeartbeats
+) -> IntentExamination:
     """Compare catalog and storage for each intent. A copy with an error stays.
 
     First, the deletions are flushed to the record log, even deletions that are not durable. If that fails, the copies
     stay. Otherwise a rebuild could restore a ledger that lacks some objects, which would look like lost data.
     """
     error_by_ledger = flushes.flush_deletions(sorted({intent.ledger_id for intent in intents}))
-    examination = Examination(
+    examination = IntentExamination(
         error_by_row={
             intent.row_id: error_by_ledger[intent.ledger_id]
             for intent in intents
@@ -85,7 +85,10 @@ def examine(
 
 
 def _inspect_copies(
-    examination: Examination, intents: Sequence[DeletionIntent], storage: CopyStorage, heartbeats: Heartbeats
+    examination: IntentExamination,
+    intents: Sequence[DeletionIntent],
+    storage: CopyStorage,
+    heartbeats: ClaimRenewingHeartbeats,
 ) -> None:
     inspect, absent = storage.prepare_inspection(intents), list[DeletionIntent]()
     for intent in intents:
@@ -100,7 +103,7 @@ def _inspect_copies(
                 examination.own_copies[intent.row_id] = (intent, stored)
         except SextonError as error:
             examination.error_by_row[intent.row_id] = error
-        heartbeats.examined()
+        heartbeats.count_examined()
     doubts = storage.check_absence(absent) if absent else {}
     examination.error_by_row |= doubts
     examination.results += [
@@ -110,8 +113,8 @@ def _inspect_copies(
     ]
 
 
-def remove(
-    examination: Examination, storages: Storages, heartbeats: Heartbeats, pace: DeletionPace
+def remove_copies(
+    examination: IntentExamination, storages: Storages, heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[list[IntentResult], dict[int, SextonError]]:
     """Remove the copies that belong to the catalog, kind by kind, at the given pace.
 
@@ -121,7 +124,7 @@ def remove(
     results, error_by_row = list(examination.results), dict(examination.error_by_row)
     for kind in sorted({intent.copy for intent, _ in examination.own_copies.values()}):
         copies = {row: stored for row, (intent, stored) in examination.own_copies.items() if intent.copy is kind}
-        removals, errors = _remove(storages[kind.value], copies, heartbeats, pace)
+        removals, errors = _remove_copies_in_parts(storages[kind.value], copies, heartbeats, pace)
         results += [
             IntentResult(row_id=row, outcome=Outcome.DELETED, objects=removal.objects, size_bytes=removal.size_bytes)
             for row, removal in removals.items()
@@ -130,16 +133,16 @@ def remove(
     return results, error_by_row
 
 
-def _remove(
-    storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: Heartbeats, pace: DeletionPace
+def _remove_copies_in_parts(
+    storage: CopyStorage, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[dict[int, RemovalResult], dict[int, SextonError]]:
     """Remove copies in parts. Later parts skip a row that failed, because its statement must be deleted last."""
     removals: dict[int, RemovalResult] = {}
     errors: dict[int, SextonError] = {}
-    for part in pace.parts(copies):
+    for part in pace.split_copies(copies):
         pieces = {row: piece for row, piece in part.items() if row not in errors}
         try:
-            part_removals = storage.remove(pieces, on_progress=heartbeats.deleted) if pieces else {}
+            part_removals = storage.remove(pieces, on_progress=heartbeats.count_deleted) if pieces else {}
         except (ClaimHeld, NotOwner):
             raise  # another workflow or worker has the rows now
         except SextonError as error:
@@ -153,7 +156,7 @@ def _remove(
                 remaining_keys = len(copies[row].data_keys) + len(copies[row].meta_keys) - objects
                 errors[row] = DeletionIncomplete(removal.error, keys_left=remaining_keys if removal.answered else None)
             removals[row] = replace(removal, objects=objects, size_bytes=size_bytes)
-        pace.wait(pieces, heartbeats)
+        pace.wait_for_rate(pieces, heartbeats)
     return {row: removal for row, removal in removals.items() if row not in errors}, errors
 
 
@@ -161,7 +164,7 @@ _STORE_ERRORS = (StoreUnavailable, ServiceRefused, PreconditionFailed)  # concer
 _OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # decided by the catalog alone
 
 
-def delete_ledger_id(key: IntentKey) -> str:
+def delete_ledger_workflow_id(key: IntentKey) -> str:
     """Return the id of the workflow that deletes one copy.
 
     The generation separates detaches of one ledger. `openings` separates reopenings of one row.
@@ -177,12 +180,12 @@ def intent_key(intent: DeletionIntent) -> IntentKey:
     )
 
 
-def select_unfinished(intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
+def select_unfinished_intents(intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
     """Return the pending intents that have no workflow of their own."""
     return [intent for intent in intents if intent.state is DeletionState.PENDING and intent.handed_to is None]
 
 
-def stored_result(intent: DeletionIntent) -> DeleteIntentResult:
+def result_of_ended_intent(intent: DeletionIntent) -> DeleteIntentResult:
     """Return the result of an intent that ended earlier."""
     outcome = intent.outcome or Outcome.UNKNOWN
     is_stuck = intent.is_stuck and outcome is Outcome.DEAD_LETTERED
@@ -194,7 +197,7 @@ def format_error(error: SextonError) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def retry_error(error: SextonError, after_s: int) -> ApplicationError:
+def to_retryable_error(error: SextonError, after_s: int) -> ApplicationError:
     """Return an error that Temporal retries after `after_s` seconds, whatever the class of the given error.
 
     `InvalidInput` becomes `CorruptData`, because the row is at fault and not the request.
@@ -238,21 +241,21 @@ def build_chunk_result(
     )
 
 
-def finish(
+def store_results(
     queue: Deletions, intents: Sequence[DeletionIntent], results: list[IntentResult], *, holder: str
 ) -> frozenset[int]:
     """Store the results in the catalog and count them. Return the ids of the rows that this call ended."""
     changed_rows = queue.finish(results, holder=holder)
-    metrics.count_ended(intents, results, changed_rows)
+    metrics.count_ended_intents(intents, results, changed_rows)
     return changed_rows
 
 
-def hand_over(queue: Deletions, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str]) -> None:
+def hand_over_rows(queue: Deletions, batch_id: str, intents: Sequence[DeletionIntent], errors: dict[int, str]) -> None:
     """Hand the rows in `errors` to workflows of their own, and count the rows that this call moved."""
     workflow_id_by_row = {
-        intent.row_id: delete_ledger_id(intent_key(intent)) for intent in intents if intent.row_id in errors
+        intent.row_id: delete_ledger_workflow_id(intent_key(intent)) for intent in intents if intent.row_id in errors
     }
     moved_rows = queue.hand_over(workflow_id_by_row, batch_id=batch_id, errors=errors, ttl_s=CLAIM_S)
     moved_intents = [intent for intent in intents if intent.row_id in moved_rows]
-    metrics.count_received(moved_intents)
-    metrics.count_failed(moved_intents)
+    metrics.count_taken_intents(moved_intents)
+    metrics.count_failed_attempts(moved_intents)

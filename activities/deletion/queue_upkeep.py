@@ -1,21 +1,26 @@
 """Activities for the upkeep of the deletion queue."""
 
-from activities.deletion.claims_and_causes import batch_claim, own_cause, own_claim, report_detached
+from activities.deletion.claims_and_causes import (
+    batch_workflow_claim,
+    count_and_summarize_detach,
+    own_workflow_cause,
+    own_workflow_claim,
+)
 from activities.deletion.inputs_and_results import (
-    AdoptInput,
+    AdoptStalledInput,
     DetachResult,
     ForgetDeletionsInput,
     ForgetDeletionsResult,
     HoldBatchInput,
     PauseBatchInput,
 )
-from activities.heartbeats import beating, defined
+from activities.heartbeats import define_activity, send_heartbeats
 from logstore.ports.catalog import Deletions, Ledgers, Upkeep
 
 _PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five minutes late
 
 
-class DeletionUpkeep:
+class DeletionUpkeepActivities:
     """Adoption of stalled work, removal of finished rows, and pauses of batches."""
 
     def __init__(self, *, upkeep: Upkeep, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
@@ -24,42 +29,42 @@ class DeletionUpkeep:
         self._ledgers = ledgers
         self._finished_retention_s = finished_retention_s
 
-    @defined(name="deletion.adopt")
-    @beating()
-    def adopt(self, request: AdoptInput) -> DetachResult:
+    @define_activity(name="deletion.adopt")
+    @send_heartbeats()
+    def adopt(self, request: AdoptStalledInput) -> DetachResult:
         """Move a page of stalled intents and of newborn ledgers into a new batch.
 
         Idempotency: keyed by `batch_id`; a second call returns the first result.
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
-        claim = batch_claim(request.batch_workflow_id)
+        claim = batch_workflow_claim(request.batch_workflow_id)
         adopted = self._upkeep.adopt(batch_id=request.batch_id, claim=claim, limit=request.limit)
-        return report_detached(adopted, self._ledgers.epoch() if adopted.intents else 0)
+        return count_and_summarize_detach(adopted, self._ledgers.epoch() if adopted.intents else 0)
 
-    @defined(name="deletion.forget")
-    @beating()
+    @define_activity(name="deletion.forget")
+    @send_heartbeats()
     def forget(self, request: ForgetDeletionsInput) -> ForgetDeletionsResult:
         """Remove a page of rows that ended long ago, and of batches without rows.
 
         Idempotency: a repeated attempt continues with the next page.
         Raises: CatalogBusy, StoreUnavailable (retry).
         """
-        cause = own_cause(request.actor, request.reason)
+        cause = own_workflow_cause(request.actor, request.reason)
         forgotten = self._upkeep.forget(older_than_s=self._finished_retention_s, limit=request.limit, cause=cause)
         return ForgetDeletionsResult(rows=forgotten.rows, runs=forgotten.runs)
 
-    @defined(name="deletion.hold_batch")
-    @beating()
+    @define_activity(name="deletion.hold_batch")
+    @send_heartbeats()
     def hold_batch(self, request: HoldBatchInput) -> None:
         """Claim a paused batch, so that no sweep takes its rows.
 
         Idempotency: the claim ends 15 minutes after the last call; a running chunk never shortens it.
         Raises: ClaimHeld (terminal; the batch was released or is finished); CatalogBusy, StoreUnavailable (retry).
         """
-        self._deletions.renew_batch_claim(request.batch_id, own_claim(_PAUSED_CLAIM_S))
+        self._deletions.renew_batch_claim(request.batch_id, own_workflow_claim(_PAUSED_CLAIM_S))
 
-    @defined(name="deletion.pause_batch")
-    @beating()
+    @define_activity(name="deletion.pause_batch")
+    @send_heartbeats()
     def pause_batch(self, request: PauseBatchInput) -> None:
         """Store whether the batch is paused. No sweep takes rows of a paused batch.
 

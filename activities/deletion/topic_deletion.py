@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from activities.deletion.claims_and_causes import detach_arguments, own_cause, report_detached
+from activities.deletion.claims_and_causes import count_and_summarize_detach, detach_arguments, own_workflow_cause
 from activities.deletion.inputs_and_results import DetachResult
-from activities.heartbeats import beating, defined
+from activities.heartbeats import define_activity, send_heartbeats
 from logstore.errors import StaleCatalog
 from logstore.ports.catalog import Ledgers, PhaseOne
 from logstore.positions import TopicId
@@ -12,7 +12,7 @@ from logstore.records.tombstone_rules import parse_delete_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TopicOrder:
+class TopicDeletionOrder:
     """Topic to delete, with the actor and the reason."""
 
     topic_id: int
@@ -35,7 +35,7 @@ class SetDeletingResult:
 class DetachAllInput:
     """Input of `topic.detach_all`."""
 
-    order: TopicOrder
+    order: TopicDeletionOrder
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
 
@@ -44,7 +44,7 @@ class DetachAllInput:
 class RemoveTopicInput:
     """Input of `topic.remove`."""
 
-    order: TopicOrder
+    order: TopicDeletionOrder
     since_us: int
 
 
@@ -58,16 +58,16 @@ class RemoveTopicResult:
     size_bytes: int = 0
 
 
-class TopicDeletion:
+class TopicDeletionActivities:
     """Activities that delete a topic."""
 
     def __init__(self, *, phase_one: PhaseOne, ledgers: Ledgers) -> None:
         self._phase_one = phase_one
         self._ledgers = ledgers
 
-    @defined(name="topic.set_deleting")
-    @beating()
-    def set_deleting(self, request: TopicOrder) -> SetDeletingResult:
+    @define_activity(name="topic.set_deleting")
+    @send_heartbeats()
+    def set_deleting(self, request: TopicDeletionOrder) -> SetDeletingResult:
         """Set the topic DELETING. Nothing can be attached to it afterwards.
 
         Idempotency: keyed by topic id; a second call returns the first one's time and writes no audit row.
@@ -77,12 +77,12 @@ class TopicDeletion:
         epoch = self._require_epoch(request)
         parse_delete_policy(request.durable_delete)  # raises before anything changes
         since_us = self._phase_one.begin_topic(
-            TopicId(request.topic_id), request.topic, own_cause(request.actor, request.reason)
+            TopicId(request.topic_id), request.topic, own_workflow_cause(request.actor, request.reason)
         )
         return SetDeletingResult(since_us=since_us, catalog_epoch=epoch)
 
-    @defined(name="topic.detach_all")
-    @beating()
+    @define_activity(name="topic.detach_all")
+    @send_heartbeats()
     def detach_all(self, request: DetachAllInput) -> DetachResult:
         """Replace every ledger of the topic by an intent for each copy, in one SQL transaction.
 
@@ -92,10 +92,12 @@ class TopicDeletion:
         epoch, order = self._require_epoch(request.order), request.order
         batch = detach_arguments(request.batch_id, request.batch_workflow_id, order.actor, order.reason)
         durable = parse_delete_policy(order.durable_delete)
-        return report_detached(self._phase_one.detach_all(TopicId(order.topic_id), durable=durable, **batch), epoch)
+        return count_and_summarize_detach(
+            self._phase_one.detach_all(TopicId(order.topic_id), durable=durable, **batch), epoch
+        )
 
-    @defined(name="topic.remove")
-    @beating()
+    @define_activity(name="topic.remove")
+    @send_heartbeats()
     def remove(self, request: RemoveTopicInput) -> RemoveTopicResult:
         """Remove the topic's rows if no ledger is attached to it, and count its copies.
 
@@ -105,14 +107,14 @@ class TopicDeletion:
         order = request.order
         self._require_epoch(order)
         topic_id = TopicId(order.topic_id)
-        cause, durable = own_cause(order.actor, order.reason), parse_delete_policy(order.durable_delete)
+        cause, durable = own_workflow_cause(order.actor, order.reason), parse_delete_policy(order.durable_delete)
         gone = self._phase_one.remove_topic(topic_id, cause, durable=durable)
         tally = self._phase_one.topic_tally(topic_id, since_us=request.since_us)
         return RemoveTopicResult(
             gone=gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
         )
 
-    def _require_epoch(self, order: TopicOrder) -> int:
+    def _require_epoch(self, order: TopicDeletionOrder) -> int:
         epoch = self._ledgers.epoch()
         if order.catalog_epoch not in {None, epoch}:
             raise StaleCatalog(f"delete-topic: expected catalog epoch {epoch}, found {order.catalog_epoch}")

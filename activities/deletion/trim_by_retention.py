@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from activities.deletion import metrics
-from activities.deletion.claims_and_causes import detach_arguments, report_detached
+from activities.deletion.claims_and_causes import count_and_summarize_detach, detach_arguments
 from activities.deletion.inputs_and_results import DetachResult
-from activities.heartbeats import beating, defined
+from activities.heartbeats import define_activity, send_heartbeats
 from activities.owner_routing import check_topic_name
 from logstore.errors import OutcomeUnknown, SextonError, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import Deletions, DetachedBatch, Ledgers, PhaseOne, Topic, Topics, TopicState
@@ -19,7 +19,7 @@ from logstore.stop_checks import raise_if_stopped
 _LOG = logging.getLogger(__name__)
 
 
-class IdleRoller(Protocol):
+class IdleLedgerRoller(Protocol):
     """Service that rolls the last ledger of a topic if it is past its age."""
 
     def topics_to_roll(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
@@ -29,7 +29,7 @@ class IdleRoller(Protocol):
         """Roll the last ledger if it is past its age and not empty. Return whether it was rolled."""
 
 
-class Settler(Protocol):
+class CursorSettler(Protocol):
     """Service that advances cursors over contiguous acknowledgements of their complete state."""
 
     def outgrown(self, topic_ids: Collection[TopicId]) -> frozenset[TopicId]:
@@ -40,24 +40,24 @@ class Settler(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollIdleInput:
+class RollIdleLedgerInput:
     """Input of `retention.roll_idle`."""
 
     topic_id: int
     topic: str = ""  # encoded; must be the name of `topic_id`
 
 
-class Retention:
+class RetentionPreparation:
     """Preparation of topics for retention."""
 
-    def __init__(self, *, topics: Topics, roller: IdleRoller, settler: Settler) -> None:
+    def __init__(self, *, topics: Topics, roller: IdleLedgerRoller, settler: CursorSettler) -> None:
         self._topics = topics
         self._roller = roller
         self._settler = settler
 
-    @defined(name="retention.roll_idle")
-    @beating()
-    def roll_idle(self, request: RollIdleInput) -> bool:
+    @define_activity(name="retention.roll_idle")
+    @send_heartbeats()
+    def roll_idle(self, request: RollIdleLedgerInput) -> bool:
         """Roll the topic's last ledger if it has entries and is past its age, and settle its cursors.
 
         So consumed ledgers become deletable even without traffic (apache/pulsar#9136). A cursor that cannot be settled
@@ -67,15 +67,15 @@ class Retention:
         Raises: InvalidInput, UnknownObject (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         check_topic_name(self._topics, request.topic_id, request.topic)
-        return self.prepare(self._topics.get_by_id(TopicId(request.topic_id)))
+        return self.roll_and_settle(self._topics.get_by_id(TopicId(request.topic_id)))
 
-    def due(self, topics: Sequence[Topic]) -> list[Topic]:
-        """Return the topics that `prepare` would change. A few reads serve all topics."""
+    def select_due_topics(self, topics: Sequence[Topic]) -> list[Topic]:
+        """Return the topics that `roll_and_settle` would change. A few reads serve all topics."""
         ids = [topic.topic_id for topic in topics]
         due_ids = self._roller.topics_to_roll(ids) | self._settler.outgrown(ids)
         return [topic for topic in topics if topic.topic_id in due_ids]
 
-    def prepare(self, topic: Topic) -> bool:
+    def roll_and_settle(self, topic: Topic) -> bool:
         """Roll the topic's idle ledger and settle its cursors. Return whether a ledger was rolled."""
         if topic.state is not TopicState.ACTIVE:
             return False
@@ -90,7 +90,7 @@ _MAX_TROUBLE_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextPagesInput:
+class NextTopicPagesInput:
     """Input of `trimming.next_pages`."""
 
     after: int  # topic id, exclusive
@@ -108,10 +108,10 @@ class TopicIdRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NextPagesResult:
+class NextTopicPagesResult:
     """Next pages of topics, empty at the end."""
 
-    pages: list[TopicIdRange]  # at most `NextPagesInput.limit`
+    pages: list[TopicIdRange]  # at most `NextTopicPagesInput.limit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +143,27 @@ class CountBatchInput:
     batch_id: str
 
 
-class Trimming:
+class TrimAllTopicsActivities:
     """Activities that trim all topics."""
 
     def __init__(
-        self, *, topics: Topics, phase_one: PhaseOne, deletions: Deletions, ledgers: Ledgers, idle: Retention
+        self,
+        *,
+        topics: Topics,
+        phase_one: PhaseOne,
+        deletions: Deletions,
+        ledgers: Ledgers,
+        retention: RetentionPreparation,
     ) -> None:
         self._topics = topics
         self._phase_one = phase_one
         self._deletions = deletions
         self._ledgers = ledgers
-        self._idle = idle
+        self._retention = retention
 
-    @defined(name="trimming.next_pages")
-    @beating()
-    def next_pages(self, request: NextPagesInput) -> NextPagesResult:
+    @define_activity(name="trimming.next_pages")
+    @send_heartbeats()
+    def next_pages(self, request: NextTopicPagesInput) -> NextTopicPagesResult:
         """Return the next pages of ACTIVE topics.
 
         Idempotency: reads only; pages are ranges of topic ids, so that created and deleted topics shift no page.
@@ -165,12 +171,12 @@ class Trimming:
         """
         topics = self._topics.list_active(after=TopicId(request.after), limit=request.topics * request.limit)
         pages = [topics[start : start + request.topics] for start in range(0, len(topics), request.topics)]
-        return NextPagesResult(
+        return NextTopicPagesResult(
             pages=[TopicIdRange(first=page[0].topic_id, last=page[-1].topic_id, topics=len(page)) for page in pages]
         )
 
-    @defined(name="trimming.trim_page")
-    @beating()
+    @define_activity(name="trimming.trim_page")
+    @send_heartbeats()
     def trim_page(self, request: TrimPageInput) -> TrimPageResult:
         """Roll idle ledgers, and detach the ledgers that retention does not keep, topic by topic, into the batch.
 
@@ -186,14 +192,14 @@ class Trimming:
         page = request.page  # topics may have been deleted since; none was added, because ids only grow
         active_topics = self._topics.list_active(after=TopicId(page.first - 1), limit=page.topics)
         topics = [topic for topic in active_topics if topic.topic_id <= page.last]
-        troubles = self._prepare(topics)
+        troubles = self._prepare_topics(topics)
         promising_ids = self._phase_one.select_promising([topic.topic_id for topic in topics])
         batches, failed = list[DetachedBatch](), 0
         for topic in [topic for topic in topics if topic.topic_id in promising_ids]:
             raise_if_stopped()
             try:
                 batches.append(self._phase_one.detach_into(topic.topic_id, **arguments))
-                metrics.count_filed(batches[-1].filed_counts)
+                metrics.count_filed_intents(batches[-1].filed_counts)
             except (StoreUnavailable, OutcomeUnknown):
                 raise  # the catalog does not answer, for any topic
             except SextonError as error:
@@ -207,22 +213,22 @@ class Trimming:
             troubles=troubles[:_MAX_TROUBLES_PER_PAGE],
         )
 
-    @defined(name="trimming.count_batch")
-    @beating()
+    @define_activity(name="trimming.count_batch")
+    @send_heartbeats()
     def count_batch(self, request: CountBatchInput) -> DetachResult:
         """Count the batch from its rows.
 
         Idempotency: reads only.
         Raises: StoreUnavailable (retry).
         """
-        return report_detached(self._phase_one.count_detached(request.batch_id), self._ledgers.epoch())
+        return count_and_summarize_detach(self._phase_one.count_detached(request.batch_id), self._ledgers.epoch())
 
-    def _prepare(self, topics: list[Topic]) -> list[str]:
+    def _prepare_topics(self, topics: list[Topic]) -> list[str]:
         troubles: list[str] = []
-        for topic in self._idle.due(topics):
+        for topic in self._retention.select_due_topics(topics):
             raise_if_stopped()
             try:
-                self._idle.prepare(topic)
+                self._retention.roll_and_settle(topic)
             except StoreUnavailable as error:
                 return [*troubles, _report_trouble(topic, "not rolled, nor any behind it", error)]
             except SextonError as error:

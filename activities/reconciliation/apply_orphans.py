@@ -12,19 +12,24 @@ from typing import Final
 
 from activities.bulk_jobs import RUN_CLAIM_S
 from activities.deletion import metrics as deletion_metrics
-from activities.deletion.claims_and_causes import batch_claim, own_cause, own_claim
-from activities.heartbeats import beating, defined
+from activities.deletion.claims_and_causes import batch_workflow_claim, own_workflow_cause, own_workflow_claim
+from activities.heartbeats import define_activity, send_heartbeats
 from activities.reconciliation import finding_fates
-from activities.reconciliation.delete_single_objects import ObjectDeletion
+from activities.reconciliation.delete_single_objects import SingleObjectDeletion
 from activities.reconciliation.inputs_and_results import (
-    ApplyBegun,
+    ApplyPageInput,
     BeginApplyInput,
+    BeginApplyResult,
     FiledPage,
-    PageInput,
-    PlanInput,
+    PlanStepInput,
 )
-from activities.reconciliation.page_decision_files import read_look, store_look
-from activities.reconciliation.recheck_page import ask_copies, findings_to_file, has_rows_to_file, single_objects
+from activities.reconciliation.page_decision_files import read_copy_answers, store_copy_answers
+from activities.reconciliation.recheck_page import (
+    has_rows_to_file,
+    inspect_copies,
+    select_findings_to_file,
+    select_single_objects,
+)
 from logstore.errors import PreconditionFailed
 from logstore.failpoints import effect
 from logstore.ports.bulk_jobs import BulkJobs
@@ -60,7 +65,7 @@ from logstore.stop_checks import raise_if_stopped
 _ROWS_PER_READ: Final = 1_000  # of a batch
 
 
-class Applying:
+class ApplyOrphansActivities:
     """Activities of an apply."""
 
     def __init__(
@@ -69,15 +74,15 @@ class Applying:
         reconciliation: Reconciliation,
         identities: Identities,
         stored: OrphanInspector,
-        objects: ObjectDeletion,
+        objects: SingleObjectDeletion,
         bulk: BulkJobs,
     ) -> None:
         self._runs, self._identities, self._stored = reconciliation, identities, stored
         self._objects, self._bulk = objects, bulk
 
-    @defined(name="reconciliation.begin_apply")
-    @beating()
-    def begin_apply(self, request: BeginApplyInput) -> ApplyBegun:
+    @define_activity(name="reconciliation.begin_apply")
+    @send_heartbeats()
+    def begin_apply(self, request: BeginApplyInput) -> BeginApplyResult:
         """Check that the plan may be applied, and open the run of the apply.
 
         Idempotency: keyed by the plan's `run_id`. A finished apply returns its counts.
@@ -89,7 +94,7 @@ class Applying:
         if earlier is None or earlier.finished_us is None:  # a finished apply removes nothing more
             plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, request.max_orphan_share)
         self._stored.confirm()
-        pages = require_all_findings(self._files(request.run_id), plan, request.run_id).pages
+        pages = require_all_findings(self._finding_files(request.run_id), plan, request.run_id).pages
         summary = {
             "actor": request.actor,
             "reason": request.reason,
@@ -97,9 +102,9 @@ class Applying:
             "pages": pages,
             "folder": str(self._bulk.folder(request.run_id)),
         }
-        claim = own_claim(RUN_CLAIM_S)
+        claim = own_workflow_claim(RUN_CLAIM_S)
         run = self._runs.open_run(apply_run_id(request.run_id), RunKind.APPLY, claim=claim, summary=summary)
-        return ApplyBegun(
+        return BeginApplyResult(
             pages=pages,
             findings=sum(plan.findings.get(kind.value, 0) for kind in FindingKind if kind.is_removable),
             before_us=plan.before_us,
@@ -107,16 +112,16 @@ class Applying:
             done=apply_counts(run.summary) if run.finished_us is not None else None,
         )
 
-    def _files(self, run_id: str) -> FindingFiles:
+    def _finding_files(self, run_id: str) -> FindingFiles:
         published = self._bulk.published_summary(run_id, VerifyFindingsJob.name)
         if published is None:
             where = "every worker must see the folder of bulk output"
             raise PreconditionFailed(f"plan {run_id}: expected its findings, found none here; {where}, or plan again")
         return FindingFiles(Path(published.folder))
 
-    @defined(name="reconciliation.file_page")
-    @beating()
-    def file_page(self, request: PageInput) -> FiledPage:
+    @define_activity(name="reconciliation.file_page")
+    @send_heartbeats()
+    def file_page(self, request: ApplyPageInput) -> FiledPage:
         """Check the findings of a page again, first in storage, and file the remaining findings for phase two.
 
         Idempotency: keyed by `batch_id`. Storage's answers are stored before they are filed. A retry files the stored
@@ -125,38 +130,38 @@ class Applying:
         """
         require_epoch(self._runs, request.epoch, request.run_id)
         self._stored.confirm()
-        findings = self._files(request.run_id).read_page(request.page)
+        findings = self._finding_files(request.run_id).read_page(request.page)
         objects = sum(map(is_single_object, findings.values()))
         if not has_rows_to_file(findings):
             return FiledPage(intents=0, detached=0, objects=objects)
         folder = self._bulk.folder(request.run_id)
-        answers = read_look(folder, request.page)
+        answers = read_copy_answers(folder, request.page)
         if answers is None:
-            new_answers = ask_copies(self._stored, findings, request.before_us)
+            new_answers = inspect_copies(self._stored, findings, request.before_us)
             with effect("reconciliation.keep_looked"):
-                answers = store_look(folder, request.page, new_answers)
-        to_file = findings_to_file(findings, answers, request.batch_id)
+                answers = store_copy_answers(folder, request.page, new_answers)
+        to_file = select_findings_to_file(findings, answers, request.batch_id)
         page = PageOfFindings(
             batch_id=to_file.batch_id,
             orphans=to_file.orphans,
             unreferenced=to_file.unreferenced,
             stalled=to_file.stalled,
-            claim=batch_claim(request.batch_workflow_id),
+            claim=batch_workflow_claim(request.batch_workflow_id),
             cause=Cause(actor=request.actor, reason=request.reason, workflow_id=request.batch_workflow_id),
         )
         filing = self._runs.file(page)
-        deletion_metrics.count_filed(filing.detached.filed_counts)
+        deletion_metrics.count_filed_intents(filing.detached.filed_counts)
         reasons = {number: answer for number, answer in answers.items() if isinstance(answer, str)} | dict(filing.kept)
         kept = [
             AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason)
             for number, reason in sorted(reasons.items())
         ]
         with effect("reconciliation.keep_copies"):
-            finding_fates.kept_files(folder).write_page(request.page, kept)
+            finding_fates.kept_copy_files(folder).write_page(request.page, kept)
         return FiledPage(intents=filing.detached.intents, detached=filing.detached.ledgers, objects=objects)
 
-    @defined(name="reconciliation.delete_objects")
-    def delete_objects(self, request: PageInput) -> int:
+    @define_activity(name="reconciliation.delete_objects")
+    def delete_objects(self, request: ApplyPageInput) -> int:
         """Delete the page's single objects and abandoned uploads that are still orphans. Return their number.
 
         Idempotency: the decision is stored before the first deletion, and an absent object counts as deleted. The
@@ -166,36 +171,39 @@ class Applying:
         Raises: StaleCatalog, CatalogMismatch (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         require_epoch(self._runs, request.epoch, request.run_id)  # a restored catalog may give a number out again
-        return self._objects.delete(
-            single_objects(self._files(request.run_id).read_page(request.page)),
+        return self._objects.delete_page_objects(
+            select_single_objects(self._finding_files(request.run_id).read_page(request.page)),
             folder=self._bulk.folder(request.run_id),
             page=request.page,
             before_us=request.before_us,
-            cause=own_cause(request.actor, request.reason),
+            cause=own_workflow_cause(request.actor, request.reason),
             objects_per_s=request.objects_per_s,
         )
 
-    @defined(name="reconciliation.record_page")
-    @beating()
-    def record_page(self, request: PageInput) -> ApplyCounts:
+    @define_activity(name="reconciliation.record_page")
+    @send_heartbeats()
+    def record_page(self, request: ApplyPageInput) -> ApplyCounts:
         """Store the fate of each finding of the page, and count the fates.
 
         Idempotency: a repeated call replaces the page's file. The new file follows the rows of that moment.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        folder, findings = self._bulk.folder(request.run_id), self._files(request.run_id).read_page(request.page)
+        folder, findings = (
+            self._bulk.folder(request.run_id),
+            self._finding_files(request.run_id).read_page(request.page),
+        )
         rows: list[FiledCopy] = []
         while more := self._runs.filed(request.batch_id, after=rows[-1].row_id if rows else 0, limit=_ROWS_PER_READ):
             raise_if_stopped()
             rows += more
         fates = finding_fates.join_fates(findings, rows, intents=request.intents, folder=folder, page=request.page)
         with effect("reconciliation.put_fates"):
-            finding_fates.fate_files(folder).write_page(request.page, list(fates.values()))
+            finding_fates.page_fate_files(folder).write_page(request.page, list(fates.values()))
         return finding_fates.count_fates(findings, fates)
 
-    @defined(name="reconciliation.conclude_apply")
-    @beating()
-    def conclude_apply(self, request: PlanInput) -> ApplyCounts:
+    @define_activity(name="reconciliation.conclude_apply")
+    @send_heartbeats()
+    def conclude_apply(self, request: PlanStepInput) -> ApplyCounts:
         """Finish the run with the sum of its pages.
 
         Idempotency: the first summary stays. Its counts are taken from files, so work that ran twice is counted once.
@@ -203,8 +211,8 @@ class Applying:
         """
         run = self._runs.run(apply_run_id(request.run_id))
         if run.finished_us is None:
-            files = self._files(request.run_id)
-            fate_files = finding_fates.fate_files(self._bulk.folder(request.run_id))
+            files = self._finding_files(request.run_id)
+            fate_files = finding_fates.page_fate_files(self._bulk.folder(request.run_id))
             total = ApplyCounts()
             for page in range(files.pages):
                 raise_if_stopped()

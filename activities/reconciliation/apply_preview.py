@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from activities.reconciliation.finding_fates import count_fates
-from activities.reconciliation.page_decision_files import read_kept_objects, read_look
+from activities.reconciliation.page_decision_files import read_copy_answers, read_kept_objects
 from activities.reconciliation.recheck_page import (
-    ask_copies,
-    ask_objects,
-    findings_to_file,
     has_rows_to_file,
-    single_objects,
+    inspect_copies,
+    inspect_single_objects,
+    select_findings_to_file,
+    select_single_objects,
 )
 from logstore.ports.catalog import Identities, OrphanCopy, Reconciliation
 from logstore.positions import LedgerId
@@ -68,12 +68,12 @@ class ApplyPreview:
             findings = {
                 number: finding for number, finding in files.read_page(page).items() if finding.kind.is_removable
             }
-            copies = read_look(folder, page) if folder else None
+            copies = read_copy_answers(folder, page) if folder else None
             if copies is None:
-                copies = ask_copies(self._stored, findings, plan.before_us)
+                copies = inspect_copies(self._stored, findings, plan.before_us)
             kept = {
-                **self._keep_rows(findings, copies, apply_batch_id(run_id, page)),
-                **self._keep_objects(findings, folder, page, plan.before_us, passed_over),
+                **self._find_rows_to_keep(findings, copies, apply_batch_id(run_id, page)),
+                **self._find_objects_to_keep(findings, folder, page, plan.before_us, passed_over),
             }
             fates = {
                 number: AppliedFinding(number=number, fate=FindingFate.KEPT, reason=kept[number])
@@ -89,15 +89,15 @@ class ApplyPreview:
                     sizes[finding.kind.value] += size_bytes
         return ApplyPreviewResult(counts=counts, size_bytes=dict(sizes))
 
-    def _keep_rows(
+    def _find_rows_to_keep(
         self, findings: Mapping[int, Finding], copies: Mapping[int, OrphanCopy | str], batch_id: str
     ) -> dict[int, str]:
         if not has_rows_to_file(findings):
             return {}
         by_storage = {number: copy for number, copy in copies.items() if isinstance(copy, str)}
-        return {**by_storage, **self._runs.preview_filing(findings_to_file(findings, copies, batch_id))}
+        return {**by_storage, **self._runs.preview_filing(select_findings_to_file(findings, copies, batch_id))}
 
-    def _keep_objects(
+    def _find_objects_to_keep(
         self,
         findings: Mapping[int, Finding],
         folder: Path | None,
@@ -108,7 +108,7 @@ class ApplyPreview:
         decision = read_kept_objects(folder, page) if folder else None
         if decision is not None:
             return decision
-        look = ask_objects(self._stored, single_objects(findings), before_us)
+        look = inspect_single_objects(self._stored, select_single_objects(findings), before_us)
         if not look.segments:
             return look.kept
         by_catalog = self._runs.preview_pass_over(look.segments, passed_over=passed_over)

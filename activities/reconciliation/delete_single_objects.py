@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from activities.deletion.deletion_pace import DeletionPace
-from activities.heartbeats import Heartbeats
+from activities.heartbeats import ClaimRenewingHeartbeats
 from activities.reconciliation import finding_fates
-from activities.reconciliation.page_decision_files import KeptObjects, read_kept_objects, store_kept_objects
-from activities.reconciliation.recheck_page import ask_objects
+from activities.reconciliation.page_decision_files import ReasonsToKeepObjects, read_kept_objects, store_kept_objects
+from activities.reconciliation.recheck_page import inspect_single_objects
 from logstore.deletion import intents
 from logstore.deletion.intents import StoredCopy
 from logstore.deletion.services.absence_proofs import find_unconfirmed_keys_by_row
@@ -20,7 +20,7 @@ from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, OrphanInspector
 
 
-class ObjectDeletion:
+class SingleObjectDeletion:
     """Deletion of the orphaned segments and abandoned uploads of a page.
 
     Before anything is deleted, the catalog ensures that no writer registers these segments.
@@ -29,7 +29,7 @@ class ObjectDeletion:
     def __init__(self, *, reconciliation: Reconciliation, stored: OrphanInspector, objects: ObjectStore) -> None:
         self._catalog, self._stored, self._objects = reconciliation, stored, objects
 
-    def delete(
+    def delete_page_objects(
         self,
         findings: Mapping[int, Finding],
         *,
@@ -44,31 +44,31 @@ class ObjectDeletion:
         Raises:
             StoreUnavailable: Storage did not answer for every object. A retry deletes the same objects again.
         """
-        with Heartbeats(lambda: None) as heartbeats:
+        with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
             self._stored.confirm()
             kept = read_kept_objects(folder, page)
             if kept is None:
-                decision = self._decide(findings, before_us, cause, heartbeats)
+                decision = self._decide_kept_objects(findings, before_us, cause, heartbeats)
                 with effect("reconciliation.decide_objects"):
                     kept = store_kept_objects(folder, page, decision)
             to_delete = {number: finding for number, finding in findings.items() if number not in kept}
             applied = self._delete_segments(to_delete, objects_per_s, heartbeats)
             applied |= self._abort_uploads(to_delete, before_us, heartbeats)
-            kept_findings = [_keep(number, reason) for number, reason in sorted(kept.items())]
+            kept_findings = [_kept_fate(number, reason) for number, reason in sorted(kept.items())]
             with effect("reconciliation.keep_objects"):
-                finding_fates.object_files(folder).write_page(page, [*kept_findings, *applied.values()])
+                finding_fates.single_object_fate_files(folder).write_page(page, [*kept_findings, *applied.values()])
         return sum(result.fate is FindingFate.DELETED for result in applied.values())
 
-    def _decide(
-        self, findings: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: Heartbeats
-    ) -> KeptObjects:
-        look = ask_objects(self._stored, findings, before_us, heartbeats.examined)
+    def _decide_kept_objects(
+        self, findings: Mapping[int, Finding], before_us: int, cause: Cause, heartbeats: ClaimRenewingHeartbeats
+    ) -> ReasonsToKeepObjects:
+        look = inspect_single_objects(self._stored, findings, before_us, heartbeats.count_examined)
         if not look.segments:
             return look.kept
         return {**look.kept, **self._catalog.pass_over(look.segments, cause=cause)}
 
     def _delete_segments(
-        self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: Heartbeats
+        self, to_delete: Mapping[int, Finding], objects_per_s: float, heartbeats: ClaimRenewingHeartbeats
     ) -> dict[int, AppliedFinding]:
         segments = {
             number: finding for number, finding in to_delete.items() if finding.kind is FindingKind.ORPHAN_SEGMENT
@@ -79,11 +79,11 @@ class ObjectDeletion:
             number: StoredCopy(verdict=intents.CopyVerdict.OWN, data_keys=(finding.key,))
             for number, finding in segments.items()
         }
-        for part in pace.parts(copies) if copies else ():
-            pace.wait(part, heartbeats)
+        for part in pace.split_copies(copies) if copies else ():
+            pace.wait_for_rate(part, heartbeats)
             with effect("reconciliation.delete_objects"):
                 report = self._objects.delete([segments[number].key for number in part])
-            heartbeats.deleted(len(report.deleted))
+            heartbeats.count_deleted(len(report.deleted))
             for key in report.unanswered:
                 raise StoreUnavailable(report.failed[key])
             unconfirmed_by_row = find_unconfirmed_keys_by_row(
@@ -92,38 +92,40 @@ class ObjectDeletion:
             for number in part:
                 finding, unconfirmed = segments[number], unconfirmed_by_row[number]
                 error = report.failed.get(finding.key) or (unconfirmed.first if unconfirmed else None)
-                applied[number] = _fail(number, error) if error is not None else _succeed(number, finding, objects=1)
+                applied[number] = (
+                    _failed_fate(number, error) if error is not None else _deleted_fate(number, finding, objects=1)
+                )
         return applied
 
     def _abort_uploads(
-        self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: Heartbeats
+        self, to_delete: Mapping[int, Finding], before_us: int, heartbeats: ClaimRenewingHeartbeats
     ) -> dict[int, AppliedFinding]:
         applied: dict[int, AppliedFinding] = {}
         for number, finding in to_delete.items():
             if finding.kind is FindingKind.ORPHAN_SEGMENT:
                 continue
-            heartbeats.examined()
+            heartbeats.count_examined()
             answer = self._stored.inspect_upload(finding, before_us=before_us)
             if not isinstance(answer, str):
                 with effect("reconciliation.abort_uploads"):
                     answer.abort_uploads(finding.key)
                 answer = self._stored.inspect_upload(finding, before_us=before_us)
             if answer == ENDED_UPLOAD:
-                applied[number] = _succeed(number, finding, objects=0)
+                applied[number] = _deleted_fate(number, finding, objects=0)
             elif isinstance(answer, str):
-                applied[number] = _keep(number, answer)
+                applied[number] = _kept_fate(number, answer)
             else:
-                applied[number] = _fail(number, "parts of the upload are left")
+                applied[number] = _failed_fate(number, "parts of the upload are left")
         return applied
 
 
-def _keep(number: int, reason: str) -> AppliedFinding:
+def _kept_fate(number: int, reason: str) -> AppliedFinding:
     return AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason)
 
 
-def _fail(number: int, error: str) -> AppliedFinding:
+def _failed_fate(number: int, error: str) -> AppliedFinding:
     return AppliedFinding(number=number, fate=FindingFate.FAILED, reason=error)
 
 
-def _succeed(number: int, finding: Finding, *, objects: int) -> AppliedFinding:
+def _deleted_fate(number: int, finding: Finding, *, objects: int) -> AppliedFinding:
     return AppliedFinding(number=number, fate=FindingFate.DELETED, objects=objects, size_bytes=finding.size_bytes)

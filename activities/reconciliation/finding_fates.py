@@ -24,17 +24,17 @@ _SUBJECT: Final = re.compile(r"((segment \d+ of )?(ledger|deletion) \d+: )+")
 _MAX_REASON_CHARS: Final = 200
 
 
-def kept_files(folder: Path) -> FateFiles:
+def kept_copy_files(folder: Path) -> FateFiles:
     """Return the files of the copies that were not filed."""
     return FateFiles(folder / "kept")
 
 
-def object_files(folder: Path) -> FateFiles:
+def single_object_fate_files(folder: Path) -> FateFiles:
     """Return the files of the fates of single objects."""
     return FateFiles(folder / "objects")
 
 
-def fate_files(folder: Path) -> FateFiles:
+def page_fate_files(folder: Path) -> FateFiles:
     """Return the files of the fates of all removable findings."""
     return FateFiles(folder / "fates")
 
@@ -48,7 +48,10 @@ def join_fates(
     finding has neither, a sweep took its row over, because the page's own batch began late or ended early. `intents` is
     the number of rows that were filed for the batch.
     """
-    kept_copies, objects = kept_files(folder).read_page(page), object_files(folder).read_page(page) or {}
+    kept_copies, objects = (
+        kept_copy_files(folder).read_page(page),
+        single_object_fate_files(folder).read_page(page) or {},
+    )
     rows_by_finding, is_complete = _group_by_finding(findings, filed), len(filed) >= intents
     applied: dict[int, AppliedFinding] = {}
     for number, finding in sorted(findings.items()):
@@ -58,7 +61,7 @@ def join_fates(
         if is_single_object(finding):
             applied[number] = objects.get(number, not_filed)
         elif number in rows_by_finding:
-            applied[number] = _apply_rows(number, finding, rows_by_finding[number], is_complete=is_complete)
+            applied[number] = _fate_from_rows(number, finding, rows_by_finding[number], is_complete=is_complete)
         elif kept_copies is None:
             applied[number] = not_filed
         else:
@@ -92,9 +95,9 @@ def _finding_key(finding: Finding) -> object:
     return (finding.ledger_id, finding.copy, finding.uuid)
 
 
-def _apply_rows(number: int, finding: Finding, rows: Sequence[FiledCopy], *, is_complete: bool) -> AppliedFinding:
+def _fate_from_rows(number: int, finding: Finding, rows: Sequence[FiledCopy], *, is_complete: bool) -> AppliedFinding:
     """Return the fate of a finding by its rows. `is_complete` means that no row has left the batch."""
-    fate, reason = _judge_rows(rows, is_stalled=finding.kind is FindingKind.STALLED_DELETION)
+    fate, reason = _worst_fate_of_rows(rows, is_stalled=finding.kind is FindingKind.STALLED_DELETION)
     if fate is FindingFate.DELETED and finding.kind is FindingKind.UNREFERENCED_LEDGER and not is_complete:
         fate, reason = FindingFate.STARTED, _TAKEN_OVER  # the row of the ledger's other copy may have left the batch
     return AppliedFinding(
@@ -106,7 +109,7 @@ def _apply_rows(number: int, finding: Finding, rows: Sequence[FiledCopy], *, is_
     )
 
 
-def _judge_rows(rows: Sequence[FiledCopy], *, is_stalled: bool) -> tuple[FindingFate, str]:
+def _worst_fate_of_rows(rows: Sequence[FiledCopy], *, is_stalled: bool) -> tuple[FindingFate, str]:
     """Return the worst fate of the rows.
 
     A deletion that a workflow of its own retries counts as failed. If it was stalled before, it counts as started.

@@ -19,14 +19,14 @@ class BeginPlanInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanBegun:
+class BeginPlanResult:
     """Result of `begin_plan`."""
 
     done: PlanResult | None = None  # result of the plan, if it is already finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BulkInput:
+class BulkJobInput:
     """Input of `run_bulk`."""
 
     run_id: str
@@ -35,14 +35,14 @@ class BulkInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BulkResult:
+class BulkJobResult:
     """Result of `run_bulk`: the counts that the bulk job published."""
 
     counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInput:
+class PlanStepInput:
     """Input of the steps of a plan that has begun."""
 
     run_id: str
@@ -59,7 +59,7 @@ class BeginApplyInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyBegun:
+class BeginApplyResult:
     """Result of `begin_apply`."""
 
     pages: int
@@ -70,7 +70,7 @@ class ApplyBegun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PageInput:
+class ApplyPageInput:
     """Input of the steps of an apply for one page of findings."""
 
     run_id: str  # of the plan
@@ -105,14 +105,14 @@ class BeginScrubInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubBegun:
+class BeginScrubResult:
     """Result of `begin_scrub`. The run may be an earlier run that was unfinished."""
 
     run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubRunInput:
+class CutScrubInput:
     """Input of `cut_scrub`."""
 
     run_id: str
@@ -131,7 +131,7 @@ class ScrubPageInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubRead:
+class ScrubCounts:
     """Counts of objects to be read, or of objects that a page has read."""
 
     pages: int = 0

@@ -17,52 +17,56 @@ from logstore.ports.catalog import OrphanCopy
 CopyAnswers = Mapping[int, OrphanCopy | str]
 """Copy as storage states it, or the reason to keep it, by number of the finding."""
 
-KeptObjects = Mapping[int, str]
+ReasonsToKeepObjects = Mapping[int, str]
 """Reasons to keep objects, by number of the finding. All other objects are to be deleted."""
 
 
-def read_look(folder: Path, page: int) -> CopyAnswers | None:
+def read_copy_answers(folder: Path, page: int) -> CopyAnswers | None:
     """Return storage's answers about a page's copies at the apply's first look, or `None` if none are stored."""
-    decision = _read(_look_path(folder, page))
-    return None if decision is None else _to_answers(decision)
+    decision = _read_decision(_copy_answers_path(folder, page))
+    return None if decision is None else _answers_from_json(decision)
 
 
-def store_look(folder: Path, page: int, answers: CopyAnswers) -> CopyAnswers:
+def store_copy_answers(folder: Path, page: int, answers: CopyAnswers) -> CopyAnswers:
     """Store the answers unless answers are stored. Return the stored answers."""
     fields = {
-        str(number): answer if isinstance(answer, str) else _to_fields(answer) for number, answer in answers.items()
+        str(number): answer if isinstance(answer, str) else _copy_to_json(answer) for number, answer in answers.items()
     }
-    return _to_answers(_store(_look_path(folder, page), fields))
+    return _answers_from_json(_store_first_decision(_copy_answers_path(folder, page), fields))
 
 
-def read_kept_objects(folder: Path, page: int) -> KeptObjects | None:
+def read_kept_objects(folder: Path, page: int) -> ReasonsToKeepObjects | None:
     """Return why single objects of a page must be kept, or `None` if no decision is stored."""
-    decision = _read(_objects_path(folder, page))
-    return None if decision is None else _to_reasons(decision)
+    decision = _read_decision(_kept_objects_path(folder, page))
+    return None if decision is None else _reasons_from_json(decision)
 
 
-def store_kept_objects(folder: Path, page: int, kept: KeptObjects) -> KeptObjects:
+def store_kept_objects(folder: Path, page: int, kept: ReasonsToKeepObjects) -> ReasonsToKeepObjects:
     """Store the decision unless one is stored. Return the stored decision."""
-    return _to_reasons(_store(_objects_path(folder, page), {str(number): reason for number, reason in kept.items()}))
+    return _reasons_from_json(
+        _store_first_decision(
+            _kept_objects_path(folder, page), {str(number): reason for number, reason in kept.items()}
+        )
+    )
 
 
-def _look_path(folder: Path, page: int) -> Path:
+def _copy_answers_path(folder: Path, page: int) -> Path:
     return folder / "looked" / f"page-{page:08d}.json"
 
 
-def _objects_path(folder: Path, page: int) -> Path:
+def _kept_objects_path(folder: Path, page: int) -> Path:
     return folder / "decided" / f"page-{page:08d}.json"
 
 
-def _store(path: Path, decision: Mapping[str, Any]) -> dict[str, Any]:
-    return _parse(path, create_or_read_text(path, json.dumps(decision, sort_keys=True)))
+def _store_first_decision(path: Path, decision: Mapping[str, Any]) -> dict[str, Any]:
+    return _parse_decision(path, create_or_read_text(path, json.dumps(decision, sort_keys=True)))
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    return _parse(path, path.read_text(encoding="utf-8")) if path.exists() else None
+def _read_decision(path: Path) -> dict[str, Any] | None:
+    return _parse_decision(path, path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def _parse(path: Path, text: str) -> dict[str, Any]:
+def _parse_decision(path: Path, text: str) -> dict[str, Any]:
     try:
         decision: dict[str, Any] = json.loads(text)
     except ValueError as error:
@@ -70,18 +74,18 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
     return decision
 
 
-def _to_reasons(decision: Mapping[str, str]) -> KeptObjects:
+def _reasons_from_json(decision: Mapping[str, str]) -> ReasonsToKeepObjects:
     return {int(number): reason for number, reason in decision.items()}
 
 
-def _to_answers(decision: Mapping[str, Any]) -> CopyAnswers:
+def _answers_from_json(decision: Mapping[str, Any]) -> CopyAnswers:
     return {
-        int(number): answer if isinstance(answer, str) else _to_copy(int(number), answer)
+        int(number): answer if isinstance(answer, str) else _copy_from_json(int(number), answer)
         for number, answer in decision.items()
     }
 
 
-def _to_fields(copy: OrphanCopy) -> dict[str, Any]:
+def _copy_to_json(copy: OrphanCopy) -> dict[str, Any]:
     return {
         "copy": copy.copy.value,
         "statement": copy.statement.to_metadata(),
@@ -90,7 +94,7 @@ def _to_fields(copy: OrphanCopy) -> dict[str, Any]:
     }
 
 
-def _to_copy(number: int, fields: Mapping[str, Any]) -> OrphanCopy:
+def _copy_from_json(number: int, fields: Mapping[str, Any]) -> OrphanCopy:
     return OrphanCopy(
         number=number,
         copy=CopyKind(fields["copy"]),

@@ -12,14 +12,14 @@ from typing import Any, Final
 from temporalio import activity
 
 from activities.bulk_jobs import RUN_CLAIM_S, OwnedBulkOutput, run_bulk_job
-from activities.deletion.claims_and_causes import own_claim
-from activities.heartbeats import beating, defined
+from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.heartbeats import define_activity, send_heartbeats
 from activities.reconciliation.inputs_and_results import (
     BeginPlanInput,
-    BulkInput,
-    BulkResult,
-    PlanBegun,
-    PlanInput,
+    BeginPlanResult,
+    BulkJobInput,
+    BulkJobResult,
+    PlanStepInput,
 )
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.ports.bulk_jobs import BulkJobs
@@ -48,7 +48,7 @@ _STEPS: Final = (
 )
 
 
-class Planning:
+class PlanOrphansActivities:
     """Activities of a plan.
 
     Args:
@@ -70,9 +70,9 @@ class Planning:
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
         self._store_now_us, self._retention_s = store_now_us, finished_retention_s
 
-    @defined(name="reconciliation.begin_plan")
-    @beating()
-    def begin_plan(self, request: BeginPlanInput) -> PlanBegun:
+    @define_activity(name="reconciliation.begin_plan")
+    @send_heartbeats()
+    def begin_plan(self, request: BeginPlanInput) -> BeginPlanResult:
         """Open the run with the cut-offs of all later steps, if the buckets are the catalog's.
 
         Also remove old runs, and output of this catalog that has no run.
@@ -82,15 +82,18 @@ class Planning:
         """
         plausibility_guards.require_min_age(request.older_than_s, unsafe=request.unsafe_age)
         self._stored.confirm()
-        self._output.require(request.run_id)
+        self._output.require_not_of_other_catalog(request.run_id)
         run = self._runs.open_run(
-            request.run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=self._make_summary(request)
+            request.run_id,
+            RunKind.PLAN,
+            claim=own_workflow_claim(RUN_CLAIM_S),
+            summary=self._make_initial_values(request),
         )
-        self._output.mark(request.run_id)
-        self._forget_old_runs()
-        return PlanBegun(done=plan_result(run.summary) if run.finished_us is not None else None)
+        self._output.mark_as_own(request.run_id)
+        self._forget_old_runs_and_output()
+        return BeginPlanResult(done=plan_result(run.summary) if run.finished_us is not None else None)
 
-    def _make_summary(self, request: BeginPlanInput) -> Mapping[str, Any]:
+    def _make_initial_values(self, request: BeginPlanInput) -> Mapping[str, Any]:
         """Return the initial values of a run. Each side's ages are measured by its own clock."""
         state, older_us = self._runs.catalog_state(), round(request.older_than_s * 1_000_000)
         return {
@@ -104,7 +107,7 @@ class Planning:
             "inventories": list(request.inventories),
         }
 
-    def _forget_old_runs(self) -> None:
+    def _forget_old_runs_and_output(self) -> None:
         while self._runs.forget(older_than_s=self._retention_s, limit=_RUNS_PER_FORGET):
             raise_if_stopped()
         own = self._identities.catalog_id()
@@ -113,11 +116,11 @@ class Planning:
             try:
                 self._runs.run(run_id)
             except UnknownObject:
-                if self._output.owner(run_id) == own:
+                if self._output.read_owner(run_id) == own:
                     self._output.forget(run_id)
 
-    @defined(name="reconciliation.run_bulk")
-    def run_bulk(self, request: BulkInput) -> BulkResult:
+    @define_activity(name="reconciliation.run_bulk")
+    def run_bulk(self, request: BulkJobInput) -> BulkJobResult:
         """Run one bulk job until its output is published.
 
         Idempotency: keyed by (run_id, job). Published output is returned. If attempts overlap, the first complete
@@ -129,14 +132,14 @@ class Planning:
         summary = run_bulk_job(
             self._bulk,
             request.job,
-            lambda: _make_job(request, self._renew_claim(request.run_id)),
+            lambda: _make_bulk_job(request, self._renew_claim(request.run_id)),
             master=request.master,
         )
-        return BulkResult(counts=dict(summary.counts))
+        return BulkJobResult(counts=dict(summary.counts))
 
-    @defined(name="reconciliation.check_sides")
-    @beating()
-    def check_sides(self, request: PlanInput) -> None:
+    @define_activity(name="reconciliation.check_sides")
+    @send_heartbeats()
+    def check_sides(self, request: PlanStepInput) -> None:
         """Refuse a comparison of implausible sides, before its candidates are verified.
 
         Idempotency: reads only.
@@ -158,9 +161,9 @@ class Planning:
             )
         )
 
-    @defined(name="reconciliation.conclude_plan")
-    @beating()
-    def conclude_plan(self, request: PlanInput) -> PlanResult:
+    @define_activity(name="reconciliation.conclude_plan")
+    @send_heartbeats()
+    def conclude_plan(self, request: PlanStepInput) -> PlanResult:
         """Finish the run with the counts of its findings.
 
         The buckets must still be the catalog's, because findings may rely on absent objects.
@@ -171,13 +174,13 @@ class Planning:
         self._stored.confirm()
         run = self._runs.run(request.run_id)
         if run.finished_us is None:
-            result = self._make_result(run)
+            result = self._make_plan_result(run)
             self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
-            _record_findings(result.findings)
+            _count_findings_in_metric(result.findings)
             run = self._runs.run(request.run_id)
         return plan_result(run.summary)
 
-    def _make_result(self, run: ReconciliationRun) -> PlanResult:
+    def _make_plan_result(self, run: ReconciliationRun) -> PlanResult:
         published = {name: self._output.published_summary(run.run_id, name) for name in _STEPS}
         folder = published[VerifyFindingsJob.name].folder
         totals = FindingFiles(Path(folder)).count_by_kind()
@@ -201,10 +204,10 @@ class Planning:
     def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
         """Renew the claim on the run, and return the run's initial values."""
         summary = self._runs.run(run_id).summary
-        return self._runs.open_run(run_id, RunKind.PLAN, claim=own_claim(RUN_CLAIM_S), summary=summary).summary
+        return self._runs.open_run(run_id, RunKind.PLAN, claim=own_workflow_claim(RUN_CLAIM_S), summary=summary).summary
 
 
-def _make_job(request: BulkInput, summary: Mapping[str, Any]) -> BulkJob:
+def _make_bulk_job(request: BulkJobInput, summary: Mapping[str, Any]) -> BulkJob:
     run_id, before_us = request.run_id, int(summary["before_us"])
     match request.job:
         case ListStorageJob.name:
@@ -229,7 +232,7 @@ def _to_overlap(compared: Mapping[str, int], kind: str) -> plausibility_guards.C
     )
 
 
-def _record_findings(findings: Mapping[str, int]) -> None:
+def _count_findings_in_metric(findings: Mapping[str, int]) -> None:
     counter = activity.metric_meter().create_counter(
         "sexton_reconciliation_findings_total", "Findings of finished plans; the same one counts in every plan"
     )

@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectLook:
+class SingleObjectAnswers:
     """Single objects of a page as storage shows them, by number of the finding."""
 
     segments: Mapping[int, tuple[LedgerId, int]]  # orphaned segments
@@ -31,12 +31,12 @@ def has_rows_to_file(page: Mapping[int, Finding]) -> bool:
     return any(is_copy(finding) or finding.kind in _ROW_KINDS for finding in page.values())
 
 
-def single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
+def select_single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
     """Return the findings of the page that are removed by their keys."""
     return {number: finding for number, finding in page.items() if is_single_object(finding)}
 
 
-def ask_copies(stored: OrphanInspector, page: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
+def inspect_copies(stored: OrphanInspector, page: Mapping[int, Finding], before_us: int) -> dict[int, OrphanCopy | str]:
     """Return each copy as storage states it, or the reason to keep it."""
     copies = {number: finding for number, finding in page.items() if is_copy(finding)}
 
@@ -50,12 +50,12 @@ def ask_copies(stored: OrphanInspector, page: Mapping[int, Finding], before_us: 
     return dict(zip(copies, answers, strict=True))
 
 
-def ask_objects(
+def inspect_single_objects(
     stored: OrphanInspector,
     objects: Mapping[int, Finding],
     before_us: int,
     proceed: Callable[[], None] = raise_if_stopped,
-) -> ObjectLook:
+) -> SingleObjectAnswers:
     """Ask storage about segments and uploads, one by one. `proceed` is called before each of them."""
     segments, kept = dict[int, tuple[LedgerId, int]](), dict[int, str]()
     for number, finding in objects.items():
@@ -70,10 +70,10 @@ def ask_objects(
             kept[number] = reason
     if ABSENT.intersection(kept.values()):
         stored.confirm(adopt=False)  # absence counts only if the buckets are still the catalog's
-    return ObjectLook(segments, kept)
+    return SingleObjectAnswers(segments, kept)
 
 
-def findings_to_file(
+def select_findings_to_file(
     page: Mapping[int, Finding], copies: Mapping[int, OrphanCopy | str], batch_id: str
 ) -> FindingsToFile:
     """Return the findings to file, with the copies that storage shows."""

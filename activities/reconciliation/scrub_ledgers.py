@@ -13,15 +13,15 @@ from typing import Any, Final
 from temporalio import activity
 
 from activities.bulk_jobs import OwnedBulkOutput, run_bulk_job
-from activities.deletion.claims_and_causes import own_claim
-from activities.heartbeats import beating, defined
+from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.heartbeats import define_activity, send_heartbeats
 from activities.reconciliation.inputs_and_results import (
     BeginScrubInput,
+    BeginScrubResult,
     ConcludeScrubInput,
-    ScrubBegun,
+    CutScrubInput,
+    ScrubCounts,
     ScrubPageInput,
-    ScrubRead,
-    ScrubRunInput,
 )
 from logstore.atomic_files import replace_atomically
 from logstore.errors import CorruptData
@@ -39,7 +39,7 @@ _MAX_RUNS: Final = 100
 _FINDINGS_FOLDER: Final = "findings"
 
 
-class Scrubbing:
+class ScrubLedgersActivities:
     """Activities of a scrub."""
 
     def __init__(
@@ -48,9 +48,9 @@ class Scrubbing:
         self._runs, self._identities, self._stored, self._bulk = reconciliation, identities, stored, bulk
         self._output = OwnedBulkOutput(bulk=bulk, identities=identities)
 
-    @defined(name="reconciliation.begin_scrub")
-    @beating()
-    def begin_scrub(self, request: BeginScrubInput) -> ScrubBegun:
+    @define_activity(name="reconciliation.begin_scrub")
+    @send_heartbeats()
+    def begin_scrub(self, request: BeginScrubInput) -> BeginScrubResult:
         """Continue the newest unfinished scrub of the same topics, or open a run.
 
         Idempotency: keyed by the topics. A second call continues the run that the first call opened.
@@ -69,10 +69,10 @@ class Scrubbing:
         }
         runs = self._runs.runs(RunKind.SCRUB, limit=_MAX_RUNS)
         run_id = next((run.run_id for run in runs if self._can_continue(run, summary)), request.run_id)
-        self._output.require(run_id)
-        self._runs.open_run(run_id, RunKind.SCRUB, claim=own_claim(_CLAIM_S), summary=summary)
-        self._output.mark(run_id)
-        return ScrubBegun(run_id=run_id)
+        self._output.require_not_of_other_catalog(run_id)
+        self._runs.open_run(run_id, RunKind.SCRUB, claim=own_workflow_claim(_CLAIM_S), summary=summary)
+        self._output.mark_as_own(run_id)
+        return BeginScrubResult(run_id=run_id)
 
     def _can_continue(self, run: ReconciliationRun, summary: dict[str, Any]) -> bool:
         """Return whether the run is unfinished, of the same topics and catalog, and has lost no output."""
@@ -83,13 +83,13 @@ class Scrubbing:
             cut = self._bulk.published_summary(run.run_id, CutScrubIntoPagesJob.name)
             for page in range(cut.counts["pages"] if cut else 0):
                 raise_if_stopped()
-                self._bulk.published_summary(run.run_id, _make_page(run.run_id, page).name)
+                self._bulk.published_summary(run.run_id, _make_page_job(run.run_id, page).name)
         except CorruptData:
             return False
         return True
 
-    @defined(name="reconciliation.cut_scrub")
-    def cut_scrub(self, request: ScrubRunInput) -> ScrubRead:
+    @define_activity(name="reconciliation.cut_scrub")
+    def cut_scrub(self, request: CutScrubInput) -> ScrubCounts:
         """Cut the ledgers of the scrub into pages.
 
         Idempotency: keyed by `run_id`. Published output is returned.
@@ -107,10 +107,12 @@ class Scrubbing:
             )
 
         renew = lambda: self._renew_claim(request.run_id)  # noqa: E731 - a name for it says no more
-        return _to_result(run_bulk_job(self._bulk, CutScrubIntoPagesJob.name, job, master=request.master, renew=renew))
+        return _to_scrub_counts(
+            run_bulk_job(self._bulk, CutScrubIntoPagesJob.name, job, master=request.master, renew_claims=renew)
+        )
 
-    @defined(name="reconciliation.scrub_page")
-    def scrub_page(self, request: ScrubPageInput) -> ScrubRead:
+    @define_activity(name="reconciliation.scrub_page")
+    def scrub_page(self, request: ScrubPageInput) -> ScrubCounts:
         """Read all objects of a page, and compare them with their digests.
 
         Idempotency: keyed by (`run_id`, `page`). Published output is returned, and nothing is read again.
@@ -121,14 +123,14 @@ class Scrubbing:
         def job() -> ScrubPageJob:
             self._stored.confirm()  # absence in another store says nothing about this catalog's data
             self._renew_claim(request.run_id)
-            return _make_page(request.run_id, request.page, request.bytes_per_s)
+            return _make_page_job(request.run_id, request.page, request.bytes_per_s)
 
-        name = _make_page(request.run_id, request.page).name
+        name = _make_page_job(request.run_id, request.page).name
         renew = lambda: self._renew_claim(request.run_id)  # noqa: E731 - a name for it says no more
-        return _to_result(run_bulk_job(self._bulk, name, job, master=request.master, renew=renew))
+        return _to_scrub_counts(run_bulk_job(self._bulk, name, job, master=request.master, renew_claims=renew))
 
-    @defined(name="reconciliation.conclude_scrub")
-    @beating()
+    @define_activity(name="reconciliation.conclude_scrub")
+    @send_heartbeats()
     def conclude_scrub(self, request: ConcludeScrubInput) -> PlanResult:
         """Finish the run with the counts of its findings, after every page was read.
 
@@ -144,7 +146,7 @@ class Scrubbing:
             left_out = set[str]()
             for page in range(pages):
                 raise_if_stopped()
-                summary = self._output.published_summary(request.run_id, _make_page(request.run_id, page).name)
+                summary = self._output.published_summary(request.run_id, _make_page_job(request.run_id, page).name)
                 left_out |= {
                     f"{fact.removeprefix(LEFT_OUT)}: {reason}"
                     for fact, reason in summary.facts.items()
@@ -152,13 +154,13 @@ class Scrubbing:
                 }
                 with effect("reconciliation.keep_findings"):
                     _copy_findings(Path(summary.folder), folder, page)
-            result = self._make_result(run, folder, sorted(left_out))
+            result = self._make_scrub_result(run, folder, sorted(left_out))
             self._runs.close_run(request.run_id, {**run.summary, RESULT: asdict(result)})
-            _record_findings(result.findings)
+            _count_findings_in_metric(result.findings)
             run = self._runs.run(request.run_id)
         return plan_result(run.summary)
 
-    def _make_result(self, run: ReconciliationRun, folder: Path, left_out: list[str]) -> PlanResult:
+    def _make_scrub_result(self, run: ReconciliationRun, folder: Path, left_out: list[str]) -> PlanResult:
         totals = FindingFiles(folder).count_by_kind()
         return PlanResult(
             findings={kind.value: rows for kind, (rows, _) in totals.items()},
@@ -176,11 +178,11 @@ class Scrubbing:
             ClaimHeld: Another scrub has continued the run.
         """
         summary = self._runs.run(run_id).summary
-        self._runs.open_run(run_id, RunKind.SCRUB, claim=own_claim(_CLAIM_S), summary=summary)
+        self._runs.open_run(run_id, RunKind.SCRUB, claim=own_workflow_claim(_CLAIM_S), summary=summary)
         return summary
 
 
-def _make_page(run_id: str, page: int, bytes_per_s: int = 1) -> ScrubPageJob:
+def _make_page_job(run_id: str, page: int, bytes_per_s: int = 1) -> ScrubPageJob:
     return ScrubPageJob(run_id=run_id, page=page, bytes_per_s=bytes_per_s)
 
 
@@ -190,9 +192,9 @@ def _copy_findings(source: Path, folder: Path, page: int) -> None:
             shutil.copyfile(path, new)
 
 
-def _to_result(summary: BulkSummary) -> ScrubRead:
+def _to_scrub_counts(summary: BulkSummary) -> ScrubCounts:
     counts = summary.counts
-    return ScrubRead(
+    return ScrubCounts(
         pages=counts.get("pages", 0),
         objects=counts["objects"],
         size_bytes=counts["size_bytes"],
@@ -200,7 +202,7 @@ def _to_result(summary: BulkSummary) -> ScrubRead:
     )
 
 
-def _record_findings(findings: dict[str, int]) -> None:
+def _count_findings_in_metric(findings: dict[str, int]) -> None:
     counter = activity.metric_meter().create_counter(
         "sexton_scrub_findings_total", "Findings of finished scrubs; the same one counts in every scrub"
     )

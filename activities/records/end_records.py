@@ -7,9 +7,14 @@ from typing import Final
 
 from activities.deletion import metrics
 from activities.deletion.claims_and_causes import detach_arguments
-from activities.heartbeats import beating, defined, renewing_many
+from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew_many
 from activities.owner_routing import check_topic_name
-from activities.records.inputs_and_results import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
+from activities.records.inputs_and_results import (
+    BeginEndingInput,
+    BeginEndingResult,
+    EndRecordsPageInput,
+    EndRecordsPageResult,
+)
 from logstore.errors import CatalogAdopting, CorruptData, StaleCatalog, UnknownObject
 from logstore.log.ledgers import LedgerState
 from logstore.ports.catalog import Deletions, Ledger, Ledgers, PhaseOne, Records, Topic, Topics, TopicState
@@ -34,7 +39,7 @@ class _PageProgress:
     after: SelectionPosition | None = None  # start of the next page; `None`: no next page
 
 
-class RecordEnding:
+class EndRecordsActivities:
     """Activities of `end-records`."""
 
     def __init__(
@@ -52,9 +57,9 @@ class RecordEnding:
         self._phase_one, self._deletions = phase_one, deletions
         self._records, self._functions, self._clock = records, functions, clock or Clock()
 
-    @defined(name="records.begin_ending")
-    @beating()
-    def begin_ending(self, request: BeginEndingInput) -> EndingBegun:
+    @define_activity(name="records.begin_ending")
+    @send_heartbeats()
+    def begin_ending(self, request: BeginEndingInput) -> BeginEndingResult:
         """Check the function, the topic and the catalog's epoch before anything changes.
 
         Idempotency: reads only. A later attempt returns a later time.
@@ -71,10 +76,10 @@ class RecordEnding:
             raise CatalogAdopting("catalog: expected one that is complete, found one that is rebuilt and adopts")
         if request.catalog_epoch not in {None, state.epoch}:
             raise StaleCatalog(f"end records: expected catalog epoch {state.epoch}, found {request.catalog_epoch}")
-        return EndingBegun(now_us=state.now_us, catalog_epoch=state.epoch)
+        return BeginEndingResult(now_us=state.now_us, catalog_epoch=state.epoch)
 
-    @defined(name="records.end_page")
-    def end_page(self, request: EndPageInput) -> EndedPage:
+    @define_activity(name="records.end_page")
+    def end_page(self, request: EndRecordsPageInput) -> EndRecordsPageResult:
         """Call the function for each closed ledger of a page, then detach the selected ledgers, topic by topic.
 
         All calls of a page come before the first detach. If the function fails, no ledger of the page is detached.
@@ -90,21 +95,21 @@ class RecordEnding:
         if self._ledgers.epoch() != request.catalog_epoch:
             raise StaleCatalog(f"end records: expected catalog epoch {request.catalog_epoch}, found another one")
         if request.dry_run:
-            with beating():
-                return self._end_page(request)
+            with send_heartbeats():
+                return self._select_and_detach(request)
         claim = detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason)["claim"]
         with suppress(UnknownObject):  # nothing is detached into the batch yet
             self._deletions.renew_batch_claim(request.batch_id, claim)
-        with renewing_many(lambda: self._deletions.renew_batch_claim(request.batch_id, claim)):
-            return self._end_page(request)
+        with send_heartbeats_and_renew_many(lambda: self._deletions.renew_batch_claim(request.batch_id, claim)):
+            return self._select_and_detach(request)
 
-    def _end_page(self, request: EndPageInput) -> EndedPage:
-        progress = self._ask_function(request)
+    def _select_and_detach(self, request: EndRecordsPageInput) -> EndRecordsPageResult:
+        progress = self._select_ledgers(request)
         ended_ids, reasons, kept_count = list[LedgerId](), list[str](), 0
         for topic_id, ledgers in progress.ledgers_by_topic.items():
             raise_if_stopped()
             try:
-                reason_by_kept_ledger = self._detach(request, topic_id, ledgers)
+                reason_by_kept_ledger = self._detach_selected(request, topic_id, ledgers)
             except UnknownObject:  # the topic is deleted
                 continue
             except CorruptData as error:  # an unreadable cursor may need every ledger
@@ -112,7 +117,7 @@ class RecordEnding:
             ended_ids += [ledger.ledger_id for ledger in ledgers if ledger.ledger_id not in reason_by_kept_ledger]
             reasons += [f"ledger {ledger_id}: {reason}" for ledger_id, reason in sorted(reason_by_kept_ledger.items())]
             kept_count += len(reason_by_kept_ledger)
-        return EndedPage(
+        return EndRecordsPageResult(
             records=progress.records,
             ended=len(ended_ids),
             kept=kept_count,
@@ -121,11 +126,11 @@ class RecordEnding:
             after=progress.after,
         )
 
-    def _ask_function(self, request: EndPageInput) -> _PageProgress:
+    def _select_ledgers(self, request: EndRecordsPageInput) -> _PageProgress:
         """Call the function for at least one ledger, until the page is full or its time is over."""
         function = self._functions.find_function(request.function)
         progress, deadline_s = _PageProgress(), self._clock.monotonic_s() + _MAX_ASKING_S
-        for topic in self._read_topics(request):
+        for topic in self._list_topics(request):
             first = request.after.ledger_id if topic.topic_id == request.after.topic_id else 0
             remaining = request.page - progress.ledgers
             for ledger in self._ledgers.list_ledgers(topic.topic_id, from_ledger=LedgerId(first), limit=remaining):
@@ -135,14 +140,14 @@ class RecordEnding:
                 progress.after = SelectionPosition(topic_id=topic.topic_id, ledger_id=ledger.ledger_id + 1)
                 if ledger.state is LedgerState.CLOSED:
                     progress.records += 1
-                    if _is_ended(request, function, topic, ledger):
+                    if _should_end_ledger(request, function, topic, ledger):
                         progress.ledgers_by_topic.setdefault(topic.topic_id, []).append(ledger)
             if progress.ledgers >= request.page:
                 return progress
             progress.after = None if request.topic_id else SelectionPosition(topic_id=topic.topic_id + 1)
         return progress
 
-    def _read_topics(self, request: EndPageInput) -> Iterator[Topic]:
+    def _list_topics(self, request: EndRecordsPageInput) -> Iterator[Topic]:
         """Yield ACTIVE topics from the start of the page, or the requested topic if it is ACTIVE."""
         if not request.topic_id:
             yield from self._topics.list_active(after=TopicId(request.after.topic_id - 1), limit=_MAX_TOPICS_PER_PAGE)
@@ -151,7 +156,9 @@ class RecordEnding:
         if topic.state is TopicState.ACTIVE:
             yield topic
 
-    def _detach(self, request: EndPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]) -> Mapping[LedgerId, str]:
+    def _detach_selected(
+        self, request: EndRecordsPageInput, topic_id: TopicId, ledgers: Sequence[Ledger]
+    ) -> Mapping[LedgerId, str]:
         """Detach ledgers of a topic. In a dry run only check them. Return why ledgers stay."""
         if request.dry_run:
             return self._phase_one.reasons_to_keep(topic_id, ledgers)
@@ -161,11 +168,11 @@ class RecordEnding:
             durable=parse_delete_policy(request.durable_delete),
             **detach_arguments(request.batch_id, request.batch_workflow_id, request.actor, request.reason),
         )
-        metrics.count_filed(chosen.detached.filed_counts)
+        metrics.count_filed_intents(chosen.detached.filed_counts)
         return chosen.reason_by_kept_ledger
 
 
-def _is_ended(request: EndPageInput, function: RecordFunction, topic: Topic, ledger: Ledger) -> bool:
+def _should_end_ledger(request: EndRecordsPageInput, function: RecordFunction, topic: Topic, ledger: Ledger) -> bool:
     raise_if_stopped()
     record = LedgerRecord(
         topic=topic.name,

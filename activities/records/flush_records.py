@@ -11,8 +11,8 @@ from typing import Final
 
 from temporalio import activity
 
-from activities.deletion.claims_and_causes import own_claim
-from activities.heartbeats import beating, defined, renewing
+from activities.deletion.claims_and_causes import own_workflow_claim
+from activities.heartbeats import define_activity, send_heartbeats, send_heartbeats_and_renew
 from activities.records import metrics
 from activities.records.inputs_and_results import FlushInput
 from logstore.errors import SextonError
@@ -24,14 +24,14 @@ from logstore.stop_checks import raise_if_stopped
 _MIN_INTERVAL_S: Final = 0.05
 
 
-class RecordFlushing:
+class FlushRecordsActivities:
     """Activity of `flush-records`."""
 
     def __init__(self, *, records: Records, flusher: Flusher, interval_s: float) -> None:
         self._records, self._flusher = records, flusher
         self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
 
-    @defined(name="records.flush")
+    @define_activity(name="records.flush")
     def flush(self, request: FlushInput) -> FlushedRecords:
         """Flush changes once, or repeatedly for `watch_s` until the worker shuts down.
 
@@ -48,16 +48,16 @@ class RecordFlushing:
         def progress() -> tuple[int]:
             return (total.records,)
 
-        with beating(progress):
+        with send_heartbeats(progress):
             while True:
                 raise_if_stopped()
-                total = total.plus(self._flush_changes(now=not request.watch_s, progress=progress))
+                total = total.plus(self._flush_if_changed(now=not request.watch_s, progress=progress))
                 remaining_s = deadline_s - time.monotonic()
                 if remaining_s <= 0 or activity.is_worker_shutdown():
                     return total
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
 
-    def _flush_changes(self, *, now: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
+    def _flush_if_changed(self, *, now: bool, progress: Callable[[], tuple[int]]) -> FlushedRecords:
         """Flush if there are changes. With `now`, also flush changes of cursors that are not due."""
         state = self._records.state()
         has_changes = (
@@ -66,7 +66,7 @@ class RecordFlushing:
         )
         if state.manifest and not has_changes and not now:
             return FlushedRecords(manifest=state.manifest)
-        with _claiming(self._records, progress) as is_claimed:
+        with _claim_record_log(self._records, progress) as is_claimed:
             if not is_claimed:
                 return FlushedRecords(manifest=state.manifest, left=state.outbox_changes, held=True)
             flushed = _flush_once(self._flusher, now=now)
@@ -91,14 +91,14 @@ def _flush_once(flusher: Flusher, *, now: bool) -> FlushedRecords:
 
 
 @contextmanager
-def _claiming(records: Records, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
+def _claim_record_log(records: Records, progress: Callable[[], tuple[int]]) -> Iterator[bool]:
     """Hold the claim of the record log during the block. Yield false if another workflow has it."""
-    claim = own_claim()
+    claim = own_workflow_claim()
     if not records.claim(claim):
         yield False
         return
     try:
-        with renewing(lambda: records.claim(claim), progress):
+        with send_heartbeats_and_renew(lambda: records.claim(claim), progress):
             yield True
     finally:
         with suppress(SextonError):  # the claim expires by itself

@@ -7,7 +7,7 @@ from typing import Final
 
 from temporalio import activity
 
-from activities.heartbeats import beating, defined, raise_if_cancelled
+from activities.heartbeats import define_activity, raise_if_cancelled, send_heartbeats
 from logstore.records.job_results import FollowedRecords
 from logstore.records.services.replica_follower import Follower
 from logstore.stop_checks import raise_if_stopped
@@ -25,14 +25,14 @@ _MIN_INTERVAL_S: Final = 0.05
 _LOG: Final = logging.getLogger(__name__)
 
 
-class RecordFollowing:
+class FollowRecordsActivities:
     """Activity of `follow-records`, for one replica."""
 
     def __init__(self, follower: Follower, *, interval_s: float) -> None:
         self._follower = follower
         self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes
 
-    @defined(name="records.follow")
+    @define_activity(name="records.follow")
     def follow(self, request: FollowInput) -> FollowedRecords:
         """Apply new manifests once, or repeatedly for `watch_s` until the worker shuts down.
 
@@ -44,15 +44,15 @@ class RecordFollowing:
             (terminal); StoreUnavailable, CatalogBusy, OutcomeUnknown (retry).
         """
         deadline_s, total = time.monotonic() + request.watch_s, FollowedRecords(replica="")
-        with beating(lambda: (total.manifest, total.records)):
-            total = self._step(seed=request.seed)
+        with send_heartbeats(lambda: (total.manifest, total.records)):
+            total = self._apply_new_manifests(seed=request.seed)
             while (remaining_s := deadline_s - time.monotonic()) > 0 and not activity.is_worker_shutdown():
                 raise_if_stopped()
                 activity.wait_for_worker_shutdown_sync(min(self._interval_s, remaining_s))
-                total = total.plus(self._step(seed=False))
+                total = total.plus(self._apply_new_manifests(seed=False))
         return total
 
-    def _step(self, *, seed: bool) -> FollowedRecords:
+    def _apply_new_manifests(self, *, seed: bool) -> FollowedRecords:
         step = self._follower.step(seed=seed, proceed=raise_if_cancelled)
         if step.steps:
             _LOG.info(

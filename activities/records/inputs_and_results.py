@@ -52,7 +52,7 @@ class BeginEndingInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndingBegun:
+class BeginEndingResult:
     """Values for all pages of an `end-records` job."""
 
     now_us: int  # start by the catalog's clock; every record gets this time
@@ -60,7 +60,7 @@ class EndingBegun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndPageInput:
+class EndRecordsPageInput:
     """One page of ledgers, and the batch for its detached ledgers."""
 
     function: str
@@ -78,7 +78,7 @@ class EndPageInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedPage:
+class EndRecordsPageResult:
     """Result of a page."""
 
     records: int = 0  # closed ledgers for which the function was called
@@ -90,7 +90,7 @@ class EndedPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildStep:
+class RebuildStepInput:
     """Input of most steps of a rebuild."""
 
     rebuild: str  # id of the rebuild
@@ -101,7 +101,7 @@ class RebuildStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildBegun:
+class BeginRebuildResult:
     """Source of a rebuild."""
 
     loaded: bool  # an earlier run of the command has loaded the database
@@ -111,7 +111,7 @@ class RebuildBegun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuiltRows:
+class RebuiltRowCounts:
     """Counts of the rows that the bulk job has written."""
 
     records: int
@@ -130,7 +130,7 @@ class AdoptShardsInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdoptedShards:
+class AdoptedShardCounts:
     """Counts of a comparison of some shards with storage."""
 
     objects: int

@@ -19,39 +19,45 @@ milliseconds.
 
 def count_flush(flushed: FlushedRecords) -> None:
     """Count a flush. Each flush counts a record that no block can hold again."""
-    _add("sexton_records_flushes_total", "Manifests that flushes put", flushed.flushes)
-    _add("sexton_records_flushed_total", "Versions of records that were written into blocks", flushed.records)
-    _add("sexton_records_flushed_tombstones_total", "Of these, tombstones", flushed.tombstones)
-    _add("sexton_records_flushed_bytes_total", "Bytes of blocks that flushes wrote", flushed.bytes)
-    _add(
+    _add_to_counter("sexton_records_flushes_total", "Manifests that flushes put", flushed.flushes)
+    _add_to_counter(
+        "sexton_records_flushed_total", "Versions of records that were written into blocks", flushed.records
+    )
+    _add_to_counter("sexton_records_flushed_tombstones_total", "Of these, tombstones", flushed.tombstones)
+    _add_to_counter("sexton_records_flushed_bytes_total", "Bytes of blocks that flushes wrote", flushed.bytes)
+    _add_to_counter(
         "sexton_records_refused_total", "Records that a flush left out, because no block can hold them", flushed.refused
     )
 
 
 def count_defragmentation(defragmented: DefragmentedBlocks) -> None:
     """Count a pass over all blocks."""
-    _add("sexton_records_defragmented_blocks_total", "Blocks that were rewritten or joined", defragmented.rewritten)
-    _add("sexton_records_dropped_total", "Versions that defragmentation dropped", defragmented.dropped)
-    _add("sexton_records_unlinked_blocks_total", "Objects of blocks that were deleted", defragmented.unlinked)
+    _add_to_counter(
+        "sexton_records_defragmented_blocks_total", "Blocks that were rewritten or joined", defragmented.rewritten
+    )
+    _add_to_counter("sexton_records_dropped_total", "Versions that defragmentation dropped", defragmented.dropped)
+    _add_to_counter(
+        "sexton_records_unlinked_blocks_total", "Objects of blocks that were deleted", defragmented.unlinked
+    )
 
 
 def count_raid(raided: RaidedTombstones) -> None:
     """Count a completed raid and its duration."""
-    _add("sexton_tombstones_raids_total", "Raids that came to their end", 1)
-    _add("sexton_tombstones_removed_total", "Tombstones that raids removed", raided.removed)
-    _add("sexton_tombstones_kept_total", "Tombstones that were old enough and stayed", raided.kept)
+    _add_to_counter("sexton_tombstones_raids_total", "Raids that came to their end", 1)
+    _add_to_counter("sexton_tombstones_removed_total", "Tombstones that raids removed", raided.removed)
+    _add_to_counter("sexton_tombstones_kept_total", "Tombstones that were old enough and stayed", raided.kept)
     seconds = activity.metric_meter().create_histogram_float(RAID_SECONDS, "How long a raid took", "s")
     seconds.record(max(0.0, raided.seconds))
 
 
 def count_shipment(shipped: ShippedBlocks) -> None:
     """Count a shipment to one replica bucket, or its failure."""
-    _add("sexton_records_shipped_blocks_total", "Blocks that were copied into replicas", shipped.blocks)
-    _add("sexton_records_shipped_bytes_total", "Bytes of these", shipped.bytes)
+    _add_to_counter("sexton_records_shipped_blocks_total", "Blocks that were copied into replicas", shipped.blocks)
+    _add_to_counter("sexton_records_shipped_bytes_total", "Bytes of these", shipped.bytes)
     failures = int(bool(shipped.error))
-    _add("sexton_records_ship_failures_total", "Replicas that could not be brought up to date", failures)
+    _add_to_counter("sexton_records_ship_failures_total", "Replicas that could not be brought up to date", failures)
 
 
-def _add(name: str, description: str, count: int) -> None:
+def _add_to_counter(name: str, description: str, count: int) -> None:
     if count:
         activity.metric_meter().create_counter(name, description).add(count)

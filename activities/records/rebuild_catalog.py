@@ -14,14 +14,14 @@ from typing import Final
 from uuid import uuid4
 
 from activities.bulk_jobs import run_bulk_job
-from activities.heartbeats import beating, defined, raise_if_cancelled
+from activities.heartbeats import define_activity, raise_if_cancelled, send_heartbeats
 from activities.records.inputs_and_results import (
-    AdoptedShards,
+    AdoptedShardCounts,
     AdoptShardsInput,
+    BeginRebuildResult,
     PublishedManifest,
-    RebuildBegun,
-    RebuildStep,
-    RebuiltRows,
+    RebuildStepInput,
+    RebuiltRowCounts,
 )
 from logstore.errors import PreconditionFailed
 from logstore.identity.bucket_markers import BucketRole
@@ -51,7 +51,7 @@ class LoadedCatalog:
     flusher: Flusher
 
 
-class Rebuilding:
+class RebuildCatalogActivities:
     """Activities of the rebuild of one catalog into one database."""
 
     def __init__(
@@ -83,9 +83,9 @@ class Rebuilding:
         self._markers, self._open_loaded = markers, open_loaded
         self._require_no_workers = require_no_workers
 
-    @defined(name="rebuild.begin")
-    @beating()
-    def begin(self, request: RebuildStep) -> RebuildBegun:
+    @define_activity(name="rebuild.begin")
+    @send_heartbeats()
+    def begin(self, request: RebuildStepInput) -> BeginRebuildResult:
         """Pin the manifest with its blocks. Check that buckets and database fit the rebuild.
 
         A loaded database is refused if the next manifest exists and is not its own.
@@ -98,15 +98,15 @@ class Rebuilding:
             self._start.require_own_successor(self._open_loaded().records, number)
         manifest = self._start.pin(request.rebuild, number, now_us=_now_us())
         self._markers()
-        return RebuildBegun(
+        return BeginRebuildResult(
             loaded=is_loaded,
             flushed_us=manifest.flushed_us,
             blocks=len(manifest.blocks),
             versions=sum(block.records for block in manifest.blocks),
         )
 
-    @defined(name="rebuild.find_rows")
-    def find_rows(self, request: RebuildStep) -> RebuiltRows:
+    @define_activity(name="rebuild.find_rows")
+    def find_rows(self, request: RebuildStepInput) -> RebuiltRowCounts:
         """Run the bulk job until its output is published.
 
         Idempotency: keyed by the rebuild. Published output is returned.
@@ -116,23 +116,23 @@ class Rebuilding:
         """
         rebuild = RebuildId.parse(request.rebuild)
         job = RebuildRecords(
-            run_id=_run_id(request),
+            run_id=_bulk_run_id(request),
             catalog_id=rebuild.catalog_id,
             manifest=rebuild.manifest,
             skip_unreadable=request.skip_unreadable,
         )
         summary = run_bulk_job(self._bulk, job.name, lambda: job, master=request.master)
-        error_by_block = _skipped_blocks(summary)
-        return RebuiltRows(
+        error_by_block = _error_by_skipped_block(summary)
+        return RebuiltRowCounts(
             records=summary.counts.get("records", 0),
             tombstones=summary.counts.get("tombstone", 0),
             skipped=[f"{key}: {error}" for key, error in sorted(error_by_block.items())[:_MAX_NAMED_BLOCKS]],
             skipped_blocks=len(error_by_block),
         )
 
-    @defined(name="rebuild.load_rows")
-    @beating()
-    def load_rows(self, request: RebuildStep) -> None:
+    @define_activity(name="rebuild.load_rows")
+    @send_heartbeats()
+    def load_rows(self, request: RebuildStepInput) -> None:
         """Load the rows into the empty database, in one transaction or one file.
 
         Idempotency: a database that this rebuild has loaded is not changed. A load that dies leaves nothing.
@@ -140,7 +140,7 @@ class Rebuilding:
         """
         if self._is_loaded(request):
             return
-        summary = self._read_summary(request)
+        summary = self._read_published_summary(request)
         manifest = self._start.manifest(RebuildId.parse(request.rebuild).manifest)
         load = CatalogLoad(
             rebuild=request.rebuild,
@@ -153,9 +153,9 @@ class Rebuilding:
         )
         self._database.load(load, RowFilesFolder(Path(summary.folder)), raise_if_cancelled)
 
-    @defined(name="rebuild.publish")
-    @beating()
-    def publish(self, request: RebuildStep) -> PublishedManifest:
+    @define_activity(name="rebuild.publish")
+    @send_heartbeats()
+    def publish(self, request: RebuildStepInput) -> PublishedManifest:
         """Store the manifest of the new epoch, which makes this database the catalog.
 
         1. Refuse if too many ledgers are without objects. Then the old epoch does not end.
@@ -171,7 +171,7 @@ class Rebuilding:
             lives; StoreUnavailable, CatalogBusy, ServiceFailed (retry).
         """
         base = self._start.manifest(RebuildId.parse(request.rebuild).manifest)
-        skipped = _skipped_blocks(self._read_summary(request))
+        skipped = _error_by_skipped_block(self._read_published_summary(request))
         loaded = self._open_loaded()
         is_followed = self._start.is_followed(base.number)
         if not is_followed:
@@ -191,8 +191,8 @@ class Rebuilding:
             raise_if_stopped()
             self._clock.sleep(1.0)
 
-    @defined(name="rebuild.adopt_shards")
-    def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShards:
+    @define_activity(name="rebuild.adopt_shards")
+    def adopt_shards(self, request: AdoptShardsInput) -> AdoptedShardCounts:
         """Compare some shards of the primary bucket with the loaded rows, and stage the differences.
 
         The first comparison, before the manifest of the new epoch, shows whether the rebuild can succeed. The old
@@ -209,15 +209,15 @@ class Rebuilding:
             self._start.manifest(RebuildId.parse(self._database.read_target().rebuild).manifest)
         )
         objects = staged = shards = 0
-        with beating(lambda: (shards,)):
+        with send_heartbeats(lambda: (shards,)):
             for shard in range(request.first, request.end):
                 raise_if_stopped()
                 adopted = adopter.adopt(shard, unflushed_from=unflushed_from, is_growing=request.is_growing)
                 objects, staged, shards = objects + adopted.objects, staged + adopted.staged, shards + 1
-        return AdoptedShards(objects=objects, staged=staged)
+        return AdoptedShardCounts(objects=objects, staged=staged)
 
-    @defined(name="rebuild.finish_adoption")
-    def finish_adoption(self, request: RebuildStep) -> RebuildAdopted:
+    @define_activity(name="rebuild.finish_adoption")
+    def finish_adoption(self, request: RebuildStepInput) -> RebuildAdopted:
         """Settle every topic with its staged ledgers, flush the result, and make the catalog READY.
 
         Idempotency: a settled topic is not settled again. Record versions that are flushed twice are equal. A READY
@@ -238,7 +238,7 @@ class Rebuilding:
             nonlocal flushed_versions
             flushed_versions = versions
 
-        with beating(lambda: (settled_topics, flushed_versions)):
+        with send_heartbeats(lambda: (settled_topics, flushed_versions)):
             report = loaded.adopter.finish(
                 rows_epoch=self._start.rows_epoch(base),
                 flush=partial(loaded.flusher.flush, cursors=True, progress=set_flushed, ends_adoption=True),
@@ -257,18 +257,18 @@ class Rebuilding:
             schemas_left_out_of=list(report.schemas_left_out_of),
         )
 
-    @defined(name="rebuild.let_go")
-    @beating()
-    def let_go(self, request: RebuildStep) -> None:
+    @define_activity(name="rebuild.let_go")
+    @send_heartbeats()
+    def let_go(self, request: RebuildStepInput) -> None:
         """Release the pin, and delete the output of the bulk job.
 
         Idempotency: a missing pin or output is no error.
         Raises: StoreUnavailable (retry).
         """
         self._start.unpin(request.rebuild)
-        self._bulk.forget(_run_id(request))
+        self._bulk.forget(_bulk_run_id(request))
 
-    def _is_loaded(self, request: RebuildStep) -> bool:
+    def _is_loaded(self, request: RebuildStepInput) -> bool:
         rebuild = self._database.read_target().rebuild
         if rebuild not in {"", request.rebuild}:
             raise PreconditionFailed(
@@ -276,19 +276,19 @@ class Rebuilding:
             )
         return rebuild == request.rebuild
 
-    def _read_summary(self, request: RebuildStep) -> BulkSummary:
+    def _read_published_summary(self, request: RebuildStepInput) -> BulkSummary:
         job = RebuildRecords.name
-        summary = self._bulk.published_summary(_run_id(request), job)
+        summary = self._bulk.published_summary(_bulk_run_id(request), job)
         if summary is None:
             raise PreconditionFailed(f"rebuild {request.rebuild}: expected {job} to be published, found nothing")
         return summary
 
 
-def _run_id(request: RebuildStep) -> str:
+def _bulk_run_id(request: RebuildStepInput) -> str:
     return f"rebuild-{request.rebuild}"
 
 
-def _skipped_blocks(summary: BulkSummary) -> dict[str, str]:
+def _error_by_skipped_block(summary: BulkSummary) -> dict[str, str]:
     return {
         name.removeprefix(SKIPPED_BLOCK_PREFIX): error
         for name, error in summary.facts.items()

@@ -7,7 +7,7 @@ from typing import Final
 
 from temporalio import activity
 
-from activities.heartbeats import beating, defined
+from activities.heartbeats import define_activity, send_heartbeats
 from activities.records import metrics
 from activities.records.inputs_and_results import DefragmentInput, RaidInput, ReplicateInput
 from logstore.errors import CatalogMismatch, PreconditionFailed, SextonError
@@ -23,13 +23,13 @@ _LOG: Final = logging.getLogger(__name__)
 _MAX_ERROR_CHARACTERS: Final = 300  # of a replica's error
 
 
-class RecordDefragmentation:
+class DefragmentRecordsActivities:
     """Activity of `defragment-records`."""
 
     def __init__(self, *, records: Records, defragmenter: Defragmenter, sweeper: Sweeper) -> None:
         self._records, self._defragmenter, self._sweeper = records, defragmenter, sweeper
 
-    @defined(name="records.defragment")
+    @define_activity(name="records.defragment")
     def defragment(self, request: DefragmentInput) -> DefragmentedBlocks:
         """Rewrite blocks of each kind once, then delete old manifests and unnamed blocks.
 
@@ -49,7 +49,7 @@ class RecordDefragmentation:
             nonlocal progress
             progress = so_far
 
-        with beating(lambda: (progress.rewritten, progress.dropped)):
+        with send_heartbeats(lambda: (progress.rewritten, progress.dropped)):
             defragmented = self._defragmenter.defragment(progress=set_progress)
             state = self._records.state()
             swept = self._sweeper.sweep(state.now_us, staged_blocks=state.staged_blocks)
@@ -74,14 +74,14 @@ class RecordDefragmentation:
         return total
 
 
-class TombRaider:
+class RaidTombstonesActivities:
     """Activity of `raid-tombstones`."""
 
     def __init__(self, make_raider: Callable[[float | None], Raider]) -> None:
         """Keep a function that creates a raider for an eligible age in seconds. `None`: age of the settings."""
         self._make_raider = make_raider
 
-    @defined(name="records.raid")
+    @define_activity(name="records.raid")
     def raid(self, request: RaidInput) -> RaidedTombstones:
         """Mark tombstones that are old enough. Remove those that cover no record version in any block.
 
@@ -97,7 +97,7 @@ class TombRaider:
             nonlocal progress
             progress = so_far
 
-        with beating(lambda: (progress.candidates, progress.blocks, progress.removed)):
+        with send_heartbeats(lambda: (progress.candidates, progress.blocks, progress.removed)):
             raided = self._make_raider(request.eligible_age_s).raid(
                 request.run_id, attempt=activity.info().attempt, progress=set_progress
             )
@@ -118,13 +118,13 @@ class TombRaider:
         return total
 
 
-class RecordReplication:
+class ReplicateRecordsActivities:
     """Activity of `replicate-records`."""
 
     def __init__(self, replication: Replication) -> None:
         self._replication = replication
 
-    @defined(name="records.ship")
+    @define_activity(name="records.ship")
     def ship(self, request: ReplicateInput) -> list[ShippedBlocks]:
         """Ship the newest manifest and its blocks to every replica bucket. A failed shipment does not stop the others.
 
@@ -134,13 +134,13 @@ class RecordReplication:
         """
         del request  # actor and reason are in the workflow's input
         shipments: list[ShippedBlocks] = []
-        with beating(lambda: (len(shipments),)):
+        with send_heartbeats(lambda: (len(shipments),)):
             for name in self._replication.names:
                 raise_if_stopped()
-                shipments.append(self._ship(name))
+                shipments.append(self._ship_to_replica(name))
         return shipments
 
-    def _ship(self, name: str) -> ShippedBlocks:
+    def _ship_to_replica(self, name: str) -> ShippedBlocks:
         try:
             shipped = self._replication.ship(name)
         except SextonError as error:

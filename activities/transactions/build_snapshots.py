@@ -1,6 +1,6 @@
 """Activities that build snapshots of the transaction buffers of many topics. A snapshot never replaces a newer one."""
 
-from activities.heartbeats import beating, defined
+from activities.heartbeats import define_activity, send_heartbeats
 from activities.topic_build_steps import (
     BeginBuildInput,
     BuildInput,
@@ -8,7 +8,7 @@ from activities.topic_build_steps import (
     ConcludeBuildInput,
     SwitchCounts,
     SwitchTopicsPageInput,
-    TopicBuilding,
+    TopicBuildSteps,
 )
 from logstore.ports.bulk_jobs import BulkJobs
 from logstore.ports.catalog import Identities, Reconciliation, RunKind
@@ -16,7 +16,7 @@ from logstore.transactions.buffer_serialization import BufferFiles, BuildTransac
 from logstore.transactions.services.buffer_snapshots import BufferSnapshots
 
 
-class BufferBuilding(TopicBuilding):
+class TransactionSnapshotBuildActivities(TopicBuildSteps):
     """Steps of a build of transaction snapshots."""
 
     def __init__(
@@ -27,17 +27,17 @@ class BufferBuilding(TopicBuilding):
         )
         self._snapshots = snapshots
 
-    @defined(name="transactions.begin_build")
-    @beating()
+    @define_activity(name="transactions.begin_build")
+    @send_heartbeats()
     def begin_build(self, request: BeginBuildInput) -> BuildSummary:
         """Open the run, and store the topics for all later steps.
 
         Idempotency: keyed by `run_id`. A second call returns what the first call stored.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        return self._begin(request)
+        return self._begin_build(request)
 
-    @defined(name="transactions.build_buffers")
+    @define_activity(name="transactions.build_buffers")
     def build_buffers(self, request: BuildInput) -> BuildSummary:
         """Run the bulk job until its output is published.
 
@@ -45,9 +45,11 @@ class BufferBuilding(TopicBuilding):
         Heartbeat: (stage, tasks done, tasks), every two seconds. A cancellation cancels the job.
         Raises: PreconditionFailed (terminal); StoreUnavailable, ServiceFailed (retry).
         """
-        return self._build(request, lambda topics: BuildTransactionBuffersJob(run_id=request.run_id, topics=topics))
+        return self._run_build_job(
+            request, lambda topics: BuildTransactionBuffersJob(run_id=request.run_id, topics=topics)
+        )
 
-    @defined(name="transactions.switch_snapshots")
+    @define_activity(name="transactions.switch_snapshots")
     def switch_snapshots(self, request: SwitchTopicsPageInput) -> SwitchCounts:
         """Write the buffers of one page as snapshots of their topics.
 
@@ -56,17 +58,17 @@ class BufferBuilding(TopicBuilding):
         Raises: UnknownObject, PreconditionFailed, CorruptData (terminal); StoreUnavailable, CatalogBusy,
             OutcomeUnknown (retry).
         """
-        files = BufferFiles(self._folder(request.run_id))
-        return self._switch(
+        files = BufferFiles(self._published_folder(request.run_id))
+        return self._switch_topics(
             files.read_part(request.page), lambda topic_buffer: self._snapshots.replace_snapshot(*topic_buffer)
         )
 
-    @defined(name="transactions.conclude_build")
-    @beating()
+    @define_activity(name="transactions.conclude_build")
+    @send_heartbeats()
     def conclude_build(self, request: ConcludeBuildInput) -> BuildSummary:
         """Finish the run with its summary, and delete its output.
 
         Idempotency: the first summary stays. Missing output is no error.
         Raises: PreconditionFailed (terminal); StoreUnavailable, CatalogBusy (retry).
         """
-        return self._conclude(request)
+        return self._conclude_build(request)

@@ -11,8 +11,8 @@ from typing import Final
 
 from temporalio import activity
 
-from activities.deletion.claims_and_causes import CLAIM_S, own_claim
-from activities.heartbeats import beating, defined
+from activities.deletion.claims_and_causes import CLAIM_S, own_workflow_claim
+from activities.heartbeats import define_activity, send_heartbeats
 from activities.transactions.inputs_and_results import (
     BroadcastInput,
     BroadcastState,
@@ -56,7 +56,7 @@ class _DrainProgress:
     is_cut_short: bool = False  # the drain ended although there may be more work
 
 
-class Coordination:
+class TransactionCoordinatorActivities:
     """Activities of the transaction coordinators of one process."""
 
     def __init__(self, *, transactions: Transactions, broadcasts: Broadcaster, finished_retention_s: float) -> None:
@@ -64,8 +64,8 @@ class Coordination:
         self._retention_s = finished_retention_s
         self._drain_lock = threading.Lock()  # one drain per process: large batches cost less per transaction
 
-    @defined(name="transactions.drain")
-    @beating()
+    @define_activity(name="transactions.drain")
+    @send_heartbeats()
     def drain(self, request: DrainInput) -> DrainResult:
         """Abort expired transactions of one coordinator, and broadcast decided transactions of all coordinators.
 
@@ -77,20 +77,20 @@ class Coordination:
         Heartbeat: every two seconds.
         Raises: StoreUnavailable, CatalogBusy (retry).
         """
-        expired, _ = self._expire(request.tc_id)
+        expired, _ = self._abort_expired(request.tc_id)
         progress = _DrainProgress(expired=expired)
         if self._drain_lock.acquire(timeout=request.linger_s):  # otherwise another drain works for all coordinators
             try:
                 self._broadcast_until_idle(request, progress)
             finally:
                 self._drain_lock.release()
-        return self._to_result(request.tc_id, progress)
+        return self._read_drain_result(request.tc_id, progress)
 
     def _broadcast_until_idle(self, request: DrainInput, progress: _DrainProgress) -> None:
         begun_s = last_work_s = time.monotonic()
         poll_s, gather_s, is_first = _MIN_POLL_S, 0.0, True
         while True:
-            expired, work = self._expire(request.tc_id)
+            expired, work = self._abort_expired(request.tc_id)
             progress.expired += expired
             claimed = 0
             if is_first or work.has_unclaimed:
@@ -111,15 +111,15 @@ class Coordination:
                 poll_s = min(1.5 * poll_s, _MAX_POLL_S)
 
     def _broadcast_batch(self, progress: _DrainProgress) -> int:
-        batch = self._transactions.claim(own_claim(), limit=_MAX_TRANSACTIONS_PER_BATCH)
+        batch = self._transactions.claim(own_workflow_claim(), limit=_MAX_TRANSACTIONS_PER_BATCH)
         if batch:
             result = self._broadcasts.broadcast_batch(batch)
-            _record_durations(result.finished)
+            _record_broadcast_durations(result.finished)
             progress.finished += len(result.finished)
-            progress.handed_over += self._hand_over(result)
+            progress.handed_over += self._hand_over_failed(result)
         return len(batch)
 
-    def _expire(self, tc_id: int) -> tuple[int, CoordinatorWork]:
+    def _abort_expired(self, tc_id: int) -> tuple[int, CoordinatorWork]:
         """Abort expired transactions that no client has locked. Return their number and the remaining work."""
         total, expired = 0, 1
         while True:
@@ -130,17 +130,19 @@ class Coordination:
             expired = self._transactions.expire(tc_id, limit=_MAX_EXPIRED_PER_STATEMENT)
             total += expired
 
-    def _hand_over(self, result: BroadcastResult) -> int:
+    def _hand_over_failed(self, result: BroadcastResult) -> int:
         """Hand failed transactions over to workflows of their own. Raise `StoreUnavailable` if no topic answered."""
         if result.failures and result.topics_away == result.topics > 1:
             summary = summarize_failures(next(iter(result.failures.values())))
             raise StoreUnavailable(f"transactions: no topic could be told: {summary}")
-        claims = {txn: Claim(workflow_id=broadcast_id(txn), run_id="", ttl_s=CLAIM_S) for txn in result.failures}
+        claims = {
+            txn: Claim(workflow_id=broadcast_workflow_id(txn), run_id="", ttl_s=CLAIM_S) for txn in result.failures
+        }
         if claims:
             self._transactions.hand_over(result.failures, to=claims)
         return len(claims)
 
-    def _to_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
+    def _read_drain_result(self, tc_id: int, progress: _DrainProgress) -> DrainResult:
         """Read the result from the catalog. It then includes what a worker handed over before it died."""
         handed_over = self._transactions.list_handed_over(limit=_MAX_IDS_PER_RESULT)
         work = self._transactions.pending_work(tc_id)
@@ -153,8 +155,8 @@ class Coordination:
             next_deadline_s=None if deadline_s is None else max(0.0, deadline_s),
         )
 
-    @defined(name="transactions.tell")
-    @beating()
+    @define_activity(name="transactions.tell")
+    @send_heartbeats()
     def tell(self, request: BroadcastInput) -> BroadcastState:
         """Tell the participants of one transaction that are owed. The result names the participants that failed.
 
@@ -162,17 +164,17 @@ class Coordination:
         Raises: UnknownObject, TransactionNotDecided, ClaimHeld (terminal); StoreUnavailable, CatalogBusy (retry).
         """
         txn = TransactionId.parse(request.txn)
-        transaction = self._transactions.claim_one(txn, own_claim(CLAIM_S + request.wait_s))
+        transaction = self._transactions.claim_one(txn, own_workflow_claim(CLAIM_S + request.wait_s))
         if transaction.finished_us is None:
             result = self._broadcasts.broadcast_batch([transaction])
-            _record_durations(result.finished)
+            _record_broadcast_durations(result.finished)
             if failures := result.failures.get(txn):
                 self._transactions.record_failures(txn, failures)
             transaction = self._transactions.get(txn)
         return _to_broadcast_state(transaction)
 
-    @defined(name="transactions.busy_coordinators")
-    @beating()
+    @define_activity(name="transactions.busy_coordinators")
+    @send_heartbeats()
     def busy_coordinators(self, request: BusyCoordinatorsInput) -> list[int]:
         """Return the first coordinators with work that no workflow has claimed, ascending.
 
@@ -181,8 +183,8 @@ class Coordination:
         """
         return self._transactions.busy_coordinators()[: request.limit]
 
-    @defined(name="transactions.forget")
-    @beating()
+    @define_activity(name="transactions.forget")
+    @send_heartbeats()
     def forget(self, request: ForgetTransactionsInput) -> int:
         """Forget a page of transactions that finished longer ago than the retention. Return their number.
 
@@ -192,7 +194,7 @@ class Coordination:
         return self._transactions.forget(older_than_s=self._retention_s, limit=request.limit)
 
 
-def broadcast_id(txn: TransactionId) -> str:
+def broadcast_workflow_id(txn: TransactionId) -> str:
     """Return the id of the `broadcast-transaction` workflow of a transaction."""
     return f"broadcast-transaction/{txn.tc_id}-{txn.sequence}"
 
@@ -214,7 +216,7 @@ def _to_broadcast_state(transaction: StoredTransaction) -> BroadcastState:
     )
 
 
-def _record_durations(finished: Iterable[FinishedTransaction]) -> None:
+def _record_broadcast_durations(finished: Iterable[FinishedTransaction]) -> None:
     """Record the time from the decision of each transaction until its last participant was settled.
 
     Only the call that finished a transaction records it, after the commit. A worker that dies in between records

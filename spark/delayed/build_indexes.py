@@ -24,12 +24,12 @@ from logstore.errors import CorruptData, MissingData
 from logstore.ports.catalog import Claim
 from logstore.positions import EARLIEST, Position, TopicId
 from logstore.reconciliation.bulk_jobs import BulkSummary
-from spark.job_runner import JobRun
-from spark.sources.store_addresses import NativeAddresses
+from spark.job_runner import JobContext
+from spark.sources.store_addresses import CatalogAddresses
 from spark.sources.topic_logs import (
     TASKS_PER_CORE,
-    deal_in_turn,
-    is_active,
+    deal_round_robin,
+    is_active_topic,
     open_log_stores,
     order_topics_by_size,
     unreadable_topic_facts,
@@ -44,7 +44,7 @@ class _TopicPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RangeTask:
+class _SnapshotTask:
     """Range of a log that becomes one bucket."""
 
     topic_id: TopicId
@@ -54,48 +54,49 @@ class _RangeTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RangeResult:
+class _SnapshotResult:
     topic_id: TopicId
     number: int
     messages: int = 0  # 0 means that all messages were due and there is no file
     error: str = ""  # why the range could not be read
 
 
-def build_indexes(addresses: NativeAddresses, run: JobRun, job: BuildIndexes) -> BulkSummary:
+def build_indexes(addresses: CatalogAddresses, run: JobContext, job: BuildIndexes) -> BulkSummary:
     """Run the job on the driver."""
     cores = run.spark.sparkContext.defaultParallelism
-    (topics,) = run.spread(
+    (topics,) = run.run_in_executors(
         "look at topics",
         [job.topics],
         partial(order_topics_by_size, addresses.database_url, build_delayed_topic_queries),
     )
-    planned = run.spread(
-        "cut logs into buckets", deal_in_turn(topics, TASKS_PER_CORE * cores), partial(_plan, addresses, job)
+    planned = run.run_in_executors(
+        "cut logs into buckets", deal_round_robin(topics, TASKS_PER_CORE * cores), partial(_plan_topics, addresses, job)
     )
     plans = [plan for task_plans in planned for plan in task_plans if plan is not None]
     ranges = sorted(
-        (range_task for plan in plans for range_task in _range_tasks(plan)), key=lambda task: -task.log_range.entries
+        (range_task for plan in plans for range_task in _make_snapshot_tasks(plan)),
+        key=lambda task: -task.log_range.entries,
     )
-    tasks = deal_in_turn(ranges, TASKS_PER_CORE * cores)
-    written = run.spread("read delivery times", tasks, partial(_write, addresses, run.folder))
+    tasks = deal_round_robin(ranges, TASKS_PER_CORE * cores)
+    written = run.run_in_executors("read delivery times", tasks, partial(_write_snapshot_files, addresses, run.folder))
     results = [result for task_results in written for result in task_results]
-    return _write_lists(run.folder, len(topics), plans, results)
+    return _write_built_indexes(run.folder, len(topics), plans, results)
 
 
-def _plan(addresses: NativeAddresses, job: BuildIndexes, topics: list[int]) -> list[_TopicPlan | None]:
+def _plan_topics(addresses: CatalogAddresses, job: BuildIndexes, topics: list[int]) -> list[_TopicPlan | None]:
     """Plan topics, in an executor. The result has `None` for a topic that is deleted or being deleted."""
     with open_catalog(addresses.database_url) as catalog:
         log = _open_log(addresses, catalog)
         return [_plan_topic(catalog, log, job, TopicId(topic_id)) for topic_id in topics]
 
 
-def _open_log(addresses: NativeAddresses, catalog: SqlCatalog) -> DelayedLog:
+def _open_log(addresses: CatalogAddresses, catalog: SqlCatalog) -> DelayedLog:
     primary, tiered = open_log_stores(addresses, catalog)
     return DelayedLog(ledgers=catalog.ledgers, objects=primary, tiered=tiered)
 
 
 def _plan_topic(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_id: TopicId) -> _TopicPlan | None:
-    if not is_active(catalog, topic_id):
+    if not is_active_topic(catalog, topic_id):
         return None
     if job.workflow_id:
         catalog.delayed.claim(topic_id, Claim(workflow_id=job.workflow_id, run_id=job.workflow_run, ttl_s=job.claim_s))
@@ -116,19 +117,21 @@ def _plan_topic(catalog: SqlCatalog, log: DelayedLog, job: BuildIndexes, topic_i
     return _TopicPlan(built=built, now_ms=now_ms, ranges=tuple(ranges))
 
 
-def _range_tasks(plan: _TopicPlan) -> Iterator[_RangeTask]:
+def _make_snapshot_tasks(plan: _TopicPlan) -> Iterator[_SnapshotTask]:
     for number, log_range in enumerate(plan.ranges):
-        yield _RangeTask(topic_id=plan.built.topic_id, number=number, log_range=log_range, now_ms=plan.now_ms)
+        yield _SnapshotTask(topic_id=plan.built.topic_id, number=number, log_range=log_range, now_ms=plan.now_ms)
 
 
-def _write(addresses: NativeAddresses, folder: Path, tasks: list[_RangeTask]) -> list[_RangeResult]:
+def _write_snapshot_files(
+    addresses: CatalogAddresses, folder: Path, tasks: list[_SnapshotTask]
+) -> list[_SnapshotResult]:
     """Write one file per range, in an executor. A task may run twice."""
     with open_catalog(addresses.database_url) as catalog:
         log = _open_log(addresses, catalog)
-        return [_write_range(catalog, log, folder, task) for task in tasks]
+        return [_write_snapshot_file(catalog, log, folder, task) for task in tasks]
 
 
-def _write_range(catalog: SqlCatalog, log: DelayedLog, folder: Path, task: _RangeTask) -> _RangeResult:
+def _write_snapshot_file(catalog: SqlCatalog, log: DelayedLog, folder: Path, task: _SnapshotTask) -> _SnapshotResult:
     topic_id, log_range = task.topic_id, task.log_range
     frontier = catalog.transactions.frontier(topic_id, from_ledger=log_range.first.ledger_id)
     wanted = DelayedFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
@@ -137,20 +140,22 @@ def _write_range(catalog: SqlCatalog, log: DelayedLog, folder: Path, task: _Rang
         segments = log.segments(topic_id, behind=behind, last=log_range.last)
         rows = merge_ranges([rows for _, rows in log.rows(segments, wanted) if len(rows)])
     except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others
-        return _RangeResult(topic_id=topic_id, number=task.number, error=str(damage))
+        return _SnapshotResult(topic_id=topic_id, number=task.number, error=str(damage))
     if len(rows):
         with replace_atomically(IndexFiles(folder).snapshot_path(_file_name(topic_id, task.number))) as new:
             writer = SnapshotWriter(new, topic_id, log_range.first, log_range.last)
             writer.add(rows)
             writer.close()
-    return _RangeResult(topic_id=topic_id, number=task.number, messages=len(rows))
+    return _SnapshotResult(topic_id=topic_id, number=task.number, messages=len(rows))
 
 
 def _file_name(topic_id: TopicId, number: int) -> str:
     return f"bucket-{topic_id}-{number:05d}.parquet"
 
 
-def _write_lists(folder: Path, topics: int, plans: list[_TopicPlan], results: list[_RangeResult]) -> BulkSummary:
+def _write_built_indexes(
+    folder: Path, topics: int, plans: list[_TopicPlan], results: list[_SnapshotResult]
+) -> BulkSummary:
     error_by_topic = {result.topic_id: result.error for result in results if result.error}
     buckets = [result for result in results if result.messages and result.topic_id not in error_by_topic]
     numbers_by_topic: dict[TopicId, list[int]] = defaultdict(list)
@@ -165,7 +170,7 @@ def _write_lists(folder: Path, topics: int, plans: list[_TopicPlan], results: li
         for built in readable
         if built.removed or numbers_by_topic[built.topic_id]
     ]
-    parts = deal_in_turn(built_indexes, MAX_PARTS_PER_JOB)
+    parts = deal_round_robin(built_indexes, MAX_PARTS_PER_JOB)
     for number, part in enumerate(parts):
         IndexFiles(folder).write_part(number, part)
     counts = {

@@ -17,20 +17,25 @@ from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.plausibility_guards import CopyOverlap
-from spark.reconciliation.compare_tiered_copies import compare_tiered, count_elsewhere, count_overlap, count_unmeasured
+from spark.reconciliation.compare_tiered_copies import (
+    compare_tiered_copies,
+    count_copies_elsewhere,
+    count_copies_without_lengths,
+    count_tiered_overlap,
+)
 from spark.reconciliation.shard_group import (
     PRIMARY,
+    ComparisonLimits,
     Ids,
-    Intents,
-    LedgerColumns,
-    Limits,
+    IntentIds,
+    LedgerRowColumns,
     Mask,
     ReadSegments,
     ShardGroup,
-    StoredLedgers,
+    StoredLedgerObjects,
     find_positions,
-    make_findings,
-    moment_terms,
+    make_finding_rows,
+    segment_moment_terms,
 )
 from spark.sources.object_key_parser import META
 
@@ -53,17 +58,17 @@ class GroupComparison:
     expected: int  # ledgers of which a listing must show objects
 
 
-def compare_group(group: ShardGroup, limits: Limits) -> GroupComparison:
+def compare_shard_group(group: ShardGroup, limits: ComparisonLimits) -> GroupComparison:
     """Compare all ledgers and tiered copies of a group."""
-    intents = Intents.from_table(group.intents)
-    stored, rows = StoredLedgers.from_table(group.objects), LedgerColumns.from_table(group.ledgers)
+    intents = IntentIds.from_table(group.intents)
+    stored, rows = StoredLedgerObjects.from_table(group.objects), LedgerRowColumns.from_table(group.ledgers)
     row_index, has_row = find_positions(rows.ids, stored.ids)
     has_copy = has_row & (rows.primary[row_index] > 0) if len(rows.ids) else has_row
     is_old = rows.created_us < limits.rows_before_us
     unreferenced = ~rows.referenced & ~rows.creating & is_old
     without_copy = (rows.primary == 0) & ~np.isin(rows.ids, group.copies["ledger_id"].to_numpy())
     is_damaged = has_row & without_copy[row_index] if len(rows.ids) else has_row
-    copies = _StoredCopies(stored=stored, rows=rows, row_index=row_index, has_copy=has_copy, limits=limits)
+    copies = _StoredPrimaryCopies(stored=stored, rows=rows, row_index=row_index, has_copy=has_copy, limits=limits)
     candidates = [
         _find_leftover_ledgers(stored, ~has_copy, is_damaged, intents, limits),
         *copies.compare_statements(),
@@ -73,7 +78,7 @@ def compare_group(group: ShardGroup, limits: Limits) -> GroupComparison:
         _find_lost_rows(
             stored, rows, limits, rows.differs_from_segments & ~without_copy & ~unreferenced, _LOST_SEGMENTS
         ),
-        make_findings(
+        make_finding_rows(
             FindingKind.UNREFERENCED_LEDGER,
             int(unreferenced.sum()),
             ledger_id=pa.array(rows.ids[unreferenced]),
@@ -81,24 +86,24 @@ def compare_group(group: ShardGroup, limits: Limits) -> GroupComparison:
             detail="no list, cursor or schema names the row",
         ),
         _find_stalled_deletions(group.intents, limits),
-        *compare_tiered(group, intents, limits),
+        *compare_tiered_copies(group, intents, limits),
     ]
     return GroupComparison(
         candidates=pa.concat_tables(candidates),
         primary=CopyOverlap(stored=len(stored.ids), named=int((rows.primary > 0).sum()), matched=int(has_row.sum())),
-        tiered=count_overlap(group, limits),
-        elsewhere=count_elsewhere(group.copies, limits),
-        unmeasured=count_unmeasured(group.copies, limits),
+        tiered=count_tiered_overlap(group, limits),
+        elsewhere=count_copies_elsewhere(group.copies, limits),
+        unmeasured=count_copies_without_lengths(group.copies, limits),
         young=int((~is_old).sum()),
         expected=int(((rows.primary == _LIVE) & ~rows.creating & is_old).sum()),
     )
 
 
-def find_foreign(table: pa.Table, limits: Limits) -> pa.Table:
+def find_foreign_objects(table: pa.Table, limits: ComparisonLimits) -> pa.Table:
     """Return foreign findings for old objects. `table` has objects whose keys are not keys of a ledger."""
     old = table.filter(pc.less(table["modified_us"], limits.before_us))
     columns = {"bucket": old["bucket"], "key": old["key"], "size_bytes": old["size_bytes"]}
-    return make_findings(
+    return make_finding_rows(
         FindingKind.FOREIGN,
         len(old),
         **columns,
@@ -109,7 +114,7 @@ def find_foreign(table: pa.Table, limits: Limits) -> pa.Table:
 
 
 def _find_leftover_ledgers(
-    stored: StoredLedgers, without_copy: Mask, is_damaged: Mask, intents: Intents, limits: Limits
+    stored: StoredLedgerObjects, without_copy: Mask, is_damaged: Mask, intents: IntentIds, limits: ComparisonLimits
 ) -> pa.Table:
     """Find ledgers that have objects but no primary copy in the catalog. Damaged ledgers are not orphans."""
     old = without_copy & (stored.newest < limits.before_us) & ~np.isin(stored.ids, intents.pending)
@@ -118,18 +123,20 @@ def _find_leftover_ledgers(
     orphans = old & ~dead & ~future & ~is_damaged
     return pa.concat_tables(
         [
-            _ledger_findings(FindingKind.ORPHAN_LEDGER, stored, orphans, limits, "no row names this copy"),
-            _ledger_findings(FindingKind.MISMATCH, stored, dead, limits, "its deletion is a dead letter"),
-            _ledger_findings(FindingKind.MISMATCH, stored, future, limits, "this catalog never gave out such an id"),
+            _make_ledger_findings(FindingKind.ORPHAN_LEDGER, stored, orphans, limits, "no row names this copy"),
+            _make_ledger_findings(FindingKind.MISMATCH, stored, dead, limits, "its deletion is a dead letter"),
+            _make_ledger_findings(
+                FindingKind.MISMATCH, stored, future, limits, "this catalog never gave out such an id"
+            ),
         ]
     )
 
 
-def _primary_findings(
-    kind: FindingKind, ledgers: Ids, keys: Sequence[str], limits: Limits, detail: str, **columns: Ids
+def _make_primary_findings(
+    kind: FindingKind, ledgers: Ids, keys: Sequence[str], limits: ComparisonLimits, detail: str, **columns: Ids
 ) -> pa.Table:
     """Return a finding of the primary bucket for each ledger and key. `columns` are further columns."""
-    return make_findings(
+    return make_finding_rows(
         kind,
         len(keys),
         ledger_id=pa.array(ledgers),
@@ -141,22 +148,24 @@ def _primary_findings(
     )
 
 
-def _ledger_findings(kind: FindingKind, stored: StoredLedgers, selected: Mask, limits: Limits, detail: str) -> pa.Table:
+def _make_ledger_findings(
+    kind: FindingKind, stored: StoredLedgerObjects, selected: Mask, limits: ComparisonLimits, detail: str
+) -> pa.Table:
     ids = stored.ids[selected]
     sums = {
         "objects": stored.objects[selected],
         "size_bytes": stored.total[selected],
         "newest_us": stored.newest[selected],
     }
-    return _primary_findings(kind, ids, _prefixes(ids), limits, detail, **sums)
+    return _make_primary_findings(kind, ids, _ledger_prefixes(ids), limits, detail, **sums)
 
 
-def _prefixes(ledgers: Ids) -> list[str]:
+def _ledger_prefixes(ledgers: Ids) -> list[str]:
     return [ledger_prefix(LedgerId(ledger_id)) for ledger_id in ledgers.tolist()]
 
 
 def _meta_keys(ledgers: Ids, digests: npt.NDArray[np.uint64]) -> list[str]:
-    pairs = zip(_prefixes(ledgers), digests.tolist(), strict=True)
+    pairs = zip(_ledger_prefixes(ledgers), digests.tolist(), strict=True)
     return [f"{prefix}{digest:016x}.meta.json" for prefix, digest in pairs]
 
 
@@ -166,14 +175,14 @@ def _segment_keys(ledgers: Ids, numbers: Any) -> list[str]:  # noqa: ANN401 - of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StoredCopies:
+class _StoredPrimaryCopies:
     """Stored objects of ledgers that have a primary copy in the catalog."""
 
-    stored: StoredLedgers
-    rows: LedgerColumns
+    stored: StoredLedgerObjects
+    rows: LedgerRowColumns
     row_index: npt.NDArray[np.intp]  # row of each stored ledger
     has_copy: Mask  # by stored ledger
-    limits: Limits
+    limits: ComparisonLimits
 
     def compare_statements(self) -> list[pa.Table]:
         stored, rows, row_index, limits = self.stored, self.rows, self.row_index, self.limits
@@ -193,20 +202,20 @@ class _StoredCopies:
         own_keys = _meta_keys(stored.ids[lost], rows.digest[row_index[lost]])
         absent = "the ledger's own statement is absent"
         return [
-            self._object_findings(
+            self._make_object_findings(
                 FindingKind.MISMATCH, is_other, other_keys, "the statement names another owner than the row"
             ),
-            _primary_findings(FindingKind.MISSING_DATA, stored.ids[lost], own_keys, limits, absent),
+            _make_primary_findings(FindingKind.MISSING_DATA, stored.ids[lost], own_keys, limits, absent),
         ]
 
-    def _object_findings(self, kind: FindingKind, selected: Mask, keys: Sequence[str], detail: str) -> pa.Table:
+    def _make_object_findings(self, kind: FindingKind, selected: Mask, keys: Sequence[str], detail: str) -> pa.Table:
         stored = self.stored
         columns = {
             "objects": np.ones(len(keys), np.int64),
             "size_bytes": stored.size[selected],
             "newest_us": stored.modified[selected],
         }
-        return _primary_findings(kind, stored.ledger[selected], keys, self.limits, detail, **columns)
+        return _make_primary_findings(kind, stored.ledger[selected], keys, self.limits, detail, **columns)
 
     def compare_segments(self, read_segments: ReadSegments, *, skipped: Mask) -> list[pa.Table]:
         """Compare sums of segments by ledger. If they differ, compare the ledger's segments one by one.
@@ -221,7 +230,7 @@ class _StoredCopies:
         count = np.add.reduceat(is_segment.astype(np.int64), stored.start)
         size = np.add.reduceat(np.where(is_segment, stored.size, 0), stored.start)
         last = np.maximum.reduceat(numbers, stored.start)
-        moment = np.add.reduceat(np.where(is_segment, moment_terms(numbers, stored.size), 0), stored.start)
+        moment = np.add.reduceat(np.where(is_segment, segment_moment_terms(numbers, stored.size), 0), stored.start)
         is_same = (count == rows.segments[row]) & (rows.segments[row] == rows.last_segment[row] + 1)
         is_same &= (size == rows.size[row]) & (last == rows.last_segment[row])
         is_same &= ((rows.moment[row] < 0) | (moment == rows.moment[row])) & ~rows.differs_from_segments[row]
@@ -234,8 +243,12 @@ class _StoredCopies:
         named = read_segments(ids)
         objects = np.flatnonzero(np.isin(stored.ledger, ids) & (stored.number != META))
         # One number for each segment, from the place of its ledger and its own number, ascends in this order.
-        stored_numbers = self._combine(np.searchsorted(ids, stored.ledger[objects]), stored.number[objects])
-        named_numbers = self._combine(np.searchsorted(ids, named["ledger_id"].to_numpy()), named["number"].to_numpy())
+        stored_numbers = self._combine_place_and_number(
+            np.searchsorted(ids, stored.ledger[objects]), stored.number[objects]
+        )
+        named_numbers = self._combine_place_and_number(
+            np.searchsorted(ids, named["ledger_id"].to_numpy()), named["number"].to_numpy()
+        )
         order = np.argsort(named_numbers)
         named_numbers, named_sizes = named_numbers[order], named["size_bytes"].to_numpy()[order]
         named_index, is_named = find_positions(named_numbers, stored_numbers)
@@ -253,33 +266,37 @@ class _StoredCopies:
             selected = np.zeros(len(stored.ledger), np.bool_)
             selected[objects[is_odd]] = True
             keys = _segment_keys(stored.ledger[selected], stored.number[selected])
-            tables.append(self._object_findings(kind, selected, keys, detail))
+            tables.append(self._make_object_findings(kind, selected, keys, detail))
         _, is_stored = find_positions(np.sort(stored_numbers), named_numbers)
         lost = ~is_stored & is_old_row[named_numbers // _MAX_SEGMENTS_PER_LEDGER] if len(named_numbers) else ~is_stored
         lost_ledgers = ids[named_numbers[lost] // _MAX_SEGMENTS_PER_LEDGER]
         keys = _segment_keys(lost_ledgers, named_numbers[lost] % _MAX_SEGMENTS_PER_LEDGER)
         detail = "the segment's row names an object that is absent"
-        lost_findings = _primary_findings(
+        lost_findings = _make_primary_findings(
             FindingKind.MISSING_DATA, lost_ledgers, keys, limits, detail, size_bytes=named_sizes[lost]
         )
         return [*tables, lost_findings]
 
     @staticmethod
-    def _combine(places: Any, numbers: Any) -> Any:  # noqa: ANN401 - of numpy
+    def _combine_place_and_number(places: Any, numbers: Any) -> Any:  # noqa: ANN401 - of numpy
         return places * _MAX_SEGMENTS_PER_LEDGER + numbers
 
 
-def _find_absent_ledgers(stored: StoredLedgers, rows: LedgerColumns, limits: Limits, *, skipped: Mask) -> pa.Table:
+def _find_absent_ledgers(
+    stored: StoredLedgerObjects, rows: LedgerRowColumns, limits: ComparisonLimits, *, skipped: Mask
+) -> pa.Table:
     """Find live ledgers without any listed object."""
     _, is_stored = find_positions(stored.ids, rows.ids)
     is_settled = ~rows.creating & (rows.created_us < limits.rows_before_us)
     lost = ~is_stored & is_settled & (rows.primary == _LIVE) & ~skipped
     ids, detail = rows.ids[lost], "nothing of the ledger is in storage"
-    return _primary_findings(FindingKind.MISSING_DATA, ids, _prefixes(ids), limits, detail, size_bytes=rows.size[lost])
+    return _make_primary_findings(
+        FindingKind.MISSING_DATA, ids, _ledger_prefixes(ids), limits, detail, size_bytes=rows.size[lost]
+    )
 
 
 def _find_lost_rows(
-    stored: StoredLedgers, rows: LedgerColumns, limits: Limits, is_damaged: Mask, detail: str
+    stored: StoredLedgerObjects, rows: LedgerRowColumns, limits: ComparisonLimits, is_damaged: Mask, detail: str
 ) -> pa.Table:
     """Find ledgers that have lost rows of copies or segments, and count their stored objects."""
     lost = is_damaged & ~rows.creating & (rows.created_us < limits.rows_before_us)
@@ -287,7 +304,7 @@ def _find_lost_rows(
     stored_index, is_stored = find_positions(stored.ids, ids)
     none = np.zeros(len(ids), np.int64)
     objects = np.where(is_stored, stored.objects[stored_index], 0) if len(stored.ids) else none
-    return make_findings(
+    return make_finding_rows(
         FindingKind.MISSING_DATA,
         len(ids),
         ledger_id=pa.array(ids),
@@ -297,9 +314,9 @@ def _find_lost_rows(
     )
 
 
-def _find_stalled_deletions(intents: pa.Table, limits: Limits) -> pa.Table:
+def _find_stalled_deletions(intents: pa.Table, limits: ComparisonLimits) -> pa.Table:
     old = intents.filter(pc.and_(intents["stalled"], pc.less(intents["created_us"], limits.rows_before_us)))
-    return make_findings(
+    return make_finding_rows(
         FindingKind.STALLED_DELETION,
         len(old),
         ledger_id=old["ledger_id"],

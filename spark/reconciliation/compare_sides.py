@@ -16,44 +16,44 @@ from logstore.atomic_files import replace_atomically
 from logstore.reconciliation.bulk_jobs import LEFT_OUT, ROWS_BEFORE, BulkSummary, CompareStorageWithCatalogJob
 from logstore.reconciliation.finding_files import FINDING_SCHEMA, FINDINGS_PER_PAGE
 from logstore.reconciliation.plausibility_guards import AGE_FLOOR_S
-from spark.job_runner import JobRun
-from spark.reconciliation.compare_shard_group import compare_group, find_foreign
+from spark.job_runner import JobContext
+from spark.reconciliation.compare_shard_group import compare_shard_group, find_foreign_objects
 from spark.reconciliation.fact_files import (
     COPIES,
     INTENTS,
     LEDGERS,
     OBJECTS,
     TIERED_OBJECTS,
-    read_batches,
     read_facts,
+    read_ungrouped_batches,
 )
-from spark.reconciliation.shard_group import Ids, Limits, ShardGroup
-from spark.sources.store_addresses import NativeAddresses
+from spark.reconciliation.shard_group import ComparisonLimits, Ids, ShardGroup
+from spark.sources.store_addresses import CatalogAddresses
 
 _FOREIGN_GROUP: Final = -1  # objects that belong to no ledger
 _UNPUBLISHED_COUNTS: Final = ("elsewhere", "unmeasured")
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class _ComparisonInputs:
     """Folders of the facts, and the limits that all groups share."""
 
     listed: Path
     references: Path
     folder: Path
     url: str
-    limits: Limits
+    limits: ComparisonLimits
 
 
-def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareStorageWithCatalogJob) -> BulkSummary:
+def compare_sides(addresses: CatalogAddresses, run: JobContext, job: CompareStorageWithCatalogJob) -> BulkSummary:
     """Run the job on the driver."""
-    listed, references = run.inputs("list-storage"), run.inputs("read-references")
-    inputs = _Inputs(
+    listed, references = run.get_published_summary("list-storage"), run.get_published_summary("read-references")
+    inputs = _ComparisonInputs(
         listed=Path(listed.folder),
         references=Path(references.folder),
         folder=run.folder,
         url=addresses.database_url,
-        limits=Limits(
+        limits=ComparisonLimits(
             before_us=job.before_us,
             rows_before_us=_rows_before_us(job, listed),
             next_ledger_id=job.next_ledger_id,
@@ -63,7 +63,9 @@ def compare_sides(addresses: NativeAddresses, run: JobRun, job: CompareStorageWi
         ),
     )
     groups = [_FOREIGN_GROUP, *range(listed.counts["groups"])]
-    counts_by_group = run.spread("compare storage with the catalog", groups, partial(_compare, inputs=inputs))
+    counts_by_group = run.run_in_executors(
+        "compare storage with the catalog", groups, partial(_write_candidates_of_group, inputs=inputs)
+    )
     totals = {name: sum(counts.get(name, 0) for counts in counts_by_group) for name in counts_by_group[-1]}
     elsewhere, unmeasured = (totals.pop(name) for name in _UNPUBLISHED_COUNTS)
     facts = {ROWS_BEFORE: str(inputs.limits.rows_before_us)}
@@ -88,15 +90,15 @@ def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkSummary) -> i
     return min(job.rows_before_us, int(inventory_us) - AGE_FLOOR_S * 1_000_000)
 
 
-def _compare(group: int, *, inputs: _Inputs) -> dict[str, int]:
+def _write_candidates_of_group(group: int, *, inputs: _ComparisonInputs) -> dict[str, int]:
     """Write the candidates of a group into one file. Return the counts of `GroupComparison`. Runs in an executor."""
     path = inputs.folder / f"candidates-{group + 1:03d}.parquet"
     if group == _FOREIGN_GROUP:
-        batches = read_batches(inputs.listed, "strange")
-        tables = (find_foreign(pa.Table.from_batches([batch]), inputs.limits) for batch in batches)
-        return {"candidates": _write_candidates(path, tables)}
+        batches = read_ungrouped_batches(inputs.listed, "strange")
+        tables = (find_foreign_objects(pa.Table.from_batches([batch]), inputs.limits) for batch in batches)
+        return {"candidates": _write_candidate_file(path, tables)}
     ledgers = read_facts(inputs.references, "ledgers", group, LEDGERS)
-    comparison = compare_group(
+    comparison = compare_shard_group(
         ShardGroup(
             objects=read_facts(inputs.listed, "objects", group, OBJECTS),
             tiered=read_facts(inputs.listed, "tiered", group, TIERED_OBJECTS),
@@ -109,9 +111,9 @@ def _compare(group: int, *, inputs: _Inputs) -> dict[str, int]:
     )
     candidates = comparison.candidates
     if candidates.num_rows:
-        candidates = _add_topics(candidates, ledgers, inputs)
+        candidates = _add_topic_names(candidates, ledgers, inputs)
     return {
-        "candidates": _write_candidates(path, [candidates]),
+        "candidates": _write_candidate_file(path, [candidates]),
         "elsewhere": comparison.elsewhere,
         "unmeasured": comparison.unmeasured,
         "young": comparison.young,
@@ -121,7 +123,7 @@ def _compare(group: int, *, inputs: _Inputs) -> dict[str, int]:
     }
 
 
-def _add_topics(candidates: pa.Table, ledgers: pa.Table, inputs: _Inputs) -> pa.Table:
+def _add_topic_names(candidates: pa.Table, ledgers: pa.Table, inputs: _ComparisonInputs) -> pa.Table:
     """Add the topic of each ledger that has a row. For other ledgers, storage is asked later."""
     rows = ledgers.filter(pc.is_in(ledgers["ledger_id"], pc.unique(candidates["ledger_id"]).drop_null()))
     lists = read_facts(inputs.references, "lists", None, build_arrow_schema(bulk_queries.select_ledger_lists()))
@@ -135,7 +137,7 @@ def _add_topics(candidates: pa.Table, ledgers: pa.Table, inputs: _Inputs) -> pa.
     return candidates.set_column(FINDING_SCHEMA.get_field_index("topic"), "topic", pa.array(topics, pa.string()))
 
 
-def _write_candidates(path: Path, tables: Iterable[pa.Table]) -> int:
+def _write_candidate_file(path: Path, tables: Iterable[pa.Table]) -> int:
     """Write one row group per page of the next job. Return the number of rows. A task may run twice at once."""
     rows = 0
     with replace_atomically(path) as new, pq.ParquetWriter(new, FINDING_SCHEMA) as writer:

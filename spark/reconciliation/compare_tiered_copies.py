@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from logstore.reconciliation.findings import FindingKind
 from logstore.reconciliation.plausibility_guards import CopyOverlap
 from spark.reconciliation.fact_files import YOUNG
-from spark.reconciliation.shard_group import TIERED, Intents, Limits, ShardGroup, make_findings
+from spark.reconciliation.shard_group import TIERED, ComparisonLimits, IntentIds, ShardGroup, make_finding_rows
 
 _PARTS: Final = ("data", "index")
 _UNREADABLE: Final = "an offload context of its ledger cannot be read, and may name it"
@@ -19,7 +19,7 @@ _LOST_LEDGER: Final = "the ledger's row is lost; repair the catalog by hand"
 Row = Mapping[str, Any]
 
 
-def compare_tiered(group: ShardGroup, intents: Intents, limits: Limits) -> list[pa.Table]:
+def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: ComparisonLimits) -> list[pa.Table]:
     """Find tiered objects that no offload context names, and contexts whose objects are absent or have another length.
 
     An unreadable context of a ledger may name any object of the ledger, so none of these objects is an orphan.
@@ -52,18 +52,18 @@ def compare_tiered(group: ShardGroup, intents: Intents, limits: Limits) -> list[
     parts_by_copy = {(pair["ledger_id"], pair["uuid"]): set(pair["part_list"]) for pair in pairs}
     lost_ledgers = pc.unique(copies.filter(pc.is_null(copies["created_us"]))["ledger_id"])
     return [
-        _pair_findings(orphans, FindingKind.ORPHAN_OFFLOAD, "no context names it"),
-        _pair_findings(refused_pairs, FindingKind.MISMATCH, _REFUSED),
-        _pair_findings(doubtful, FindingKind.MISMATCH, _UNREADABLE),
-        make_findings(FindingKind.MISSING_DATA, len(lost_ledgers), ledger_id=lost_ledgers, detail=_LOST_LEDGER),
+        _make_copy_findings(orphans, FindingKind.ORPHAN_OFFLOAD, "no context names it"),
+        _make_copy_findings(refused_pairs, FindingKind.MISMATCH, _REFUSED),
+        _make_copy_findings(doubtful, FindingKind.MISMATCH, _UNREADABLE),
+        make_finding_rows(FindingKind.MISSING_DATA, len(lost_ledgers), ledger_id=lost_ledgers, detail=_LOST_LEDGER),
         _find_absent_objects(copies, parts_by_copy, limits),
         *_find_changed_lengths(copies, pairs, limits),
     ]
 
 
-def _pair_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.Table:
+def _make_copy_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.Table:
     """Return one finding for each attempt of an offload. `objects` is 0 if only parts of an upload are left."""
-    return make_findings(
+    return make_finding_rows(
         kind,
         len(pairs),
         ledger_id=[pair["ledger_id"] for pair in pairs],
@@ -81,29 +81,29 @@ def _pair_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) -> pa.T
 
 
 def _find_absent_objects(
-    copies: pa.Table, parts_by_copy: Mapping[tuple[int, str], set[str]], limits: Limits
+    copies: pa.Table, parts_by_copy: Mapping[tuple[int, str], set[str]], limits: ComparisonLimits
 ) -> pa.Table:
     """Find live copies in listed buckets that lack their data or their index."""
     lost = [
         (copy, part)
-        for copy in _settled_copies(copies, limits)
+        for copy in _select_settled_copies(copies, limits)
         for part in _PARTS
         if part not in parts_by_copy.get((copy["ledger_id"], copy["uuid"]), ())
     ]
-    return make_findings(
+    return make_finding_rows(
         FindingKind.MISSING_DATA,
         len(lost),
         ledger_id=[copy["ledger_id"] for copy, _ in lost],
         copy=TIERED,
         bucket=[copy["bucket"] for copy, _ in lost],
-        key=[_part_key(copy, part) for copy, part in lost],
+        key=[_object_key(copy, part) for copy, part in lost],
         uuid=[copy["uuid"] for copy, _ in lost],
         size_bytes=[copy["size_bytes"] or 0 for copy, _ in lost],
         detail="the offload context names an object that is absent",
     )
 
 
-def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Limits) -> Iterator[pa.Table]:
+def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: ComparisonLimits) -> Iterator[pa.Table]:
     """Find objects of live copies whose length differs from the length that the offload context states, if any.
 
     A copy is read back before it is published, so a shorter object has lost data since then. As in the primary bucket,
@@ -118,7 +118,7 @@ def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Limits
     }
     shorter: list[tuple[Row, str, int, int]] = []
     longer: list[tuple[Row, str, int, int]] = []
-    for copy in _settled_copies(copies, limits):
+    for copy in _select_settled_copies(copies, limits):
         for part in _PARTS:
             stated = copy[f"{part}_bytes"]
             found = stored.get((copy["ledger_id"], copy["bucket"], copy["uuid"], part))
@@ -133,13 +133,13 @@ def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Limits
         (FindingKind.MISSING_DATA, "shorter", shorter),
         (FindingKind.MISMATCH, "longer", longer),
     ):
-        yield make_findings(
+        yield make_finding_rows(
             kind,
             len(changed),
             ledger_id=[copy["ledger_id"] for copy, *_ in changed],
             copy=TIERED,
             bucket=[copy["bucket"] for copy, *_ in changed],
-            key=[_part_key(copy, part) for copy, part, *_ in changed],
+            key=[_object_key(copy, part) for copy, part, *_ in changed],
             uuid=[copy["uuid"] for copy, *_ in changed],
             objects=1,
             size_bytes=[size for _, _, size, _ in changed],
@@ -150,7 +150,7 @@ def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Limits
         )
 
 
-def _settled_copies(copies: pa.Table, limits: Limits) -> list[dict[str, Any]]:
+def _select_settled_copies(copies: pa.Table, limits: ComparisonLimits) -> list[dict[str, Any]]:
     """Return live copies in listed buckets, of ledgers that are old enough."""
     return [
         copy
@@ -159,16 +159,16 @@ def _settled_copies(copies: pa.Table, limits: Limits) -> list[dict[str, Any]]:
     ]
 
 
-def _part_key(copy: Row, part: str) -> str:
+def _object_key(copy: Row, part: str) -> str:
     return f"{copy['uuid']}-ledger-{copy['ledger_id']}{'-index' if part == 'index' else ''}"
 
 
-def count_unmeasured(copies: pa.Table, limits: Limits) -> int:
+def count_copies_without_lengths(copies: pa.Table, limits: ComparisonLimits) -> int:
     """Return the number of listed copies without stated lengths. Only the existence of these copies is compared."""
-    return sum(copy["data_bytes"] is None for copy in _settled_copies(copies, limits))
+    return sum(copy["data_bytes"] is None for copy in _select_settled_copies(copies, limits))
 
 
-def count_overlap(group: ShardGroup, limits: Limits) -> CopyOverlap:
+def count_tiered_overlap(group: ShardGroup, limits: ComparisonLimits) -> CopyOverlap:
     """Count tiered copies in storage, in the catalog, and in both. Parts of an upload are not a copy."""
     objects = group.tiered.filter(pc.not_equal(group.tiered["part"], "upload"))
     stored = set(zip(objects["ledger_id"].to_pylist(), objects["uuid"].to_pylist(), strict=True))
@@ -178,10 +178,10 @@ def count_overlap(group: ShardGroup, limits: Limits) -> CopyOverlap:
     return CopyOverlap(stored=len(stored), named=named, matched=len(matched))
 
 
-def count_elsewhere(copies: pa.Table, limits: Limits) -> int:
+def count_copies_elsewhere(copies: pa.Table, limits: ComparisonLimits) -> int:
     """Return the number of copies in buckets or stores that were not listed."""
     return sum(not _is_listed(copy, limits) for copy in copies.select(["bucket", "endpoint"]).to_pylist())
 
 
-def _is_listed(copy: Row, limits: Limits) -> bool:
+def _is_listed(copy: Row, limits: ComparisonLimits) -> bool:
     return copy["bucket"] in limits.tiered_buckets and copy["endpoint"].rstrip("/") in limits.endpoints

@@ -96,7 +96,7 @@ INTENTS: Final = pa.schema(
 """Schema of an unfinished intent or a dead letter."""
 
 
-def group_numbers(ledger_ids: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
+def compute_group_numbers(ledger_ids: npt.NDArray[np.int64], groups: int) -> npt.NDArray[np.int64]:
     """Return the group of each ledger. `groups` must be a power of two up to 256, so that a group has whole shards."""
     return (ledger_ids & (SHARDS - 1)) * groups // SHARDS
 
@@ -109,7 +109,7 @@ def choose_group_count(ledgers: int) -> int:
     return groups
 
 
-class GroupFiles:
+class GroupedFactFiles:
     """Files of one task, one per group. A file is opened when the first row of its group is written."""
 
     def __init__(self, folder: Path, stem: str, task: int, schema: pa.Schema, groups: int) -> None:
@@ -122,19 +122,19 @@ class GroupFiles:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        groups = group_numbers(batch.column("ledger_id").to_numpy(zero_copy_only=False), self._groups)
+        groups = compute_group_numbers(batch.column("ledger_id").to_numpy(zero_copy_only=False), self._groups)
         first = int(groups[0])
         if (groups == first).all():
-            self._writer(first).write_batch(batch)
+            self._open_writer(first).write_batch(batch)
             return
         order = np.argsort(groups.astype(np.uint8), kind="stable")
         sorted_batch, ends = batch.take(pa.array(order)), np.searchsorted(groups[order], np.arange(self._groups + 1))
         for group in range(self._groups):
             start, end = int(ends[group]), int(ends[group + 1])
             if end > start:
-                self._writer(group).write_batch(sorted_batch.slice(start, end - start))
+                self._open_writer(group).write_batch(sorted_batch.slice(start, end - start))
 
-    def _writer(self, group: int) -> Any:  # noqa: ANN401 - pyarrow has no types
+    def _open_writer(self, group: int) -> Any:  # noqa: ANN401 - pyarrow has no types
         if group not in self._open:
             new = temporary_path(self._path(group))
             self._open[group] = (new, pa.ipc.new_file(str(new), self._schema))
@@ -151,7 +151,9 @@ class GroupFiles:
         return self._folder / f"{self._name}-{group:03d}.arrow"
 
 
-def write_facts(folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> int:
+def write_ungrouped_facts(
+    folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema
+) -> int:
     """Write batches into one file without groups. Return the number of rows."""
     rows = 0
     with (
@@ -174,7 +176,7 @@ def read_facts(folder: Path, stem: str, group: int | None, schema: pa.Schema) ->
     return pa.concat_tables(tables).combine_chunks() if tables else schema.empty_table()
 
 
-def read_batches(folder: Path, stem: str) -> Iterator[pa.RecordBatch]:
+def read_ungrouped_batches(folder: Path, stem: str) -> Iterator[pa.RecordBatch]:
     """Yield the batches of the files without groups."""
     for path in sorted(folder.glob(f"{stem}-*-all.arrow")):
         with pa.memory_map(str(path)) as source:

@@ -18,21 +18,34 @@ from logstore.errors import InvalidInput
 from logstore.identity.bucket_markers import MARKER_KEY, PROBE_PREFIX
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.reconciliation.bulk_jobs import BulkSummary, ListStorageJob
-from spark.job_runner import JobRun
+from spark.job_runner import JobContext
 from spark.reconciliation.fact_files import (
     OBJECTS,
     STRANGE,
     TIERED_OBJECTS,
     YOUNG,
-    GroupFiles,
+    GroupedFactFiles,
     choose_group_count,
-    write_facts,
+    write_ungrouped_facts,
 )
-from spark.reconciliation.read_catalog_rows import read_bounds
-from spark.sources.bucket_listings import TIERED_RANGES, KeyRange, list_beside_shards, shard_range, to_record_batches
-from spark.sources.object_key_parser import parse_keys
-from spark.sources.s3_inventory import Inventory, InventoryPart, check_part, list_parts, read_manifest, read_part
-from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.reconciliation.read_catalog_rows import read_catalog_bounds
+from spark.sources.bucket_listings import (
+    TIERED_RANGES,
+    KeyRange,
+    list_outside_shards,
+    shard_key_range,
+    to_record_batches,
+)
+from spark.sources.object_key_parser import parse_ledger_keys
+from spark.sources.s3_inventory import (
+    Inventory,
+    InventoryPart,
+    check_part_checksum,
+    list_inventory_parts,
+    read_manifest,
+    read_part,
+)
+from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 
 _TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths; each task costs some 20 ms
 _TIERED_KEY: Final = (
@@ -41,11 +54,11 @@ _TIERED_KEY: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _ListingTask:
     """Part of a bucket that one task lists or reads from an inventory."""
 
     number: int
-    address: StoreAddress
+    address: BucketAddress
     ranges: tuple[KeyRange, ...] = ()
     part: InventoryPart | None = None
     is_beside_shards: bool = False  # lists the objects of the primary bucket that are in no shard
@@ -56,7 +69,7 @@ class _Task:
             return
         store, ranges = self.address.store(), self.ranges
         if self.is_beside_shards:
-            folders, objects = list_beside_shards(store)
+            folders, objects = list_outside_shards(store)
             ranges = tuple(folders)
             yield from to_record_batches(iter(objects))
         for key_range in ranges:
@@ -64,12 +77,12 @@ class _Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counts:
+class _ListedCounts:
     objects: int = 0
     strange: int = 0
 
 
-def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorageJob) -> BulkSummary:
+def list_storage(addresses: CatalogAddresses, run: JobContext, job: ListStorageJob) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
@@ -77,15 +90,15 @@ def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorageJob) -
         StoreUnavailable: A listing was not completed.
     """
     inventories = _read_inventories(addresses, job, run)
-    groups = choose_group_count(read_bounds(run, addresses.database_url)["ledgers"])
-    tasks = _make_tasks(addresses, inventories, parallel_tasks=run.spark.sparkContext.defaultParallelism)
+    groups = choose_group_count(read_catalog_bounds(run, addresses.database_url)["ledgers"])
+    tasks = _make_listing_tasks(addresses, inventories, parallel_tasks=run.spark.sparkContext.defaultParallelism)
     primary = addresses.primary.bucket
-    counts = run.spread(
-        "list the buckets", tasks, partial(_list_objects, folder=run.folder, groups=groups, primary=primary)
+    counts = run.run_in_executors(
+        "list the buckets", tasks, partial(_write_object_facts, folder=run.folder, groups=groups, primary=primary)
     )
-    upload_tasks = [_Task(len(tasks) + index, address) for index, address in enumerate(addresses.tiered)]
-    uploads = run.spread(
-        "list unfinished uploads", upload_tasks, partial(_list_uploads, folder=run.folder, groups=groups)
+    upload_tasks = [_ListingTask(len(tasks) + index, address) for index, address in enumerate(addresses.tiered)]
+    uploads = run.run_in_executors(
+        "list unfinished uploads", upload_tasks, partial(_write_upload_facts, folder=run.folder, groups=groups)
     )
     return BulkSummary(
         counts={
@@ -98,7 +111,7 @@ def list_storage(addresses: NativeAddresses, run: JobRun, job: ListStorageJob) -
     )
 
 
-def _read_inventories(addresses: NativeAddresses, job: ListStorageJob, run: JobRun) -> dict[str, Inventory]:
+def _read_inventories(addresses: CatalogAddresses, job: ListStorageJob, run: JobContext) -> dict[str, Inventory]:
     inventory_by_bucket: dict[str, Inventory] = {}
     buckets = {address.bucket for address in addresses.stores}
     now_us = round(read_store_clock_s(addresses.primary.store()) * 1_000_000) if job.inventories else 0
@@ -110,64 +123,67 @@ def _read_inventories(addresses: NativeAddresses, job: ListStorageJob, run: JobR
             raise InvalidInput("inventory", expected="one for each bucket", found=f"two of {inventory.bucket}")
         inventory_by_bucket[inventory.bucket] = inventory
     files = [file for inventory in inventory_by_bucket.values() for file in inventory.files]
-    run.spread("check inventories", files, check_part)
+    run.run_in_executors("check inventories", files, check_part_checksum)
     return inventory_by_bucket
 
 
-def _make_tasks(
-    addresses: NativeAddresses, inventory_by_bucket: Mapping[str, Inventory], *, parallel_tasks: int
-) -> list[_Task]:
-    tasks: list[_Task] = []
+def _make_listing_tasks(
+    addresses: CatalogAddresses, inventory_by_bucket: Mapping[str, Inventory], *, parallel_tasks: int
+) -> list[_ListingTask]:
+    tasks: list[_ListingTask] = []
     for address in addresses.stores:
         if inventory := inventory_by_bucket.get(address.bucket):
-            tasks += [_Task(len(tasks) + index, address, part=part) for index, part in enumerate(list_parts(inventory))]
+            tasks += [
+                _ListingTask(len(tasks) + index, address, part=part)
+                for index, part in enumerate(list_inventory_parts(inventory))
+            ]
             continue
         is_primary = address == addresses.primary
-        ranges = tuple(map(shard_range, range(SHARDS))) if is_primary else TIERED_RANGES
+        ranges = tuple(map(shard_key_range, range(SHARDS))) if is_primary else TIERED_RANGES
         count = min(len(ranges), _TASKS_PER_CORE * parallel_tasks)
-        tasks += [_Task(len(tasks) + index, address, ranges[index::count]) for index in range(count)]
+        tasks += [_ListingTask(len(tasks) + index, address, ranges[index::count]) for index in range(count)]
         if is_primary:
-            tasks.append(_Task(len(tasks), address, is_beside_shards=True))
+            tasks.append(_ListingTask(len(tasks), address, is_beside_shards=True))
     return tasks
 
 
-def _list_objects(task: _Task, *, folder: Path, groups: int, primary: str) -> _Counts:
+def _write_object_facts(task: _ListingTask, *, folder: Path, groups: int, primary: str) -> _ListedCounts:
     """Write the objects of one part of a bucket into separate files. Runs in an executor."""
     bucket = task.address.bucket
     is_primary = bucket == primary
     stem, schema = ("objects", OBJECTS) if is_primary else ("tiered", TIERED_OBJECTS)
-    files = GroupFiles(folder, stem, task.number, schema, groups)
+    files = GroupedFactFiles(folder, stem, task.number, schema, groups)
     strange: list[pa.RecordBatch] = []
     for batch in task.read_batches():
-        own_batch, strange_batch = (_split_primary if is_primary else _split_tiered)(batch, bucket)
+        own_batch, strange_batch = (_split_primary_objects if is_primary else _split_tiered_objects)(batch, bucket)
         files.write(own_batch)
         if strange_batch.num_rows:
             strange.append(strange_batch)
-    return _Counts(files.close(), write_facts(folder, "strange", task.number, strange, STRANGE))
+    return _ListedCounts(files.close(), write_ungrouped_facts(folder, "strange", task.number, strange, STRANGE))
 
 
-def _times(batch: pa.RecordBatch) -> pa.Array:
+def _modified_times(batch: pa.RecordBatch) -> pa.Array:
     return pc.fill_null(batch.column("modified_us"), YOUNG)
 
 
-def _split_primary(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def _split_primary_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return the objects of ledgers, and all other objects."""
-    parsed = parse_keys(batch.column("key"))
+    parsed = parse_ledger_keys(batch.column("key"))
     columns = [
         pa.array(parsed.ledger_id),
         pa.array(parsed.number),
         pa.array(parsed.digest),
         batch.column("size_bytes"),
-        _times(batch),
+        _modified_times(batch),
     ]
     objects = pa.record_batch(columns, schema=OBJECTS)
     if parsed.is_canonical.all():
-        return objects, _to_strange(batch.slice(0, 0), bucket)
+        return objects, _select_strange_objects(batch.slice(0, 0), bucket)
     mask = pa.array(parsed.is_canonical)
-    return objects.filter(mask), _to_strange(batch.filter(pc.invert(mask)), bucket)
+    return objects.filter(mask), _select_strange_objects(batch.filter(pc.invert(mask)), bucket)
 
 
-def _split_tiered(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def _split_tiered_objects(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Return the objects that offloads write, and all other objects."""
     parsed = pc.extract_regex(pc.cast(batch.column("key"), pa.string()), _TIERED_KEY)
     mask = pc.is_valid(parsed)
@@ -179,21 +195,23 @@ def _split_tiered(batch: pa.RecordBatch, bucket: str) -> tuple[pa.RecordBatch, p
         pc.struct_field(keys, "uuid"),
         part,
         objects.column("size_bytes"),
-        _times(objects),
+        _modified_times(objects),
     ]
-    return pa.record_batch(columns, schema=TIERED_OBJECTS), _to_strange(batch.filter(pc.invert(mask)), bucket)
+    return pa.record_batch(columns, schema=TIERED_OBJECTS), _select_strange_objects(
+        batch.filter(pc.invert(mask)), bucket
+    )
 
 
-def _to_strange(batch: pa.RecordBatch, bucket: str) -> pa.RecordBatch:
+def _select_strange_objects(batch: pa.RecordBatch, bucket: str) -> pa.RecordBatch:
     """Return objects in the schema `STRANGE`, without the catalog's marker and the probes of `sexton doctor`."""
     is_own = pc.or_(pc.equal(batch.column("key"), MARKER_KEY), pc.starts_with(batch.column("key"), PROBE_PREFIX))
     batch = batch.filter(pc.invert(is_own))
     keys = pc.cast(batch.column("key"), pa.string())
     buckets = pa.repeat(pa.scalar(bucket, pa.string()), batch.num_rows)
-    return pa.record_batch([buckets, keys, batch.column("size_bytes"), _times(batch)], schema=STRANGE)
+    return pa.record_batch([buckets, keys, batch.column("size_bytes"), _modified_times(batch)], schema=STRANGE)
 
 
-def _list_uploads(task: _Task, *, folder: Path, groups: int) -> int:
+def _write_upload_facts(task: _ListingTask, *, folder: Path, groups: int) -> int:
     """Write unfinished multipart uploads, except for keys that no offload writes. Runs in an executor."""
     pattern = re.compile(_TIERED_KEY)
     rows = [
@@ -208,7 +226,7 @@ def _list_uploads(task: _Task, *, folder: Path, groups: int) -> int:
         for upload in task.address.store().open_uploads("")
         if (key := pattern.fullmatch(upload.key))
     ]
-    files = GroupFiles(folder, "tiered", task.number, TIERED_OBJECTS, groups)
+    files = GroupedFactFiles(folder, "tiered", task.number, TIERED_OBJECTS, groups)
     for batch in pa.Table.from_pylist(rows, schema=TIERED_OBJECTS).to_batches():
         files.write(batch)
     return files.close()

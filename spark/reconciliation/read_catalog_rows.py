@@ -21,10 +21,17 @@ from logstore.log.ledgers import Component, LedgerOwner
 from logstore.offload.tiered_copy import parse_lengths
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import BulkSummary, ReadLedgersAndIntentsJob
-from spark.job_runner import JobRun
-from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, GroupFiles, read_facts, write_facts
+from spark.job_runner import JobContext
+from spark.reconciliation.fact_files import (
+    COPIES,
+    INTENTS,
+    LEDGERS,
+    GroupedFactFiles,
+    read_facts,
+    write_ungrouped_facts,
+)
 from spark.reconciliation.shard_group import find_positions
-from spark.sources.store_addresses import NativeAddresses
+from spark.sources.store_addresses import CatalogAddresses
 
 _MIN_IDS_PER_TASK: Final = 500_000
 _MAX_TASKS: Final = 2_000
@@ -40,7 +47,7 @@ class _IdRange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _CatalogReader:
     """Values that the tasks of one job share."""
 
     url: str
@@ -48,7 +55,7 @@ class _Reader:
     groups: int
     application: str
 
-    def write_range(
+    def write_facts_of_range(
         self,
         stem: str,
         schema: pa.Schema,
@@ -56,7 +63,7 @@ class _Reader:
         query: Select[Any],
         to_facts: Callable[[pa.RecordBatch], pa.Table],
     ) -> int:
-        files = GroupFiles(self.folder, stem, ids.number, schema, self.groups)
+        files = GroupedFactFiles(self.folder, stem, ids.number, schema, self.groups)
         with open_arrow_reader(self.url) as connection:
             for rows in connection.batches(query):
                 for batch in to_facts(rows).to_batches():
@@ -64,20 +71,20 @@ class _Reader:
         return files.close()
 
 
-def read_references(addresses: NativeAddresses, run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:  # noqa: ARG001 - of every main
+def read_references(addresses: CatalogAddresses, run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:  # noqa: ARG001 - of every main
     """Run the job on the driver, after storage was listed. Ledgers are read before intents.
 
     Raises:
         StoreUnavailable: The database did not answer.
     """
-    groups = run.inputs("list-storage").counts["groups"]
-    reader = _Reader(addresses.database_url, run.folder, groups, addresses.application)
-    (before,) = run.spread("look at the catalog and its lists", [reader], _write_lists)
-    ledger_ranges = _split_ids(before["first_ledger"], before["last_ledger"])
-    counts = run.spread("read ledgers and their copies", ledger_ranges, partial(_write_ledgers, reader))
-    after = read_bounds(run, reader.url)
-    intent_ranges = _split_ids(after["first_row"], after["last_row"])
-    intents = run.spread("read intents", intent_ranges, partial(_write_intents, reader))
+    groups = run.get_published_summary("list-storage").counts["groups"]
+    reader = _CatalogReader(addresses.database_url, run.folder, groups, addresses.application)
+    (before,) = run.run_in_executors("look at the catalog and its lists", [reader], _write_list_facts)
+    ledger_ranges = _split_id_range(before["first_ledger"], before["last_ledger"])
+    counts = run.run_in_executors("read ledgers and their copies", ledger_ranges, partial(_write_ledger_facts, reader))
+    after = read_catalog_bounds(run, reader.url)
+    intent_ranges = _split_id_range(after["first_row"], after["last_row"])
+    intents = run.run_in_executors("read intents", intent_ranges, partial(_write_intent_facts, reader))
     return BulkSummary(
         counts={
             "ledgers": sum(ledgers for ledgers, _ in counts),
@@ -87,9 +94,9 @@ def read_references(addresses: NativeAddresses, run: JobRun, job: ReadLedgersAnd
     )
 
 
-def read_bounds(run: JobRun, database_url: str) -> dict[str, int]:
+def read_catalog_bounds(run: JobContext, database_url: str) -> dict[str, int]:
     """Run `bulk_queries.select_id_bounds` in an executor. In the driver, another library may use the database."""
-    (bounds,) = run.spread("look at the catalog", [database_url], _query_bounds)
+    (bounds,) = run.run_in_executors("look at the catalog", [database_url], _query_bounds)
     return bounds
 
 
@@ -99,20 +106,20 @@ def _query_bounds(database_url: str) -> dict[str, int]:
     return {name: int(value) for name, value in row.items()}
 
 
-def _split_ids(first: int, last: int) -> list[_IdRange]:
+def _split_id_range(first: int, last: int) -> list[_IdRange]:
     """Split ids into at most about `_MAX_TASKS` ranges, even if most ids have no row."""
     size = max(_MIN_IDS_PER_TASK, math.ceil((last + 1 - first) / _MAX_TASKS))
     return [_IdRange(number, start, start + size) for number, start in enumerate(range(first, last + 1, size))]
 
 
-def _write_lists(reader: _Reader) -> dict[str, int]:
+def _write_list_facts(reader: _CatalogReader) -> dict[str, int]:
     """Write the lists into a file and return the bounds of ids. Runs in an executor.
 
     Digests of owners are computed from lists, because there are fewer lists than ledgers.
     """
     with open_arrow_reader(reader.url) as connection:
         rows = connection.table(bulk_queries.select_ledger_lists())
-    write_facts(reader.folder, "lists", 0, rows.to_batches(), rows.schema)
+    write_ungrouped_facts(reader.folder, "lists", 0, rows.to_batches(), rows.schema)
     return _query_bounds(reader.url)
 
 
@@ -124,7 +131,7 @@ def _list_by_id(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 @lru_cache(maxsize=1_000_000)
-def _owner_digest(folder: Path, list_id: int, application: str) -> int:
+def _compute_owner_digest(folder: Path, list_id: int, application: str) -> int:
     """Return the owner's digest as a number, or 0 if the list or its topic does not exist or is damaged."""
     row = _list_by_id(folder).get(list_id)
     if row is None or not row["topic"]:
@@ -142,7 +149,7 @@ def _owner_digest(folder: Path, list_id: int, application: str) -> int:
         return 0
 
 
-def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
+def _write_ledger_facts(reader: _CatalogReader, ids: _IdRange) -> tuple[int, int]:
     """Write ledgers with their references and primary copies, and write tiered copies. Runs in an executor.
 
     Returns:
@@ -159,7 +166,7 @@ def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
         wrong_sums = connection.table(bulk_queries.select_ledgers_with_wrong_sums(first, end))
     flags, copy_ids = copies["flags"].to_numpy(), copies["ledger_id"].to_numpy()
     is_primary = flags & bulk_queries.TIERED == 0
-    joined = _JoinedFacts(
+    joined = _FactsByLedger(
         primary_ids=copy_ids[is_primary],
         is_live=flags[is_primary] & bulk_queries.LIVE,
         named={(row["ledger_id"], row["component"]) for row in named},
@@ -168,15 +175,17 @@ def _write_ledgers(reader: _Reader, ids: _IdRange) -> tuple[int, int]:
         differs_from_segments=wrong_sums["ledger_id"].to_numpy(),
     )
     query = bulk_queries.select_ledgers(first, end, reader.application)
-    ledgers = reader.write_range("ledgers", LEDGERS, ids, query, partial(_to_ledger_facts, reader, joined, ids))
+    ledgers = reader.write_facts_of_range(
+        "ledgers", LEDGERS, ids, query, partial(_to_ledger_facts, reader, joined, ids)
+    )
     if is_primary.all():
         return ledgers, 0
     query = bulk_queries.select_tiered_copies(first, end)
-    return ledgers, reader.write_range("copies", COPIES, ids, query, partial(_add_locations, COPIES))
+    return ledgers, reader.write_facts_of_range("copies", COPIES, ids, query, partial(_add_copy_locations, COPIES))
 
 
 @dataclass(frozen=True, slots=True)
-class _JoinedFacts:
+class _FactsByLedger:
     """Facts about the ledgers of a range, read by other queries."""
 
     primary_ids: npt.NDArray[np.int64]  # ledgers with a primary copy, ascending
@@ -187,14 +196,14 @@ class _JoinedFacts:
     differs_from_segments: npt.NDArray[np.int64]  # ledgers whose sums differ from those of their rows of segments
 
 
-def _to_ledger_facts(reader: _Reader, joined: _JoinedFacts, ids: _IdRange, rows: pa.RecordBatch) -> pa.Table:
+def _to_ledger_facts(reader: _CatalogReader, joined: _FactsByLedger, ids: _IdRange, rows: pa.RecordBatch) -> pa.Table:
     ledgers, lists, flags = (rows.column(name).to_numpy() for name in ("ledger_id", "list_id", "flags"))
     list_ids, list_index = np.unique(lists, return_inverse=True)
-    digests = [_owner_digest(reader.folder, int(list_id), reader.application) for list_id in list_ids]
+    digests = [_compute_owner_digest(reader.folder, int(list_id), reader.application) for list_id in list_ids]
     digest = np.array(digests, np.uint64)[list_index]
     for row in np.flatnonzero(flags & bulk_queries.OTHER_APPLICATION):
         application = _application_by_ledger(reader, ids)[int(ledgers[row])]
-        digest[row] = _owner_digest(reader.folder, int(lists[row]), application)
+        digest[row] = _compute_owner_digest(reader.folder, int(lists[row]), application)
     components = [_list_by_id(reader.folder).get(int(list_id), {}).get("component", "") for list_id in list_ids]
     referenced = flags & bulk_queries.LISTED != 0
     is_named_by_row = np.array([component in REFERRING_COLUMN_BY_COMPONENT for component in components], np.bool_)[
@@ -223,7 +232,7 @@ def _to_ledger_facts(reader: _Reader, joined: _JoinedFacts, ids: _IdRange, rows:
 
 
 @lru_cache(maxsize=2)
-def _application_by_ledger(reader: _Reader, ids: _IdRange) -> dict[int, str]:
+def _application_by_ledger(reader: _CatalogReader, ids: _IdRange) -> dict[int, str]:
     """Return ledgers of another application, with its name. Usually there are none."""
     with open_arrow_reader(reader.url) as connection:
         rows = connection.table(
@@ -232,17 +241,17 @@ def _application_by_ledger(reader: _Reader, ids: _IdRange) -> dict[int, str]:
     return {row["ledger_id"]: row["application"] for row in rows}
 
 
-def _write_intents(reader: _Reader, ids: _IdRange) -> int:
+def _write_intent_facts(reader: _CatalogReader, ids: _IdRange) -> int:
     query = bulk_queries.select_intents(ids.first, ids.end)
-    return reader.write_range("intents", INTENTS, ids, query, partial(_add_locations, INTENTS))
+    return reader.write_facts_of_range("intents", INTENTS, ids, query, partial(_add_copy_locations, INTENTS))
 
 
-def _add_locations(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
+def _add_copy_locations(schema: pa.Schema, rows: pa.RecordBatch) -> pa.Table:
     """Add the columns that the offload context states. An unreadable context states no uuid."""
-    return pa.Table.from_pylist([_add_location(row) for row in rows.to_pylist()], schema=schema)
+    return pa.Table.from_pylist([_add_copy_location(row) for row in rows.to_pylist()], schema=schema)
 
 
-def _add_location(row: dict[str, Any]) -> dict[str, Any]:
+def _add_copy_location(row: dict[str, Any]) -> dict[str, Any]:
     context = parse_offload_context_or_empty(row["context"])
     location = {name: context.get(name, "") for name in ("uuid", "bucket", "endpoint")}
     lengths = parse_lengths(context)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class ReadRateLimiter:
     """Limiter of the rate at which a task reads bytes. Time without reads does not raise the rate later.
 
     Args:
@@ -22,11 +22,11 @@ class Pace:
     ) -> None:
         self._bytes_per_s, self._clock, self._sleep = bytes_per_s, clock, sleep
         self._free_at = clock()
-        self.spent = 0
+        self.read_bytes = 0
 
-    def spend(self, size_bytes: int) -> None:
+    def wait_after_read(self, size_bytes: int) -> None:
         """Count bytes that were read, and wait as long as reading them takes at the rate."""
-        self.spent += size_bytes
+        self.read_bytes += size_bytes
         now = self._clock()
         self._free_at = max(self._free_at, now) + size_bytes / self._bytes_per_s
         self._sleep(self._free_at - now)

@@ -35,9 +35,9 @@ from logstore.reconciliation.services.scrub_checks import (
     require_undamaged_copy,
     require_undamaged_segment,
 )
-from spark.job_runner import JobRun
-from spark.reconciliation.read_rate import Pace
-from spark.sources.store_addresses import NativeAddresses
+from spark.job_runner import JobContext
+from spark.reconciliation.read_rate import ReadRateLimiter
+from spark.sources.store_addresses import CatalogAddresses
 
 _MAX_PAGE_S: Final = 300  # a page occupies its worker, and a pause takes effect only after the page
 _MAX_PAGE_BYTES: Final = 8 << 30
@@ -51,7 +51,7 @@ _PAGES_FILE: Final = "pages.json"
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
+class _LedgerIdRange:
     """Range of ledger ids from `first` (inclusive) to `end` (exclusive). Empty `topics` means every topic."""
 
     first: int
@@ -60,15 +60,15 @@ class _Range:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
+class _ScrubLane:
     """Part of a page that one task reads."""
 
     number: int
     lanes: int
-    page: _Range
+    page: _LedgerIdRange
     bytes_per_s: float
 
-    def takes(self, row: Mapping[str, Any]) -> bool:
+    def is_object_of_lane(self, row: Mapping[str, Any]) -> bool:
         """Return whether the task reads the object of the row.
 
         The row's key decides, not its position, because each task queries the catalog separately and rows may change
@@ -78,24 +78,24 @@ class _Lane:
         return crc32(key.encode()) % self.lanes == self.number
 
 
-def cut_scrub(addresses: NativeAddresses, run: JobRun, job: CutScrubIntoPagesJob) -> BulkSummary:
+def cut_scrub(addresses: CatalogAddresses, run: JobContext, job: CutScrubIntoPagesJob) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
         StoreUnavailable: The database did not answer.
     """
-    cut = partial(_cut, addresses.database_url, run.folder, max_objects=_MAX_PAGE_OBJECTS)
-    (counts,) = run.spread("cut ledgers into pages", [job], cut)
+    cut = partial(_cut_into_pages, addresses.database_url, run.folder, max_objects=_MAX_PAGE_OBJECTS)
+    (counts,) = run.run_in_executors("cut ledgers into pages", [job], cut)
     return BulkSummary(counts=counts)
 
 
-def _cut(database_url: str, folder: Path, job: CutScrubIntoPagesJob, *, max_objects: int) -> dict[str, int]:
+def _cut_into_pages(database_url: str, folder: Path, job: CutScrubIntoPagesJob, *, max_objects: int) -> dict[str, int]:
     pages: list[tuple[int, int]] = []
     counts, page = Counter[str](), Counter[str]()
     max_bytes = min(_MAX_PAGE_BYTES, _MAX_PAGE_S * job.bytes_per_s)
     first = last = -1
     with open_arrow_reader(database_url) as catalog:
-        for ledger_id, size_bytes, objects in _read_copies(catalog, job):
+        for ledger_id, size_bytes, objects in _read_ledger_sizes(catalog, job):
             is_full = page["size_bytes"] + size_bytes > max_bytes or page["objects"] + objects > max_objects
             if ledger_id != last:
                 counts["ledgers"] += 1
@@ -113,23 +113,25 @@ def _cut(database_url: str, folder: Path, job: CutScrubIntoPagesJob, *, max_obje
     return {name: counts[name] for name in ("ledgers", "objects", "size_bytes")} | {"pages": len(pages)}
 
 
-def _read_copies(catalog: ArrowReader, job: CutScrubIntoPagesJob) -> Iterator[tuple[int, int, int]]:
+def _read_ledger_sizes(catalog: ArrowReader, job: CutScrubIntoPagesJob) -> Iterator[tuple[int, int, int]]:
     for batch in catalog.batches(bulk_queries.select_copy_sizes_to_scrub(0, job.next_ledger_id, job.topics)):
         columns = (batch.column(name).to_pylist() for name in ("ledger_id", "size_bytes", "objects"))
         yield from zip(*columns, strict=True)
 
 
-def scrub_page(addresses: NativeAddresses, run: JobRun, job: ScrubPageJob) -> BulkSummary:
+def scrub_page(addresses: CatalogAddresses, run: JobContext, job: ScrubPageJob) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
         StoreUnavailable: Storage or the database did not answer. This says nothing about the data.
     """
-    cut = json.loads((Path(run.inputs(CutScrubIntoPagesJob.name).folder) / _PAGES_FILE).read_text(encoding="utf-8"))
+    cut = json.loads(
+        (Path(run.get_published_summary(CutScrubIntoPagesJob.name).folder) / _PAGES_FILE).read_text(encoding="utf-8")
+    )
     first, end = cut["pages"][job.page]
-    page = _Range(first, end, tuple(cut["topics"]))
+    page = _LedgerIdRange(first, end, tuple(cut["topics"]))
     lanes = _make_lanes(page, bytes_per_s=job.bytes_per_s, parallel_tasks=run.spark.sparkContext.defaultParallelism)
-    counts_by_lane = run.spread("read and compare", lanes, partial(_scrub_lane, addresses, run.folder))
+    counts_by_lane = run.run_in_executors("read and compare", lanes, partial(_scrub_lane, addresses, run.folder))
     names = ("objects", "size_bytes", "findings", "elsewhere")
     totals = {name: sum(counts[name] for counts in counts_by_lane) for name in names}
     facts = {}
@@ -140,12 +142,12 @@ def scrub_page(addresses: NativeAddresses, run: JobRun, job: ScrubPageJob) -> Bu
     return BulkSummary(counts=totals, facts=facts)
 
 
-def _make_lanes(page: _Range, *, bytes_per_s: int, parallel_tasks: int) -> list[_Lane]:
+def _make_lanes(page: _LedgerIdRange, *, bytes_per_s: int, parallel_tasks: int) -> list[_ScrubLane]:
     lanes = min(_MAX_LANES, max(1, parallel_tasks))
-    return [_Lane(number, lanes, page, bytes_per_s / lanes) for number in range(lanes)]
+    return [_ScrubLane(number, lanes, page, bytes_per_s / lanes) for number in range(lanes)]
 
 
-def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counter[str]:
+def _scrub_lane(addresses: CatalogAddresses, folder: Path, lane: _ScrubLane) -> Counter[str]:
     """Read the objects of one lane and write their findings into one file. Runs in an executor, maybe twice."""
     page, counts = lane.page, Counter[str]()
     with open_arrow_reader(addresses.database_url) as catalog:
@@ -153,13 +155,13 @@ def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counte
         copies = catalog.table(
             bulk_queries.select_tiered_copies_to_scrub(page.first, page.end, page.topics)
         ).to_pylist()
-    reader = _Reader(addresses, Pace(lane.bytes_per_s))
+    reader = _ObjectReader(addresses, ReadRateLimiter(lane.bytes_per_s))
     answers: list[Finding | None] = []
-    for row in filter(lane.takes, segments):
+    for row in filter(lane.is_object_of_lane, segments):
         counts["objects"] += 1
         answers.append(reader.check_segment(row))
-    for row in filter(lane.takes, copies):
-        target = reader.find_target(row)
+    for row in filter(lane.is_object_of_lane, copies):
+        target = reader.find_tiered_store(row)
         counts["elsewhere" if target is None else "objects"] += 1
         if target:
             answers.append(reader.check_copy(row, *target))
@@ -170,27 +172,27 @@ def _scrub_lane(addresses: NativeAddresses, folder: Path, lane: _Lane) -> Counte
             writer.write_table(findings_to_table(findings), row_group_size=FINDINGS_PER_PAGE)
     else:
         path.unlink(missing_ok=True)  # of an earlier run of this task, whose findings no longer count
-    counts.update(findings=len(findings), size_bytes=reader.pace.spent)
+    counts.update(findings=len(findings), size_bytes=reader.rate_limiter.read_bytes)
     return counts
 
 
-class _Reader:
+class _ObjectReader:
     """Reader of the objects of one lane."""
 
-    def __init__(self, addresses: NativeAddresses, pace: Pace) -> None:
-        self._addresses, self.pace = addresses, pace
+    def __init__(self, addresses: CatalogAddresses, rate_limiter: ReadRateLimiter) -> None:
+        self._addresses, self.rate_limiter = addresses, rate_limiter
 
     def check_segment(self, row: Mapping[str, Any]) -> Finding | None:
         segment = _to_segment(row)
         store = self._addresses.primary.store()
         damage = find_damage(
-            partial(require_undamaged_segment, store, segment, self.pace.spend),
+            partial(require_undamaged_segment, store, segment, self.rate_limiter.wait_after_read),
             partial(self._is_segment_named, segment),
         )
         key = segment_key(segment.ledger_id, segment.number)
         return _to_finding(damage, row, CopyKind.LEDGER, self._addresses.primary.bucket, key) if damage else None
 
-    def find_target(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
+    def find_tiered_store(self, row: Mapping[str, Any]) -> tuple[ObjectStore, str, str] | None:
         """Return store, bucket and uuid of a tiered copy, or `None` if tasks do not read its bucket."""
         try:
             uuid, location = parse_uuid_and_location(row["ledger_id"], parse_offload_context_or_empty(row["context"]))
@@ -203,7 +205,7 @@ class _Reader:
 
     def check_copy(self, row: Mapping[str, Any], store: ObjectStore, bucket: str, uuid: str) -> Finding | None:
         ledger_id = LedgerId(row["ledger_id"])
-        check = partial(require_undamaged_copy, store, uuid, ledger_id, self.pace.spend)
+        check = partial(require_undamaged_copy, store, uuid, ledger_id, self.rate_limiter.wait_after_read)
         damage = find_damage(check, partial(self._is_copy_named, ledger_id, uuid))
         key = data_key(uuid, ledger_id)
         return _to_finding(damage, row, CopyKind.OFFLOADED_LEDGER, bucket, key, uuid=uuid) if damage else None

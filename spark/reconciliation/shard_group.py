@@ -38,7 +38,7 @@ class ShardGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ComparisonLimits:
     """Bounds of a comparison. Objects and rows beyond these bounds are left out."""
 
     before_us: int  # an object counts if it is older, by the store's clock
@@ -50,7 +50,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLedgers:
+class StoredLedgerObjects:
     """Objects of the primary bucket, ascending by ledger and number, with sums by ledger."""
 
     ledger: Ids  # of each object
@@ -65,16 +65,16 @@ class StoredLedgers:
     total: Ids  # bytes
 
     @staticmethod
-    def from_table(table: pa.Table) -> "StoredLedgers":
+    def from_table(table: pa.Table) -> "StoredLedgerObjects":
         """Convert a table in the schema `OBJECTS`, in any order. An object that an inventory repeats counts once."""
         names = ("ledger_id", "number", "digest", "size_bytes", "modified_us")
         ledger, number, digest, size, modified = _sort_objects(*(table[name].to_numpy() for name in names))
         ids, start, objects = np.unique(ledger, return_index=True, return_counts=True)
         if not len(ids):
             empty = np.empty(0, np.int64)
-            return StoredLedgers(ledger, number, digest, size, modified, ids, start, empty, empty, empty)
+            return StoredLedgerObjects(ledger, number, digest, size, modified, ids, start, empty, empty, empty)
         newest, total = np.maximum.reduceat(modified, start), np.add.reduceat(size, start)
-        return StoredLedgers(
+        return StoredLedgerObjects(
             ledger, number, digest, size, modified, ids, start, newest, objects.astype(np.int64), total
         )
 
@@ -91,7 +91,7 @@ def _sort_objects(ledger: Ids, number: Any, digest: Any, size: Ids, modified: Id
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerColumns:
+class LedgerRowColumns:
     """Columns of the rows of ledgers, ascending by id. The fields are in the order of `LEDGERS`."""
 
     ids: Ids
@@ -107,15 +107,15 @@ class LedgerColumns:
     moment: Ids
 
     @staticmethod
-    def from_table(table: pa.Table) -> "LedgerColumns":
+    def from_table(table: pa.Table) -> "LedgerRowColumns":
         """Convert a table in the schema `LEDGERS`, in any order."""
         columns = [table[name].to_numpy() for name in LEDGERS.names if name != "list_id"]
         order = np.argsort(columns[0])
-        return LedgerColumns(*(column[order] for column in columns))
+        return LedgerRowColumns(*(column[order] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
-class Intents:
+class IntentIds:
     """Unfinished intents and dead letters."""
 
     pending: Ids  # ledgers with an intent for the primary copy
@@ -125,13 +125,13 @@ class Intents:
     unreadable: frozenset[int]  # ledgers with an intent for a tiered copy of unknown uuid
 
     @staticmethod
-    def from_table(table: pa.Table) -> "Intents":
+    def from_table(table: pa.Table) -> "IntentIds":
         """Convert a table in the schema `INTENTS`, in any order."""
         is_pending, is_primary = pc.equal(table["state"], "PENDING"), pc.equal(table["copy"], PRIMARY)
         is_dead, is_tiered = pc.invert(is_pending), pc.invert(is_primary)
         is_unreadable = pc.and_(is_tiered, pc.equal(table["uuid"], ""))
         ledger_ids, uuids = table["ledger_id"], table["uuid"]
-        return Intents(
+        return IntentIds(
             pending=ledger_ids.filter(pc.and_(is_primary, is_pending)).to_numpy(),
             dead=ledger_ids.filter(pc.and_(is_primary, is_dead)).to_numpy(),
             tiered_pending=frozenset(uuids.filter(pc.and_(is_tiered, is_pending)).to_pylist()),
@@ -140,7 +140,7 @@ class Intents:
         )
 
 
-def moment_terms(number: Ids, size: Ids) -> Ids:
+def segment_moment_terms(number: Ids, size: Ids) -> Ids:
     """Return the terms that `bulk_queries.select_weighted_segment_sums` sums, by segment number and size."""
     place = number % NUMBER_MODULUS + 1
     terms: Ids = place * place * (size % SIZE_MODULUS)
@@ -155,7 +155,7 @@ def find_positions(ascending: Ids, values: Ids) -> tuple[npt.NDArray[np.intp], M
     return positions, ascending[positions] == values
 
 
-def make_findings(kind: FindingKind, rows: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, lists or one value
+def make_finding_rows(kind: FindingKind, rows: int, **columns: Any) -> pa.Table:  # noqa: ANN401 - arrays, lists or one value
     """Return rows of `FINDING_SCHEMA`. A single value fills its column, and a missing column is empty."""
     empty: dict[str, Any] = {"ledger_id": None, "row_id": None, "newest_us": None, "objects": 0, "size_bytes": 0}
     arrays = []

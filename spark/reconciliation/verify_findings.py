@@ -47,8 +47,8 @@ from logstore.reconciliation.services.orphan_inspection import (
     is_single_object,
     judge_orphan,
 )
-from spark.job_runner import JobRun
-from spark.sources.store_addresses import NativeAddresses
+from spark.job_runner import JobContext
+from spark.sources.store_addresses import CatalogAddresses
 
 _PARALLEL_REQUESTS: Final = 16  # of one task
 _PAGES_PER_TASK: Final = 8
@@ -56,29 +56,33 @@ _CONFIRMATION_DETAIL: Final = "it says where a segment was registered, and goes 
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _VerifyTask:
     number: int
     pages: tuple[int, ...]
 
 
-def verify_findings(addresses: NativeAddresses, run: JobRun, job: VerifyFindingsJob) -> BulkSummary:
+def verify_findings(addresses: CatalogAddresses, run: JobContext, job: VerifyFindingsJob) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
         StoreUnavailable: Storage or the database did not answer.
     """
-    folder = Path(run.inputs("compare-sides").folder)
+    folder = Path(run.get_published_summary("compare-sides").folder)
     pages = range(FindingFiles(folder).pages)
     starts = range(0, len(pages), _PAGES_PER_TASK)
-    tasks = [_Task(number, tuple(pages[start : start + _PAGES_PER_TASK])) for number, start in enumerate(starts)]
-    verify = partial(_verify, candidates=folder, folder=run.folder, addresses=addresses, before_us=job.before_us)
-    counts_by_task = run.spread("ask storage and catalog again", tasks, verify)
+    tasks = [_VerifyTask(number, tuple(pages[start : start + _PAGES_PER_TASK])) for number, start in enumerate(starts)]
+    verify = partial(
+        _write_verified_findings, candidates=folder, folder=run.folder, addresses=addresses, before_us=job.before_us
+    )
+    counts_by_task = run.run_in_executors("ask storage and catalog again", tasks, verify)
     return BulkSummary(
         counts={kind.value: sum(counts[kind.value] for counts in counts_by_task) for kind in FindingKind}
     )
 
 
-def _verify(task: _Task, *, candidates: Path, folder: Path, addresses: NativeAddresses, before_us: int) -> Counter[str]:
+def _write_verified_findings(
+    task: _VerifyTask, *, candidates: Path, folder: Path, addresses: CatalogAddresses, before_us: int
+) -> Counter[str]:
     """Write the findings among some pages of candidates into one file. Runs in an executor, maybe twice at once."""
     files, counts = FindingFiles(candidates), Counter[str]()
     stores = {address.bucket: address.store() for address in addresses.stores}
@@ -104,21 +108,21 @@ def verify_candidates(
     application: str,
 ) -> list[Finding]:
     """Return the candidates that are still true, in unchanged order, with storage's statements."""
-    names_by_ledger = _read_names_of_absent(candidates, catalog)
+    names_by_ledger = _read_expected_keys(candidates, catalog)
 
-    def ask(candidate: Finding) -> Finding | None:
+    def recheck_in_storage(candidate: Finding) -> Finding | None:
         if _is_stated_orphan(candidate):
-            return _add_statement(candidate, stores[candidate.bucket], before_us, application)
+            return _recheck_orphan(candidate, stores[candidate.bucket], before_us, application)
         if is_single_object(candidate):  # parts of an upload state nothing
             return None if doubt_upload(stores[candidate.bucket], candidate.key, before_us) else candidate
         if candidate.kind is FindingKind.MISSING_DATA and not _is_lost_row(candidate):
             names = names_by_ledger.get(candidate.ledger_id, ())
-            return candidate if _is_missing(candidate, stores[candidate.bucket], names) else None
+            return candidate if _is_still_missing(candidate, stores[candidate.bucket], names) else None
         return candidate
 
     with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="verify") as threads:
-        answers = list(filter(None, threads.map(ask, candidates)))
-    is_named_by_kind = _check_missing(answers, catalog) | _check_rows(answers, catalog)
+        answers = list(filter(None, threads.map(recheck_in_storage, candidates)))
+    is_named_by_kind = _make_missing_data_check(answers, catalog) | _make_row_checks(answers, catalog)
     named = [
         finding
         for finding in answers
@@ -127,7 +131,7 @@ def verify_candidates(
     return list(filter(None, _judge_by_catalog(named, catalog)))
 
 
-def _add_statement(candidate: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
+def _recheck_orphan(candidate: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
     """Return an orphan with storage's statement, or `None` if the orphan is absent or young.
 
     The statement may change the finding's kind to foreign or mismatch.
@@ -154,7 +158,7 @@ def _add_statement(candidate: Finding, store: ObjectStore, before_us: int, appli
     return finding
 
 
-def _read_names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
+def _read_expected_keys(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
     """Return the keys that the catalog knows for ledgers without listed objects, `meta.json` first."""
     absent = [
         candidate
@@ -174,7 +178,7 @@ def _read_names_of_absent(candidates: Sequence[Finding], catalog: ArrowReader) -
     return names
 
 
-def _is_missing(candidate: Finding, store: ObjectStore, names: Sequence[str]) -> bool:
+def _is_still_missing(candidate: Finding, store: ObjectStore, names: Sequence[str]) -> bool:
     """Return whether separate reads also find that the data is absent or too short.
 
     For a whole ledger, another listing and a HEAD of each of `names` must find nothing.
@@ -189,7 +193,7 @@ def _is_missing(candidate: Finding, store: ObjectStore, names: Sequence[str]) ->
     return head is None or (candidate.objects > 0 and head[0].size_bytes == candidate.size_bytes)
 
 
-def _check_rows(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
+def _make_row_checks(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
     """Return checks by kind: ledgers are still unreferenced, and intents are still stalled."""
     ledger_ids = [
         finding.ledger_id for finding in findings if _is_unreferenced(finding) and finding.ledger_id is not None
@@ -212,7 +216,9 @@ def _check_rows(findings: Sequence[Finding], catalog: ArrowReader) -> dict[Findi
     }
 
 
-def _check_missing(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
+def _make_missing_data_check(
+    findings: Sequence[Finding], catalog: ArrowReader
+) -> dict[FindingKind, Callable[[Finding], bool]]:
     """Return a check that the catalog still names missing data. Detached data was rightly deleted."""
     ledger_ids = sorted(
         {

@@ -46,8 +46,8 @@ from logstore.records.rebuild_job import SKIPPED_BLOCK_PREFIX, RebuildRecords, R
 from logstore.records.record_kinds import PARENT_BY_KIND, TOMBSTONED_KINDS, RecordKind, block_schema
 from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
-from spark.job_runner import JobRun
-from spark.sources.store_addresses import StoreAddress
+from spark.job_runner import JobContext
+from spark.sources.store_addresses import BucketAddress
 
 _K = RecordKind
 _HIDING_KINDS: Final = frozenset({_K.TRANSACTION, _K.HIDDEN})
@@ -67,7 +67,7 @@ class _IdRange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _RebuildTask:
     """Work of one executor: one range of ids, or all ranges of kinds with unique names."""
 
     kinds: tuple[RecordKind, ...]
@@ -75,13 +75,13 @@ class _Task:
 
 
 @dataclass(slots=True)
-class _TaskResult:
+class _RebuildTaskResult:
     counts: Counter[str] = field(default_factory=Counter)
     version: int = 0  # highest record version that was read
     error_by_block: dict[str, str] = field(default_factory=dict)  # errors of skipped blocks, by key
 
 
-def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> BulkSummary:
+def rebuild_records(records: BucketAddress, run: JobContext, job: RebuildRecords) -> BulkSummary:
     """Run the job on the driver.
 
     Raises:
@@ -92,24 +92,24 @@ def rebuild_records(records: StoreAddress, run: JobRun, job: RebuildRecords) -> 
     """
     blocks = ColdStart(_open_log(records, job)).manifest(job.manifest).blocks
     cores = run.spark.sparkContext.defaultParallelism
-    run_task = partial(_run_task, records, run.folder, job)
+    run_task = partial(_run_rebuild_task, records, run.folder, job)
     tasks = [
         _task_of_all_ids(blocks, _K.TOPIC, _K.LIST),
         *_tasks_by_range(blocks, _K.DELETION),
         *_tasks_by_range(blocks, _K.TRANSACTION),
     ]
-    results = run.spread("find topics and lists", [task for task in tasks if task.ranges], run_task)
+    results = run.run_in_executors("find topics and lists", [task for task in tasks if task.ranges], run_task)
     if not RowFilesFolder(run.folder).topics_path().exists():  # no topics and no lists
         _save_ids(RowFilesFolder(run.folder), np.zeros(0, np.int64), np.zeros(0, np.int64))
-    ledger_ranges = _cut_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
-    tasks = [_Task((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
+    ledger_ranges = _split_into_id_ranges(blocks, _K.LEDGER, _K.SEGMENT, _K.HIDDEN, min_ranges=cores)
+    tasks = [_RebuildTask((_K.LEDGER,), (id_range,)) for id_range in ledger_ranges]
     tasks += [_task_of_all_ids(blocks, _K.CURSOR)]
     tasks += [task for kind in _KINDS_UNDER_TOPICS for task in _tasks_by_range(blocks, kind)]
-    results += run.spread("find ledgers and segments", [task for task in tasks if task.ranges], run_task)
-    return _summarize(results)
+    results += run.run_in_executors("find ledgers and segments", [task for task in tasks if task.ranges], run_task)
+    return _summarize_task_results(results)
 
 
-def _cut_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1) -> list[_IdRange]:
+def _split_into_id_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1) -> list[_IdRange]:
     """Split the ids of the kinds into at least `min_ranges` ranges with about equal numbers of record versions."""
     blocks_of_kinds = [block for block in blocks if block.kind in kinds]
     versions_per_range = math.ceil(sum(block.records for block in blocks_of_kinds) / min_ranges)
@@ -119,15 +119,15 @@ def _cut_ranges(blocks: Iterable[Block], *kinds: RecordKind, min_ranges: int = 1
     ]
 
 
-def _task_of_all_ids(blocks: Iterable[Block], *kinds: RecordKind) -> _Task:
-    return _Task(kinds, tuple(id_range for kind in kinds for id_range in _cut_ranges(blocks, kind)))
+def _task_of_all_ids(blocks: Iterable[Block], *kinds: RecordKind) -> _RebuildTask:
+    return _RebuildTask(kinds, tuple(id_range for kind in kinds for id_range in _split_into_id_ranges(blocks, kind)))
 
 
-def _tasks_by_range(blocks: Iterable[Block], kind: RecordKind) -> list[_Task]:
-    return [_Task((kind,), (id_range,)) for id_range in _cut_ranges(blocks, kind)]
+def _tasks_by_range(blocks: Iterable[Block], kind: RecordKind) -> list[_RebuildTask]:
+    return [_RebuildTask((kind,), (id_range,)) for id_range in _split_into_id_ranges(blocks, kind)]
 
 
-def _summarize(results: list[_TaskResult]) -> BulkSummary:
+def _summarize_task_results(results: list[_RebuildTaskResult]) -> BulkSummary:
     counts = Counter[str]()
     for result in results:
         counts.update(result.counts)
@@ -138,14 +138,16 @@ def _summarize(results: list[_TaskResult]) -> BulkSummary:
     return BulkSummary(counts=dict(counts), facts=facts)
 
 
-def _open_log(records: StoreAddress, job: RebuildRecords) -> RecordLog:
+def _open_log(records: BucketAddress, job: RebuildRecords) -> RecordLog:
     bucket = NamedBucket(role=BucketRole(records.role), bucket=records.bucket, address=records.endpoint)
     return RecordLog(LostCatalogIdentity(job.catalog_id).own(bucket, records.store()))
 
 
-def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _Task) -> _TaskResult:
+def _run_rebuild_task(
+    records: BucketAddress, folder: Path, job: RebuildRecords, task: _RebuildTask
+) -> _RebuildTaskResult:
     """Run one task in an executor. A task may run twice, even at the same time."""
-    rebuilder = _Rebuilder(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
+    rebuilder = _RecordRebuilder(_open_log(records, job), RowFilesFolder(folder), skip_unreadable=job.skip_unreadable)
     if task.kinds[0] is _K.TOPIC:
         rebuilder.rebuild_topics_and_lists(task)
     elif task.kinds[0] is _K.CURSOR:
@@ -153,70 +155,70 @@ def _run_task(records: StoreAddress, folder: Path, job: RebuildRecords, task: _T
     elif task.kinds[0] is _K.LEDGER:
         rebuilder.rebuild_ledgers(task)
     else:
-        rebuilder.rebuild_range(task)
+        rebuilder.rebuild_kind_in_range(task)
     return rebuilder.result
 
 
-class _Rebuilder:
+class _RecordRebuilder:
     """Reader of the record versions of one task. It writes rows and counts them."""
 
     def __init__(self, log: RecordLog, files: RowFilesFolder, *, skip_unreadable: bool) -> None:
         self._log, self._files, self._skip_unreadable = log, files, skip_unreadable
-        self.result = _TaskResult()
+        self.result = _RebuildTaskResult()
 
-    def rebuild_topics_and_lists(self, task: _Task) -> None:
+    def rebuild_topics_and_lists(self, task: _RebuildTask) -> None:
         """Write all topics and lists. Save the ids of topics and of listed ledgers for the second step."""
-        topics = self._read_unique(task, _K.TOPIC)
+        topics = self._read_uniquely_named(task, _K.TOPIC)
         topic_ids = read_id_column(topics)
-        self._write(0, [build_table_rows(_K.TOPIC, topics)])
-        lists = self._read_unique(task, _K.LIST, topic_ids)
-        self._write(0, [build_table_rows(_K.LIST, lists)])
+        self._write_rows(0, [build_table_rows(_K.TOPIC, topics)])
+        lists = self._read_uniquely_named(task, _K.LIST, topic_ids)
+        self._write_rows(0, [build_table_rows(_K.LIST, lists)])
         _save_ids(self._files, topic_ids, unpack_listed_ledger_ids(lists))
 
-    def rebuild_cursors(self, task: _Task) -> None:
-        cursors = self._read_unique(task, _K.CURSOR, np.load(self._files.topics_path()))
-        self._write(0, [build_table_rows(_K.CURSOR, cursors)])
+    def rebuild_cursors(self, task: _RebuildTask) -> None:
+        cursors = self._read_uniquely_named(task, _K.CURSOR, np.load(self._files.topics_path()))
+        self._write_rows(0, [build_table_rows(_K.CURSOR, cursors)])
 
-    def rebuild_ledgers(self, task: _Task) -> None:
+    def rebuild_ledgers(self, task: _RebuildTask) -> None:
         """Write the ledgers of one range with their segments and hidden entries."""
         (id_range,) = task.ranges
-        ledgers = self._read_live(_K.LEDGER, id_range)
+        ledgers = self._read_live_and_write_tombstones(_K.LEDGER, id_range)
         ledger_ids, all_listed = read_id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
         first, last = id_range.ids
         listed = np.asarray(all_listed[np.searchsorted(all_listed, first) : np.searchsorted(all_listed, last, "right")])
-        segments = select_with_parent(self._read_live(_K.SEGMENT, id_range), ledger_ids)
-        self._write(id_range.number, build_ledger_rows(ledgers, segments, listed))
-        self._write(id_range.number, [build_table_rows(_K.SEGMENT, segments)])
-        hidden = select_with_parent(self._read_live(_K.HIDDEN, id_range), ledger_ids)
-        self._write(id_range.number, [build_table_rows(_K.HIDDEN, hidden)])
+        segments = select_with_parent(self._read_live_and_write_tombstones(_K.SEGMENT, id_range), ledger_ids)
+        self._write_rows(id_range.number, build_ledger_rows(ledgers, segments, listed))
+        self._write_rows(id_range.number, [build_table_rows(_K.SEGMENT, segments)])
+        hidden = select_with_parent(self._read_live_and_write_tombstones(_K.HIDDEN, id_range), ledger_ids)
+        self._write_rows(id_range.number, [build_table_rows(_K.HIDDEN, hidden)])
         self._count_records(ledgers, segments, hidden)
 
-    def rebuild_range(self, task: _Task) -> None:
+    def rebuild_kind_in_range(self, task: _RebuildTask) -> None:
         """Write one range of a kind."""
         (kind,), (id_range,) = task.kinds, task.ranges
-        live = self._read_live(kind, id_range)
+        live = self._read_live_and_write_tombstones(kind, id_range)
         if PARENT_BY_KIND.get(kind) is _K.TOPIC:
             live = select_with_parent(live, np.load(self._files.topics_path()))
         self._count_records(live)
         if kind is _K.TRANSACTION:
-            self._write(id_range.number, build_transaction_rows(live))
+            self._write_rows(id_range.number, build_transaction_rows(live))
         elif kind is _K.INDEX:
-            self._write(id_range.number, build_delayed_index_rows(live))
+            self._write_rows(id_range.number, build_delayed_index_rows(live))
         else:
-            self._write(id_range.number, [build_table_rows(kind, live)])
+            self._write_rows(id_range.number, [build_table_rows(kind, live)])
 
-    def _read_unique(self, task: _Task, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
+    def _read_uniquely_named(self, task: _RebuildTask, kind: RecordKind, topic_ids: Ids | None = None) -> pa.Table:
         """Read all records of a kind with unique names, ascending by id. With `topic_ids`, only of these topics."""
         tables = [block_schema(kind).empty_table()]
         for id_range in task.ranges:
             if any(block.kind is kind for block in id_range.blocks):
-                live = self._read_live(kind, id_range)
+                live = self._read_live_and_write_tombstones(kind, id_range)
                 tables.append(live if topic_ids is None else select_with_parent(live, topic_ids, "topic_id"))
         unique = select_newest_by_unique_columns(pa.concat_tables(tables), UNIQUE_COLUMNS[kind])
         self._count_records(unique)
         return unique
 
-    def _read_live(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
+    def _read_live_and_write_tombstones(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
         """Return the newest versions of live records in the range, ascending by id. Write the tombstones."""
         versions = self._read_versions(kind, id_range)
         if not versions.num_rows:
@@ -225,7 +227,7 @@ class _Rebuilder:
         winners = split_winners(versions)
         if kind in TOMBSTONED_KINDS:
             number = 2 * id_range.number + (kind is _K.LEDGER)  # two kinds share the table of tombstones
-            self._write(number, [build_tombstone_rows(winners.tombstones, winners.covered, kind)])
+            self._write_rows(number, [build_tombstone_rows(winners.tombstones, winners.covered, kind)])
         return winners.live
 
     def _read_versions(self, kind: RecordKind, id_range: _IdRange) -> pa.Table:
@@ -246,7 +248,7 @@ class _Rebuilder:
                 self.result.error_by_block[block.key] = str(error)
         return pa.concat_tables(tables) if tables else block_schema(kind).empty_table()
 
-    def _write(self, number: int, tables: Iterable[TableRows]) -> None:
+    def _write_rows(self, number: int, tables: Iterable[TableRows]) -> None:
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         for table, rows in tables:
             self.result.counts[table.name] += rows.num_rows

@@ -34,7 +34,7 @@ class KeyRange:
         return takewhile(lambda listed: listed.key < self.before, objects) if self.before else objects
 
 
-def shard_range(shard: int) -> KeyRange:
+def shard_key_range(shard: int) -> KeyRange:
     """Return the range of a shard of the primary bucket, 0 to 255."""
     return KeyRange(prefix=shard_prefix(shard))
 
@@ -48,7 +48,7 @@ TIERED_RANGES: Final = (
 """Ranges that cover a tiered bucket: uploads by the first character of their uuid, and all other keys."""
 
 
-def list_beside_shards(store: ObjectStore) -> tuple[list[KeyRange], list[ObjectInfo]]:
+def list_outside_shards(store: ObjectStore) -> tuple[list[KeyRange], list[ObjectInfo]]:
     """Return folders of the primary bucket that are not shards, and objects that are in no folder."""
     ranges: list[KeyRange] = []
     objects: list[ObjectInfo] = []

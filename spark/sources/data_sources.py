@@ -39,9 +39,9 @@ from logstore.log.segment_format import entry_schema
 from logstore.log.services.segment_reader import read_columns
 from logstore.ports.catalog import Segment
 from logstore.positions import LedgerId
-from spark.sources.bucket_listings import LISTING_SCHEMA, TIERED_RANGES, shard_range, to_record_batches
-from spark.sources.store_addresses import NativeAddresses, StoreAddress
-from spark.warm_session import freeze_loaded_objects
+from spark.sources.bucket_listings import LISTING_SCHEMA, TIERED_RANGES, shard_key_range, to_record_batches
+from spark.sources.store_addresses import BucketAddress, CatalogAddresses
+from spark.warm_session import exclude_loaded_objects_from_gc
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +53,7 @@ _OBJECT_SCHEMA: Final = pa.schema([("bucket", pa.string()), ("key", pa.string())
 _POSITION_FIELDS: Final = (("ledger_id", pa.int64()), ("entry_id", pa.int64()))
 
 
-def register(spark: "SparkSession", addresses: NativeAddresses) -> None:
+def register_data_sources(spark: "SparkSession", addresses: CatalogAddresses) -> None:
     """Register the formats in a session."""
     for source in (ObjectTable, LedgerTable, EntryTable):
         spark.dataSource.register(type(source.__name__, (source,), {"addresses": addresses}))
@@ -67,7 +67,7 @@ class _Partition(InputPartition):
 class ObjectTable(DataSource):
     """Objects of the catalog's buckets. In the primary bucket, only shards are listed."""
 
-    addresses: ClassVar[NativeAddresses]
+    addresses: ClassVar[CatalogAddresses]
 
     @classmethod
     def name(cls) -> str:
@@ -81,7 +81,7 @@ class ObjectTable(DataSource):
 
 
 class _ObjectListingReader(DataSourceReader):
-    def __init__(self, stores: tuple[StoreAddress, ...]) -> None:
+    def __init__(self, stores: tuple[BucketAddress, ...]) -> None:
         self._stores = stores
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -93,7 +93,7 @@ class _ObjectListingReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         step = _SHARDS_PER_PARTITION
-        shards = [tuple(map(shard_range, range(first, first + step))) for first in range(0, SHARDS, step)]
+        shards = [tuple(map(shard_key_range, range(first, first + step))) for first in range(0, SHARDS, step)]
         tiered = [(key_range,) for key_range in TIERED_RANGES]
         return [
             _Partition((store, key_ranges))
@@ -102,7 +102,7 @@ class _ObjectListingReader(DataSourceReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_loaded_objects()
+        exclude_loaded_objects_from_gc()
         address, key_ranges = partition.value
         store = address.store()
         for key_range in key_ranges:
@@ -115,7 +115,7 @@ class _ObjectListingReader(DataSourceReader):
 class LedgerTable(DataSource):
     """Rows of `ledger`."""
 
-    addresses: ClassVar[NativeAddresses]
+    addresses: ClassVar[CatalogAddresses]
 
     @classmethod
     def name(cls) -> str:
@@ -140,7 +140,7 @@ _ID_RANGE_BY_FILTER: Final[dict[type, Callable[[int], tuple[int, int]]]] = {
 
 
 class _LedgerReader(DataSourceReader):
-    def __init__(self, addresses: NativeAddresses) -> None:
+    def __init__(self, addresses: CatalogAddresses) -> None:
         self._addresses = addresses
         self._first, self._end = 0, _MAX_LEDGER_ID
 
@@ -162,7 +162,7 @@ class _LedgerReader(DataSourceReader):
         return [_Partition((start, min(start + starts.step, end))) for start in starts] or [_Partition((0, 0))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_loaded_objects()
+        exclude_loaded_objects_from_gc()
         with open_arrow_reader(self._addresses.database_url) as connection:
             first, end = partition.value
             yield from connection.batches(bulk_queries.select_ledgers(first, end, self._addresses.application))
@@ -171,7 +171,7 @@ class _LedgerReader(DataSourceReader):
 class EntryTable(DataSource):
     """Entries of one topic with their positions. Only the columns of option `columns` are fetched."""
 
-    addresses: ClassVar[NativeAddresses]
+    addresses: ClassVar[CatalogAddresses]
 
     @classmethod
     def name(cls) -> str:
@@ -197,7 +197,7 @@ class EntryTable(DataSource):
 
 
 class _EntryReader(DataSourceReader):
-    def __init__(self, addresses: NativeAddresses, topic_id: int, columns: list[str]) -> None:
+    def __init__(self, addresses: CatalogAddresses, topic_id: int, columns: list[str]) -> None:
         self._addresses, self._topic_id, self._columns = addresses, topic_id, columns
 
     def partitions(self) -> list[InputPartition]:
@@ -207,7 +207,7 @@ class _EntryReader(DataSourceReader):
         return [_Partition(rows[start : start + starts.step]) for start in starts] or [_Partition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_loaded_objects()
+        exclude_loaded_objects_from_gc()
         store = self._addresses.primary.store()
         for row in partition.value:
             segment = Segment(

@@ -34,7 +34,7 @@ class ParsedKeys:
     digest: Words  # of a `meta.json`; 0 for a segment
 
 
-def parse_keys(keys: pa.Array) -> ParsedKeys:
+def parse_ledger_keys(keys: pa.Array) -> ParsedKeys:
     """Parse keys of the primary bucket: an array of strings without nulls."""
     offsets, data = _string_buffers(keys)
     length, count = np.diff(offsets), len(keys)
@@ -51,7 +51,7 @@ def parse_keys(keys: pa.Array) -> ParsedKeys:
         rows = np.flatnonzero(length == key_length)
         starts = offsets[:-1][rows]
         if len(starts):
-            ledger_id, has_folders = _parse_folders(words, data, starts)
+            ledger_id, has_folders = _parse_ledger_folders(words, data, starts)
             number, digest, has_name = parse_names(words, starts)
             parsed.is_canonical[rows] = has_folders & has_name
             parsed.ledger_id[rows], parsed.number[rows], parsed.digest[rows] = ledger_id, number, digest
@@ -66,7 +66,7 @@ def _string_buffers(keys: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[
     return ends, np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
 
 
-def _parse_folders(words: Words, data: npt.NDArray[np.uint8], starts: Any) -> tuple[npt.NDArray[np.int64], Any]:  # noqa: ANN401
+def _parse_ledger_folders(words: Words, data: npt.NDArray[np.uint8], starts: Any) -> tuple[npt.NDArray[np.int64], Any]:  # noqa: ANN401
     """Return ledger ids, and whether the folders are canonical. The shard must be the id's last byte."""
     high, high_ok = _parse_hex(words[starts + _ID_OFFSET])
     low, low_ok = _parse_hex(words[starts + _ID_OFFSET + 8])

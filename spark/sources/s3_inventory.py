@@ -81,7 +81,7 @@ def read_manifest(path: Path, *, now_us: int) -> Inventory:
             format=str(manifest["fileFormat"]),
             columns=_parse_schema(str(manifest["fileFormat"]), str(manifest["fileSchema"])),
             files=tuple(
-                (_find_part(path, file["key"]), int(file["size"]), str(file["MD5checksum"]))
+                (_find_part_path(path, file["key"]), int(file["size"]), str(file["MD5checksum"]))
                 for file in manifest["files"]
             ),
         )
@@ -112,7 +112,7 @@ def _parse_schema(file_format: str, schema: str) -> tuple[str, ...]:
     return tuple(_PARQUET_FIELD.findall(schema))
 
 
-def _find_part(manifest: Path, key: str) -> str:
+def _find_part_path(manifest: Path, key: str) -> str:
     """Return the path of a part. The manifest has the part's key. A copied inventory may lack folders of the key.
 
     The part is below the manifest's folder or one of the two folders above, because S3 puts the manifest into a folder
@@ -133,7 +133,7 @@ def _find_part(manifest: Path, key: str) -> str:
     raise InvalidInput("inventory", expected=f"the part {key} beside {manifest}", found="none")
 
 
-def check_part(file: tuple[str, int, str]) -> int:
+def check_part_checksum(file: tuple[str, int, str]) -> int:
     """Compare length and MD5 of a part with the manifest. Return the length in bytes.
 
     Raises:
@@ -157,7 +157,7 @@ def check_part(file: tuple[str, int, str]) -> int:
     return length
 
 
-def list_parts(inventory: Inventory) -> list[InventoryPart]:
+def list_inventory_parts(inventory: Inventory) -> list[InventoryPart]:
     """Return the parts for tasks: whole CSV parts, and Parquet parts of about a million rows.
 
     Raises:

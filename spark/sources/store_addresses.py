@@ -7,7 +7,7 @@ from infra.objects import S3ObjectStore, create_s3_client
 
 
 @dataclass(frozen=True, slots=True)
-class StoreAddress:
+class BucketAddress:
     """Address of a bucket. Executors get it within tasks, because Spark shows its options and properties."""
 
     role: str
@@ -24,21 +24,21 @@ class StoreAddress:
 
 
 @cache
-def _connect(address: StoreAddress) -> S3ObjectStore:
+def _connect(address: BucketAddress) -> S3ObjectStore:
     keys = address.access_key or None, address.secret_key or None
     client = create_s3_client(address.endpoint or None, address.region, *keys, ca_file=address.ca_file, pool_size=64)
     return S3ObjectStore(client, address.bucket)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NativeAddresses:
+class CatalogAddresses:
     """Addresses of the catalog and its buckets. Executors get them within tasks."""
 
     database_url: str = field(repr=False)
-    primary: StoreAddress
-    tiered: tuple[StoreAddress, ...]  # every bucket with this catalog's marker, at the configured store
+    primary: BucketAddress
+    tiered: tuple[BucketAddress, ...]  # every bucket with this catalog's marker, at the configured store
     application: str
 
     @property
-    def stores(self) -> tuple[StoreAddress, ...]:
+    def stores(self) -> tuple[BucketAddress, ...]:
         return (self.primary, *self.tiered)

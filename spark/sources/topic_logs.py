@@ -17,7 +17,7 @@ from logstore.ports.catalog import TopicState
 from logstore.ports.object_storage import OwnedStore
 from logstore.positions import TopicId
 from logstore.reconciliation.bulk_jobs import LEFT_OUT
-from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 
 TASKS_PER_CORE: Final = 4  # enough to even out tasks of different lengths
 _MAX_FACTS: Final = 20
@@ -42,12 +42,12 @@ def order_topics_by_size(
     return sorted(set(topics) or size_by_topic, key=lambda topic_id: (-size_by_topic[topic_id], topic_id))
 
 
-def deal_in_turn(items: list[T], count: int) -> list[list[T]]:
+def deal_round_robin(items: list[T], count: int) -> list[list[T]]:
     """Deal the items in turn to `count` lists, or to one list per item if there are fewer items."""
     return [items[first::count] for first in range(min(count, len(items)))]
 
 
-def is_active(catalog: SqlCatalog, topic_id: TopicId) -> bool:
+def is_active_topic(catalog: SqlCatalog, topic_id: TopicId) -> bool:
     """Return whether the topic exists and is not being deleted."""
     try:
         return catalog.topics.get_by_id(topic_id).state is TopicState.ACTIVE
@@ -61,11 +61,11 @@ def unreadable_topic_facts(error_by_topic: Mapping[TopicId, str]) -> dict[str, s
     return {f"{LEFT_OUT}topic {topic_id}": error_by_topic[topic_id] for topic_id in topic_ids}
 
 
-def open_log_stores(addresses: NativeAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredCopyReader]:
+def open_log_stores(addresses: CatalogAddresses, catalog: SqlCatalog) -> tuple[OwnedStore, TieredCopyReader]:
     """Return the primary bucket and the tiered copies. Both refuse a bucket that is not the catalog's."""
     stores = MarkerChecker(catalog.identities)
 
-    def open_bucket(address: StoreAddress) -> OwnedStore:
+    def open_bucket(address: BucketAddress) -> OwnedStore:
         named = NamedBucket(role=BucketRole(address.role), bucket=address.bucket, address=address.endpoint)
         return stores.own(named, address.store)
 

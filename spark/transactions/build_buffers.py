@@ -17,12 +17,12 @@ from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.transactions.buffer_serialization import MAX_PARTS_PER_JOB, BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
 from logstore.transactions.transaction_buffer import TransactionBuffer
-from spark.job_runner import JobRun
-from spark.sources.store_addresses import NativeAddresses
+from spark.job_runner import JobContext
+from spark.sources.store_addresses import CatalogAddresses
 from spark.sources.topic_logs import (
     TASKS_PER_CORE,
-    deal_in_turn,
-    is_active,
+    deal_round_robin,
+    is_active_topic,
     open_log_stores,
     order_topics_by_size,
     unreadable_topic_facts,
@@ -30,13 +30,13 @@ from spark.sources.topic_logs import (
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class _BufferTask:
     part: int
     topics: tuple[int, ...]
 
 
 @dataclass(slots=True)
-class _TaskResult:
+class _BufferTaskResult:
     buffers: int = 0
     empty: int = 0
     gone: int = 0
@@ -44,16 +44,16 @@ class _TaskResult:
     error_by_topic: dict[TopicId, str] = field(default_factory=dict)
 
 
-def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildTransactionBuffersJob) -> BulkSummary:
+def build_buffers(addresses: CatalogAddresses, run: JobContext, job: BuildTransactionBuffersJob) -> BulkSummary:
     """Run the job on the driver."""
-    (topics,) = run.spread(
+    (topics,) = run.run_in_executors(
         "look at topics",
         [job.topics],
         partial(order_topics_by_size, addresses.database_url, lambda: [select_topic_sizes()]),
     )
-    parts = deal_in_turn(topics, min(TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
-    tasks = [_Task(part, tuple(part_topics)) for part, part_topics in enumerate(parts)]
-    results = run.spread("read the logs of topics", tasks, partial(_build, addresses, run.folder))
+    parts = deal_round_robin(topics, min(TASKS_PER_CORE * run.spark.sparkContext.defaultParallelism, MAX_PARTS_PER_JOB))
+    tasks = [_BufferTask(part, tuple(part_topics)) for part, part_topics in enumerate(parts)]
+    results = run.run_in_executors("read the logs of topics", tasks, partial(_write_buffers, addresses, run.folder))
     counts = {
         name: sum(getattr(result, name) for result in results) for name in ("buffers", "empty", "gone", "unreadable")
     }
@@ -63,16 +63,16 @@ def build_buffers(addresses: NativeAddresses, run: JobRun, job: BuildTransaction
     )
 
 
-def _build(addresses: NativeAddresses, folder: Path, task: _Task) -> _TaskResult:
+def _write_buffers(addresses: CatalogAddresses, folder: Path, task: _BufferTask) -> _BufferTaskResult:
     """Write the buffers of some topics into one file, in an executor. A task may run twice."""
-    result = _TaskResult()
+    result = _BufferTaskResult()
     with open_catalog(addresses.database_url) as catalog:
-        result.buffers = BufferFiles(folder).write_part(task.part, _rebuild(addresses, catalog, task, result))
+        result.buffers = BufferFiles(folder).write_part(task.part, _rebuild_buffers(addresses, catalog, task, result))
     return result
 
 
-def _rebuild(
-    addresses: NativeAddresses, catalog: SqlCatalog, task: _Task, result: _TaskResult
+def _rebuild_buffers(
+    addresses: CatalogAddresses, catalog: SqlCatalog, task: _BufferTask, result: _BufferTaskResult
 ) -> Iterator[tuple[TopicId, TransactionBuffer]]:
     objects, tiered = open_log_stores(addresses, catalog)
     contents = ComponentLedgers(
@@ -87,7 +87,7 @@ def _rebuild(
         read_whole_log=True,
     )
     for topic_id in map(TopicId, task.topics):
-        if not is_active(catalog, topic_id):
+        if not is_active_topic(catalog, topic_id):
             result.gone += 1
             continue
         try:

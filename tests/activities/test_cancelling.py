@@ -10,8 +10,8 @@ from temporalio.testing import ActivityEnvironment
 
 from activities import heartbeats
 from activities.deletion.trim_by_retention import CountBatchInput
-from activities.heartbeats import Heartbeats, beating, defined
-from activities.offload import UploadInput
+from activities.heartbeats import ClaimRenewingHeartbeats, define_activity, send_heartbeats
+from activities.offload import UploadCopyInput
 from logstore.deletion.intents import DeletionState
 from logstore.deletion.services import primary_copies
 from logstore.log.ledger_object_keys import ledger_prefix, owner_digest_from_key
@@ -116,7 +116,7 @@ def test_upload_cancelled_reads_no_further_and_gives_up(
     calls = Calls(env := environment())
     (world.objects if operation is Operation.GET else world.tiered).plan(cancelling(operation, calls))
     with pytest.raises(CancelledError):
-        env.run(world.offload.upload, UploadInput(ledger_id=ledger, timeout_s=60))
+        env.run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60))
     assert calls.made == 1
     assert len([name for read, name in world.tiered.calls if read is Operation.GET_RANGE]) <= 1
     assert not [key for key in world.tiered.keys if key.endswith("-index")]
@@ -139,7 +139,7 @@ def test_page_of_trims_cancelled_prepares_no_further_topic(world: World, monkeyp
     filled(world, 3)
     activities, idle = trimming(world)
     calls = Calls(env := environment())
-    monkeypatch.setattr(idle, "prepare", calls)
+    monkeypatch.setattr(idle, "roll_and_settle", calls)
     with pytest.raises(CancelledError):
         env.run(activities.trim_page, request(1, 3))
     assert calls.made == 1
@@ -166,18 +166,20 @@ def test_page_of_trims_cancelled_detaches_no_further_topic(world: World, monkeyp
     assert run(activities.count_batch, CountBatchInput(batch_id=BATCH)).intents == 3
 
 
-@pytest.mark.parametrize("unit", [Heartbeats.examined, lambda heartbeats: heartbeats.deleted(1)])
+@pytest.mark.parametrize(
+    "unit", [ClaimRenewingHeartbeats.count_examined, lambda heartbeats: heartbeats.count_deleted(1)]
+)
 def test_pulse_raises_a_cancellation_at_its_next_unit_and_beats_until_then(
-    unit: Callable[[Heartbeats], None], monkeypatch: pytest.MonkeyPatch
+    unit: Callable[[ClaimRenewingHeartbeats], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A unit that takes long is not begun by another worker meanwhile."""
     monkeypatch.setattr(heartbeats, "_BEAT_INTERVAL_S", 0.005)
     env, beats = environment(), list[object]()
     env.on_heartbeat = lambda *details: beats.append(details)
 
-    @defined(name="test.work")
+    @define_activity(name="test.work")
     def work() -> None:
-        with Heartbeats(lambda: None) as heartbeats:
+        with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
             env.cancel()
             seen = len(beats)
             assert_eventually(lambda: len(beats) > seen + 2)
@@ -193,8 +195,8 @@ def test_beating_beats_on_after_a_cancellation_and_lets_its_unit_end(monkeypatch
     env, beats = environment(), list[object]()
     env.on_heartbeat = lambda *details: beats.append(details)
 
-    @defined(name="test.work")
-    @beating()
+    @define_activity(name="test.work")
+    @send_heartbeats()
     def work() -> str:
         env.cancel()
         seen = len(beats)

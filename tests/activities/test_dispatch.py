@@ -14,10 +14,17 @@ from temporalio.exceptions import ApplicationError
 from activities import heartbeats
 from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.inputs_and_results import CertifyInput, DeadLetterInput, DeleteIntentResult
-from activities.deletion.ledger_deletion import LedgerDeletion
-from activities.deletion.phase_two import Examination, remove
-from activities.heartbeats import Heartbeats
-from activities.owner_routing import Answer, Redirect, Route, TopicWork, WorkDone, owner_queue
+from activities.deletion.ledger_deletion import LedgerDeletionActivities
+from activities.deletion.phase_two import IntentExamination, remove_copies
+from activities.heartbeats import ClaimRenewingHeartbeats
+from activities.owner_routing import (
+    CompletedWork,
+    OwnerRedirect,
+    OwnerRoutedAnswer,
+    OwnerRoutedInput,
+    Route,
+    owner_task_queue,
+)
 from logstore.deletion.intents import CopyVerdict, DeletionState, Outcome, StoredCopy
 from logstore.errors import (
     CatalogBusy,
@@ -46,7 +53,7 @@ class Work:
     """One activity that writes for a topic, ready to be sent anywhere."""
 
     name: str
-    request: TopicWork
+    request: OwnerRoutedInput
     workflow_id: str = BATCH_WORKFLOW
 
 
@@ -122,7 +129,7 @@ def test_asked_is_done_by_the_owner_or_where_there_is_none(prepared: Prepared, s
         site.ownership.acquire(owner, NAME)
     before = site.everything()
     answer = site.send(work, Route.LOOKUP)
-    assert isinstance(answer, Redirect if owner == "b" else WorkDone)
+    assert isinstance(answer, OwnerRedirect if owner == "b" else CompletedWork)
     assert answer.owner == owner
     assert (site.everything() == before) is (owner == "b")
 
@@ -142,7 +149,7 @@ def test_asked_while_nobody_can_be_looked_up_is_done_without_a_lease(
     site.ownership.trouble = silence
     before = site.everything()
     answer = site.send(work, Route.LOOKUP)
-    assert isinstance(answer, WorkDone)
+    assert isinstance(answer, CompletedWork)
     assert answer.owner == ""
     assert site.everything() != before
 
@@ -205,7 +212,7 @@ def test_of_no_topic_or_for_anywhere_needs_no_owner(prepared: Prepared, site: Si
     site.ownership.acquire("b", NAME)
     before = site.everything()
     answer = site.send(work, place, topic=topic)
-    assert isinstance(answer, WorkDone)
+    assert isinstance(answer, CompletedWork)
     assert answer.owner == ""
     assert site.everything() != before
     assert not site.ownership.asked
@@ -251,7 +258,7 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
     world.fill(1)
     world.detach()
     (intent,) = world.intents()
-    found = Examination(own_copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
+    found = IntentExamination(own_copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
 
     class TakenOver:
         def inspect(self, _: object) -> StoredCopy:
@@ -270,7 +277,13 @@ def test_remove_that_lost_its_lease_judges_no_row(world: World) -> None:
             raise NotOwner(1, expected="a", found="b")
 
     with pytest.raises(NotOwner):
-        environment().run(remove, found, {intent.copy.value: TakenOver()}, Heartbeats(lambda: None), DeletionPace())
+        environment().run(
+            remove_copies,
+            found,
+            {intent.copy.value: TakenOver()},
+            ClaimRenewingHeartbeats(lambda: None),
+            DeletionPace(),
+        )
 
 
 @pytest.fixture
@@ -305,7 +318,7 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
     lease = site.ownership.acquire("a", NAME)
     spied: Any = Spied(site.world.catalog.deletions, [], None)
     phase_one: Any = Spied(site.world.catalog.phase_one, spied.leases, None)
-    deletion = LedgerDeletion(
+    deletion = LedgerDeletionActivities(
         phase_one=phase_one,
         deletions=spied,
         ledgers=site.world.catalog.ledgers,
@@ -349,20 +362,22 @@ _ONE: Final = DeleteIntentResult(outcome=Outcome.DELETED, objects=3, size_bytes=
 @pytest.mark.parametrize(
     ("wire", "answer"),
     [
-        ({"answer": "done", "owner": "a", "result": _RESULT}, WorkDone(owner="a", result=_ONE)),
-        ({"answer": "redirected", "owner": "b"}, Redirect(owner="b")),
+        ({"answer": "done", "owner": "a", "result": _RESULT}, CompletedWork(owner="a", result=_ONE)),
+        ({"answer": "redirected", "owner": "b"}, OwnerRedirect(owner="b")),
     ],
     ids=["done", "redirected"],
 )
-def test_answer_is_read_as_done_or_redirected(wire: object, answer: Answer[DeleteIntentResult]) -> None:
+def test_answer_is_read_as_done_or_redirected(wire: object, answer: OwnerRoutedAnswer[DeleteIntentResult]) -> None:
     """In the two forms that workers write, and written again in the same form."""
-    assert TypeAdapter(Answer[DeleteIntentResult]).validate_python(wire) == answer
+    assert TypeAdapter(OwnerRoutedAnswer[DeleteIntentResult]).validate_python(wire) == answer
     assert (
-        TypeAdapter(Answer[DeleteIntentResult]).validate_json(TypeAdapter(Answer[DeleteIntentResult]).dump_json(answer))
+        TypeAdapter(OwnerRoutedAnswer[DeleteIntentResult]).validate_json(
+            TypeAdapter(OwnerRoutedAnswer[DeleteIntentResult]).dump_json(answer)
+        )
         == answer
     )
 
 
 def test_owner_queue_names_the_worker() -> None:
     """What workers poll and workflows send to; a running workflow holds it, so it never changes."""
-    assert owner_queue("w-1") == "sexton-owner-w-1"
+    assert owner_task_queue("w-1") == "sexton-owner-w-1"

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from temporalio import activity
 
-from activities.deletion.topic_deletion import TopicOrder
+from activities.deletion.topic_deletion import TopicDeletionOrder
 from activities.topic_build_steps import SwitchTopicsPageInput
 from logstore.errors import StaleCatalog, UnknownObject
 from tests.activities.world import World, chunk_input, done, one_input, open_world, run
@@ -118,8 +118,8 @@ def test_every_activity_says_what_a_request_from_before_a_rebuild_may_do(world: 
             assert fields & {"run_id", "batch_id"}, name
 
 
-def _order(world: World) -> TopicOrder:
-    return TopicOrder(
+def _order(world: World) -> TopicDeletionOrder:
+    return TopicDeletionOrder(
         topic_id=world.topic.topic_id, topic=world.topic.name, actor="a", reason="r", catalog_epoch=7
     )  # fmt: skip
 

@@ -5,7 +5,13 @@ import threading
 import pytest
 
 from activities import heartbeats as module
-from activities.heartbeats import Heartbeats, beating, defined, renewing, renewing_many
+from activities.heartbeats import (
+    ClaimRenewingHeartbeats,
+    define_activity,
+    send_heartbeats,
+    send_heartbeats_and_renew,
+    send_heartbeats_and_renew_many,
+)
 from logstore.errors import ClaimHeld, StoreUnavailable
 from logstore.stop_checks import raise_if_stopped
 from tests.activities.world import environment
@@ -25,7 +31,7 @@ def test_pulse_beats_and_renews_while_one_unit_takes_long() -> None:
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def slow() -> None:
-        with Heartbeats(lambda: renewals.append(None)):
+        with ClaimRenewingHeartbeats(lambda: renewals.append(None)):
             assert_eventually(lambda: len(beats) > 2 and len(renewals) > 2)
 
     env.run(slow)
@@ -43,9 +49,9 @@ def test_pulse_of_work_done_at_once_beats_not_at_all(monkeypatch: pytest.MonkeyP
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def quick() -> None:
-        with Heartbeats(lambda: None) as heartbeats:
+        with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
             for _ in range(100):
-                heartbeats.examined()
+                heartbeats.count_examined()
 
     env.run(quick)
     assert beats == []
@@ -56,7 +62,7 @@ def test_work_that_ends_before_its_first_beat_has_no_thread(monkeypatch: pytest.
     monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 60.0)
 
     def quick() -> None:
-        with beating(), renewing(lambda: None), Heartbeats(lambda: None):
+        with send_heartbeats(), send_heartbeats_and_renew(lambda: None), ClaimRenewingHeartbeats(lambda: None):
             names = {one.name for one in threading.enumerate()}
             assert not names & {"beating", "renewing", "heartbeats"}
 
@@ -71,9 +77,9 @@ def test_beat_that_is_due_does_not_wait_for_a_later_one(monkeypatch: pytest.Monk
 
     def work() -> None:
         monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 60.0)
-        with beating(lambda: ("later",)):
+        with send_heartbeats(lambda: ("later",)):
             monkeypatch.setattr(module, "_BEAT_INTERVAL_S", 0.005)
-            with beating(lambda: ("sooner",)):
+            with send_heartbeats(lambda: ("sooner",)):
                 assert_eventually(lambda: len(beats) > 2)
 
     env.run(work)
@@ -105,10 +111,10 @@ def test_beats_begin_once_the_machine_has_a_thread_for_them(monkeypatch: pytest.
     env.on_heartbeat = lambda *details: beats.append(details)
 
     def work() -> None:
-        with beating(lambda: ("before",)):
+        with send_heartbeats(lambda: ("before",)):
             assert_eventually(lambda: ("before",) in beats)
         _scarce(monkeypatch, 3)
-        with beating(lambda: ("one",)), beating(lambda: ("other",)):
+        with send_heartbeats(lambda: ("one",)), send_heartbeats(lambda: ("other",)):
             assert_eventually(lambda: {("one",), ("other",)} <= set(beats))
 
     env.run(work)
@@ -119,10 +125,10 @@ def test_work_that_ends_while_there_is_no_thread_for_its_beats_ends_well(monkeyp
     """It has done what it was asked for."""
 
     def work() -> str:
-        with beating():
+        with send_heartbeats():
             pass
         _scarce(monkeypatch, 1_000_000)
-        with beating():
+        with send_heartbeats():
             assert_eventually(lambda: _Scarce.lacking < 999_990)
         return "done"
 
@@ -132,12 +138,12 @@ def test_work_that_ends_while_there_is_no_thread_for_its_beats_ends_well(monkeyp
 
 def test_work_that_cannot_be_watched_begins_not_and_beats_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is left of it that a later activity's watch would let beat."""
-    watch = module._BeatScheduler()
+    watch = module._HeartbeatScheduler()
     monkeypatch.setattr(module, "_scheduler", watch)
     _scarce(monkeypatch, 1)
 
     def work() -> None:
-        with beating():
+        with send_heartbeats():
             raise AssertionError("began without a watch")
 
     with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -153,7 +159,7 @@ def test_beats_go_on_behind_a_fault_that_nothing_expects(caplog: pytest.LogCaptu
 
     def work() -> None:
         answers: list[Exception | None] = [None, ZeroDivisionError("a bug"), None]
-        with Heartbeats(lambda: _answer(answers)):
+        with ClaimRenewingHeartbeats(lambda: _answer(answers)):
             assert_eventually(lambda: not answers)
             before = len(beats)
             assert_eventually(lambda: len(beats) > before + 2)
@@ -168,9 +174,9 @@ def test_beats_go_on_where_a_renewal_is_cancelled_between_its_attempts(caplog: p
     env = environment()
     env.on_heartbeat = lambda *details: beats.append(details)
 
-    @defined(name="tests.work")
+    @define_activity(name="tests.work")
     def work() -> None:
-        with Heartbeats(raise_if_stopped):  # which a catalog asks that is busy, before it is asked again
+        with ClaimRenewingHeartbeats(raise_if_stopped):  # which a catalog asks that is busy, before it is asked again
             env.cancel()
             before = len(beats)
             assert_eventually(lambda: len(beats) > before + 10)
@@ -191,7 +197,7 @@ def test_beats_go_on_while_many_claims_are_renewed() -> None:
         assert answered.wait(60)
 
     def work() -> None:
-        with renewing_many(renew):
+        with send_heartbeats_and_renew_many(renew):
             assert renewing.wait(60)
             before = len(beats)
             assert_eventually(lambda: len(beats) > before + 2)
@@ -212,10 +218,10 @@ def test_pulse_claim_lost_meanwhile_stops_the_work_at_its_next_unit() -> None:
     answers: list[Exception | None] = [None, ClaimHeld("taken over")]
 
     def work() -> None:
-        with Heartbeats(lambda: _answer(answers)) as heartbeats:
+        with ClaimRenewingHeartbeats(lambda: _answer(answers)) as heartbeats:
             assert_eventually(lambda: not answers)
             assert_eventually(lambda: heartbeats._lost_claim_error is not None)
-            heartbeats.examined()
+            heartbeats.count_examined()
 
     with pytest.raises(ClaimHeld):
         environment().run(work)
@@ -226,9 +232,9 @@ def test_pulse_survives_a_renewal_that_the_catalog_did_not_answer() -> None:
     answers: list[Exception | None] = [None, StoreUnavailable("busy"), None, None]
 
     def work() -> None:
-        with Heartbeats(lambda: _answer(answers)) as heartbeats:
+        with ClaimRenewingHeartbeats(lambda: _answer(answers)) as heartbeats:
             assert_eventually(lambda: not answers)
-            heartbeats.examined()
+            heartbeats.count_examined()
 
     environment().run(work)
 
@@ -240,7 +246,7 @@ def test_pulse_that_cannot_claim_starts_nothing() -> None:
         raise ClaimHeld("held")
 
     def work() -> None:
-        with Heartbeats(refuse):
+        with ClaimRenewingHeartbeats(refuse):
             raise AssertionError("began without a claim")
 
     with pytest.raises(ClaimHeld):

@@ -7,7 +7,13 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.deletion.phase_two import intent_key
-from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, RemovePrimariesResult, UploadInput
+from activities.offload import (
+    OffloadCandidatesInput,
+    PublishCopyInput,
+    RemovePrimariesInput,
+    RemovePrimariesResult,
+    UploadCopyInput,
+)
 from logstore.deletion.intents import IntentKey, Outcome
 from logstore.errors import InvalidInput, UnknownObject, UploadUnproven
 from logstore.offload.tiered_copy import data_key, index_key
@@ -24,13 +30,13 @@ CLAIM = Claim(workflow_id="delete-ledgers/all", run_id="1", ttl_s=60)
 
 def upload(world: World, ledger: LedgerId) -> str:
     """One attempt that succeeds; its uuid."""
-    done = run(world.offload.upload, UploadInput(ledger_id=ledger, timeout_s=60))
+    done = run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60))
     assert done.answer is OffloadAnswer.BEGUN
     return done.uuid
 
 
 def publish(world: World, ledger: LedgerId, uuid: str) -> OffloadAnswer:
-    return run(world.offload.publish, PublishInput(ledger_id=ledger, uuid=uuid))
+    return run(world.offload.publish, PublishCopyInput(ledger_id=ledger, uuid=uuid))
 
 
 def removal_input(world: World, **more: Any) -> RemovePrimariesInput:
@@ -115,9 +121,9 @@ def test_upload_named_with_another_topic_is_refused_and_leaves_nothing(world: Wo
     (ledger,) = world.fill_readable(1)
     other = TopicName.parse("persistent://public/default/other").encoded
     with pytest.raises(InvalidInput, match=f"topic: expected the topic of ledger {ledger}, .*found '{other}'"):
-        run(world.offload.upload, UploadInput(ledger_id=ledger, timeout_s=60, topic=other))
+        run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60, topic=other))
     assert world.sql("SELECT count(*) FROM ledger_copy WHERE kind = 'OFFLOADED_LEDGER'") == [(0,)]
-    run(world.offload.upload, UploadInput(ledger_id=ledger, timeout_s=60, topic=world.topic.name))
+    run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60, topic=world.topic.name))
 
 
 def test_upload_that_storage_does_not_prove_raises(world: World) -> None:
@@ -125,7 +131,7 @@ def test_upload_that_storage_does_not_prove_raises(world: World) -> None:
     (ledger,) = world.fill_readable(1)
     world.tiered.plan(Fault(operation=Operation.PUT, kind=FaultKind.LOST))
     with pytest.raises(UploadUnproven):
-        run(world.offload.upload, UploadInput(ledger_id=ledger, timeout_s=60))
+        run(world.offload.upload, UploadCopyInput(ledger_id=ledger, timeout_s=60))
 
 
 def test_both_copies_of_a_ledger_are_deleted_alone(world: World) -> None:
@@ -213,9 +219,9 @@ def test_remove_goes_page_by_page_and_a_repeated_page_skips_nothing(world: World
 def test_candidates_are_paged_and_checked(world: World) -> None:
     """Reads only."""
     ledgers = world.fill_readable(3)
-    page = CandidatesInput(topic_id=world.topic.topic_id, after=-1, limit=2)
+    page = OffloadCandidatesInput(topic_id=world.topic.topic_id, after=-1, limit=2)
     assert run(world.offload.candidates, page).ledger_ids == ledgers[:2]
-    rest = CandidatesInput(
+    rest = OffloadCandidatesInput(
         topic_id=world.topic.topic_id, after=ledgers[1], limit=2, ledger_ids=[*map(int, ledgers)], check=True
     )
     assert run(world.offload.candidates, rest).ledger_ids == ledgers[2:]

@@ -19,11 +19,11 @@ from activities.deletion.inputs_and_results import (
     DetachInput,
     DetachResult,
 )
-from activities.deletion.ledger_deletion import LedgerDeletion
+from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from activities.deletion.phase_two import intent_key
-from activities.deletion.queue_upkeep import DeletionUpkeep
-from activities.offload import LedgerOffload
-from activities.owner_routing import Answer, WorkDone
+from activities.deletion.queue_upkeep import DeletionUpkeepActivities
+from activities.offload import LedgerOffloadActivities
+from activities.owner_routing import CompletedWork, OwnerRoutedAnswer
 from infra.catalog import Database, SqlCatalog
 from logstore.deletion.intents import DeletionIntent, IntentKey
 from logstore.deletion.retention import RetentionPolicy
@@ -88,21 +88,21 @@ class World:
     opened: ExitStack  # what the log needs to be closed
 
     @property
-    def deletion(self) -> LedgerDeletion:
+    def deletion(self) -> LedgerDeletionActivities:
         """Of a worker that owns nothing, where nobody does."""
         return self.activities.deletion
 
     @property
-    def upkeep(self) -> DeletionUpkeep:
+    def upkeep(self) -> DeletionUpkeepActivities:
         """Of the same worker."""
         return self.activities.upkeep
 
     @property
-    def offload(self) -> LedgerOffload:
+    def offload(self) -> LedgerOffloadActivities:
         """Of the same worker."""
         return self.activities.offload
 
-    def deletion_at(self, owners: Owners) -> LedgerDeletion:
+    def deletion_at(self, owners: Owners) -> LedgerDeletionActivities:
         """The deletion activities of a worker that sees ownership so."""
         return create_activities(self.log, owners).deletion
 
@@ -267,10 +267,10 @@ def run(activity: Callable[..., T], request: object, *, workflow_id: str = BATCH
     return environment(workflow_id).run(activity, request)
 
 
-def done(activity: Callable[..., Answer[T]], request: object, *, workflow_id: str = BATCH_WORKFLOW) -> T:
+def done(activity: Callable[..., OwnerRoutedAnswer[T]], request: object, *, workflow_id: str = BATCH_WORKFLOW) -> T:
     """The result of one that a topic's owner may serve, run once where it is done."""
     answer = run(activity, request, workflow_id=workflow_id)
-    assert isinstance(answer, WorkDone), answer
+    assert isinstance(answer, CompletedWork), answer
     return answer.result
 
 

@@ -6,14 +6,14 @@ import re
 import pytest
 from temporalio import activity
 
-from activities.deletion.ledger_deletion import LedgerDeletion
+from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from tests.architecture.source import FOLDERS, Function, Module, decorator, modules, named
 
 _ACTIVITIES = [
     pytest.param(module, node, id=f"{module.where}:{node.name}")
     for module in modules("activities")
     for node in module.functions
-    if decorator(node, "defined")
+    if decorator(node, "define_activity")
 ]
 
 
@@ -31,7 +31,7 @@ def test_activities_are_defined_in_one_way(module: Module) -> None:
 
 def test_a_defined_activity_has_no_cancellation_raised_in_its_thread() -> None:
     """What Temporal's worker reads of it."""
-    found = activity._Definition.from_callable(LedgerDeletion.detach)
+    found = activity._Definition.from_callable(LedgerDeletionActivities.detach)
     assert found is not None
     assert (found.name, found.is_async, found.no_thread_cancel_exception) == ("deletion.detach", False, True)
 
@@ -47,7 +47,7 @@ def test_activity_states_idempotency_and_errors(module: Module, activity: Functi
 @pytest.mark.parametrize(("module", "activity"), _ACTIVITIES)
 def test_activity_has_an_explicit_name_and_one_argument(module: Module, activity: Function) -> None:
     """`capability.verb`, which a refactoring does not change, and one dataclass in."""
-    call = decorator(activity, "defined")
+    call = decorator(activity, "define_activity")
     assert call
     assert re.fullmatch(r"[a-z]+\.[a-z_]+", named(call) or ""), f"{module.where}: {activity.name}"
     assert (named(call) or "").rpartition(".")[2] == activity.name
@@ -58,5 +58,5 @@ def test_activity_has_an_explicit_name_and_one_argument(module: Module, activity
 @pytest.mark.parametrize(("module", "activity"), _ACTIVITIES)
 def test_activity_gives_signs_of_life(module: Module, activity: Function) -> None:
     """A worker that is killed in it is noticed at the heartbeat, not at the end of the whole timeout."""
-    beats = decorator(activity, "beating") or "Heartbeat: " in (ast.get_docstring(activity) or "")
+    beats = decorator(activity, "send_heartbeats") or "Heartbeat: " in (ast.get_docstring(activity) or "")
     assert beats, f"{module.where}: {activity.name}"

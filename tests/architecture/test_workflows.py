@@ -12,13 +12,13 @@ from workers.hosting.temporal_workers import WORKFLOWS
 from workflows import search_attributes
 from workflows.delayed import job_definitions as delayed
 from workflows.deletion import job_definitions as deletion
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 from workflows.offload import job_definitions as offload
 from workflows.reconciliation import job_definitions as reconciliation
 from workflows.records import job_definitions as records
 from workflows.transactions import job_definitions as transactions
 
-_ROUTED = {"self._dispatch.execute"}
+_ROUTED = {"self._router.execute_at_owner"}
 
 
 def _definitions(module: Module) -> list[ast.ClassDef]:
@@ -124,7 +124,7 @@ def test_jobs_are_what_workflows_take_and_answer() -> None:
             *vars(records).values(),
             *vars(transactions).values(),
         ]
-        if isinstance(one, Job)
+        if isinstance(one, JobDefinition)
     }
     hosted = {one.name: one for one in map(_Definition.must_from_class, WORKFLOWS)}
     assert {*hosted} - {*told} == {"delete-ledger"}  # started by batches alone

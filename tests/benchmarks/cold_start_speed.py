@@ -35,9 +35,9 @@ from logstore.records.manifest import Block, Ceilings, Manifest
 from logstore.records.rebuild_job import RebuildId, RebuildRecords, RowFilesFolder
 from logstore.records.record_kinds import RecordKind, block_schema
 from logstore.records.services.record_log import RecordLog
-from spark.job_mains import record_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
+from spark.job_mains import record_log_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.reconciliation_speed import peak_memory
 from tests.benchmarks.stage import Stage, stage
@@ -56,8 +56,8 @@ def beside_bare(on: Stage, records: int, folder: Path) -> dict[str, Any]:
     manifest = _put(on, records, folder / "copies")
     session = WarmSession(SparkSettings(scratch=folder / "spark", master="local[2]"))
     try:
-        mains = record_mains(store_address(on.settings, BucketRole.RECORDS, on.settings.records_bucket))
-        jobs = SparkJobs(session, Publication(folder / "bulk"), lambda: mains)
+        mains = record_log_job_mains(store_address(on.settings, BucketRole.RECORDS, on.settings.records_bucket))
+        jobs = SparkBulkJobs(session, PublishedOutputs(folder / "bulk"), lambda: mains)
         with peak_memory() as peak:  # in a round of its own: to look at the pages of all processes takes time from them
             found = _ours(jobs, manifest, folder, "warm-up")
         rounds = [
@@ -80,7 +80,7 @@ def _seconds(found: dict[str, float]) -> float:
     return found["find_s"] + found["load_s"]
 
 
-def _ours(jobs: SparkJobs, manifest: Manifest, folder: Path, run_id: str) -> dict[str, float]:
+def _ours(jobs: SparkBulkJobs, manifest: Manifest, folder: Path, run_id: str) -> dict[str, float]:
     url = f"sqlite:///{folder}/{run_id}.db"
     job = RebuildRecords(run_id=run_id, catalog_id=manifest.catalog_id, manifest=manifest.number)
     began = time.perf_counter()
@@ -105,7 +105,7 @@ def _ours(jobs: SparkJobs, manifest: Manifest, folder: Path, run_id: str) -> dic
 
 
 def _bare(session: WarmSession, folder: Path) -> dict[str, float]:
-    spark, records = session.get(), 0
+    spark, records = session.get_session(), 0
     out, database = folder / "grouped", folder / "bare.db"
     began = time.perf_counter()
     for kind in _SHARES:

@@ -20,9 +20,9 @@ from logstore.deletion.retention import RetentionPolicy
 from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.log.ledger_object_keys import segment_key
 from logstore.ports.catalog import Topic
-from spark.job_mains import native_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
+from spark.job_mains import catalog_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage
 from workers.assembly.log_store_from_settings import native_addresses, open_log
@@ -107,7 +107,9 @@ def building(on: Stage, entries: int, tell: Callable[[str], None]) -> dict[str, 
 
 def _built(on: Stage, topic: Topic, entries: int, cores: int, folder: Path) -> float:
     session = WarmSession(SparkSettings(scratch=folder / "spark", master=f"local[{cores}]"))
-    jobs = SparkJobs(session, Publication(folder / "bulk"), lambda: native_mains(native_addresses(on.settings)))
+    jobs = SparkBulkJobs(
+        session, PublishedOutputs(folder / "bulk"), lambda: catalog_job_mains(native_addresses(on.settings))
+    )
     times = []
     try:
         for number in range(_ROUNDS + 1):  # the first one starts Spark and its processes

@@ -20,7 +20,7 @@ from temporalio.client import Client
 from temporalio.common import SearchAttributePair, TypedSearchAttributes
 from temporalio.worker import Worker
 
-from activities.deletion.phase_two import delete_ledger_id
+from activities.deletion.phase_two import delete_ledger_workflow_id
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from logstore.deletion.intents import IntentKey
@@ -197,7 +197,7 @@ async def _one_bare(client: Client, number: int) -> None:
 async def _one_ledger(on: Stage, client: Client, topic: Topic, ledger_id: LedgerId) -> None:
     key = IntentKey(ledger_id=ledger_id, copy=CopyKind.LEDGER.value, generation=1)
     request = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=on.log.catalog.ledgers.epoch())
-    name = delete_ledger_id(key)
+    name = delete_ledger_workflow_id(key)
     of_topic = TypedSearchAttributes([SearchAttributePair(search_attributes.TOPIC, topic.name)])  # as a batch starts it
     await client.execute_workflow(
         DeleteLedger.run, request, id=name, task_queue=on.settings.task_queue, search_attributes=of_topic

@@ -38,12 +38,12 @@ from logstore.reconciliation.bulk_jobs import (
     ListStorageJob,
     ReadLedgersAndIntentsJob,
 )
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.reconciliation.compare_sides import compare_sides
 from spark.reconciliation.list_storage import list_storage
 from spark.reconciliation.read_catalog_rows import read_references
-from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage, make_ledgers, stage
 from workers.assembly.log_store_from_settings import native_addresses
@@ -97,7 +97,7 @@ def listing_beside_paginator(on: Stage) -> dict[str, Any]:
     }
 
 
-def _listed(jobs: SparkJobs, run_id: str) -> float:
+def _listed(jobs: SparkBulkJobs, run_id: str) -> float:
     began = time.perf_counter()
     done = jobs.run(ListStorageJob(run_id=run_id), lambda progress: None)
     return done.counts["objects"] / (time.perf_counter() - began)
@@ -111,10 +111,10 @@ def _paginated(on: Stage) -> float:
 
 
 @contextmanager
-def _jobs(folder: Path, addresses: NativeAddresses | None = None) -> Iterator[SparkJobs]:
-    addresses = addresses or NativeAddresses(
+def _jobs(folder: Path, addresses: CatalogAddresses | None = None) -> Iterator[SparkBulkJobs]:
+    addresses = addresses or CatalogAddresses(
         database_url=f"sqlite:///{folder}/catalog.db",
-        primary=StoreAddress("primary", "bench"),
+        primary=BucketAddress("primary", "bench"),
         tiered=(),
         application="sexton",
     )
@@ -125,16 +125,16 @@ def _jobs(folder: Path, addresses: NativeAddresses | None = None) -> Iterator[Sp
     }
     session = WarmSession(SparkSettings(scratch=folder / "spark", master="local[2]"))
     try:
-        yield SparkJobs(
+        yield SparkBulkJobs(
             session,
-            Publication(folder / "bulk"),
+            PublishedOutputs(folder / "bulk"),
             lambda: {name: partial(main, addresses) for name, main in mains.items()},
         )
     finally:
         session.close()
 
 
-def _plan(jobs: SparkJobs, folder: Path, ledgers: int, run_id: str) -> tuple[float, int]:
+def _plan(jobs: SparkBulkJobs, folder: Path, ledgers: int, run_id: str) -> tuple[float, int]:
     """Seconds, and findings."""
     steps: list[BulkJob] = [
         ListStorageJob(run_id=run_id, inventories=(str(folder / "manifest.json"),)),

@@ -23,7 +23,7 @@ from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, findings_to
 from logstore.reconciliation.findings import Finding
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.transaction_buffer import TransactionBuffer
-from spark.published_output import Publication
+from spark.published_output import PublishedOutputs
 
 COMPARED = {
     "objects": 10,
@@ -49,7 +49,7 @@ class FakeBulkJobs:
 
     def __init__(self, root: Path) -> None:
         """Publish under this folder."""
-        self._root, self._publication = root, Publication(root)
+        self._root, self._publication = root, PublishedOutputs(root)
         self.findings: list[Finding] = []  # what is found
         self.page = FINDINGS_PER_PAGE  # findings of a page
         self.compared = dict(COMPARED)  # what jobs count
@@ -125,7 +125,7 @@ class FakeBulkJobs:
         return self._publication.read_summary(run_id, name)
 
     def list_runs(self) -> list[str]:
-        return self._publication.runs()
+        return self._publication.list_runs()
 
     def folder(self, run_id: str) -> Path:
         folder = self._root / run_id

@@ -18,7 +18,7 @@ import boto3
 from botocore.config import Config
 from temporalio.client import WorkflowHandle
 
-from activities.deletion.phase_two import delete_ledger_id
+from activities.deletion.phase_two import delete_ledger_workflow_id
 from infra.stack.service_process import ServiceProcess
 from infra.stack.stack_home import StackHome
 from logstore import failpoints
@@ -289,7 +289,7 @@ async def delete_alone(world: RealWorld) -> None:
     for intent in intents:
         key = IntentKey(ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation)
         one = DeleteLedgerInput(key=key, topic=topic.name, catalog_epoch=epoch, retry_interval_s=1)
-        await client.start_workflow(DeleteLedger.run, one, id=delete_ledger_id(key), task_queue=queue)
+        await client.start_workflow(DeleteLedger.run, one, id=delete_ledger_workflow_id(key), task_queue=queue)
     await eventually(lambda: not world.unfinished(), "every intent has ended")
     rest = DeleteLedgersInput(
         batch_id=batch_id,

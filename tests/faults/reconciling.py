@@ -6,8 +6,8 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Final, Self
 
-from activities.bulk_jobs import owner_file
-from activities.reconciliation.finding_fates import NOT_FILED, fate_files
+from activities.bulk_jobs import catalog_id_file
+from activities.reconciliation.finding_fates import NOT_FILED, page_fate_files
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import CopyKind, LedgerStatement
 from logstore.offload.tiered_copy import data_key
@@ -78,7 +78,7 @@ class Reconciling(Operators):
         world.bulk.findings.append(_upload(statement, upload))
         world.bulk.findings.append(_went_away(statement))
         self._lose_a_ledger(created)
-        mark = owner_file(world.bulk.folder("plan-of-nobody"))
+        mark = catalog_id_file(world.bulk.folder("plan-of-nobody"))
         mark.write_text(self._process.catalog.identities.catalog_id())
         world.bulk.page = 2
         world.store.now_us += _DAYS_US
@@ -135,7 +135,7 @@ class Reconciling(Operators):
 
     def _require_fates(self) -> None:
         """The record of each page was written behind the deletions, or it would not know what became of objects."""
-        pages = fate_files(self.world.bulk.folder("plan-1"))
+        pages = page_fate_files(self.world.bulk.folder("plan-1"))
         recorded = takewhile(lambda page: page is not None, map(pages.read_page, count()))
         told = [ended for page in recorded if page for ended in page.values()]
         assert told or self._turn > 1, "an apply that completed has recorded nothing"

@@ -26,7 +26,7 @@ from workflows.deletion.job_definitions import (
     DeleteLedgersProgress,
     DeletionPolicy,
     ExplicitDetach,
-    SetRate,
+    SetRateInput,
 )
 
 pytestmark = [pytest.mark.external_service, pytest.mark.sigkill, pytest.mark.timeout(180)]
@@ -94,7 +94,7 @@ def test_a_batch_whose_worker_was_killed_is_one_trace_of_both_workers(world: Rea
         first.signal(signal.SIGKILL)
         assert world.unfinished(), "the batch was over before its worker was killed"
         await asyncio.to_thread(Worker, world, "worker-2")
-        await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=0))
+        await handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=0))
         await ended(handle)
         await eventually(lambda: _has(world, trace_id, "RunWorkflow:delete-ledgers"), "the second one wrote its own")
 

@@ -8,7 +8,7 @@ from typing import Any
 from temporalio.client import WorkflowFailureError, WorkflowHandle
 
 from tests.workflows.house import Gate, House, assert_eventually
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 
 Handle = WorkflowHandle[Any, Any]
 
@@ -35,7 +35,7 @@ class Staged:
     """A workflow whose activities only answer, for one that no worker of a house runs."""
 
     workflow: type
-    job: Job[Any, Any]
+    job: JobDefinition[Any, Any]
     key: str
     answers: Callable[..., Sequence[Callable[..., Any]]]  # its activities; takes a fault's name, and a gate
 

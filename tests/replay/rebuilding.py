@@ -7,12 +7,12 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from activities.records.inputs_and_results import (
-    AdoptedShards,
+    AdoptedShardCounts,
     AdoptShardsInput,
+    BeginRebuildResult,
     PublishedManifest,
-    RebuildBegun,
-    RebuildStep,
-    RebuiltRows,
+    RebuildStepInput,
+    RebuiltRowCounts,
 )
 from logstore.records.job_results import RebuildAdopted
 from tests.replay.courses import Handle, Staged
@@ -31,39 +31,39 @@ class Answers:
         self.let_go_of: list[str] = []
 
     @activity.defn(name="rebuild.begin")
-    def begin(self, _: RebuildStep) -> RebuildBegun:
+    def begin(self, _: RebuildStepInput) -> BeginRebuildResult:
         if self._fault == "no_database":
             raise ApplicationError("database: expected an empty one", type="PreconditionFailed", non_retryable=True)
-        return RebuildBegun(loaded=False, flushed_us=1, blocks=2, versions=3)
+        return BeginRebuildResult(loaded=False, flushed_us=1, blocks=2, versions=3)
 
     @activity.defn(name="rebuild.find_rows")
-    def find_rows(self, _: RebuildStep) -> RebuiltRows:
+    def find_rows(self, _: RebuildStepInput) -> RebuiltRowCounts:
         if self._gate:
             self._gate.wait()
         if self._fault == "bug":
             raise ApplicationError("a bug of ours", type="UnknownFault", non_retryable=True)
-        return RebuiltRows(records=3, tombstones=1)
+        return RebuiltRowCounts(records=3, tombstones=1)
 
     @activity.defn(name="rebuild.load_rows")
-    def load_rows(self, _: RebuildStep) -> None:
+    def load_rows(self, _: RebuildStepInput) -> None:
         return None
 
     @activity.defn(name="rebuild.publish")
-    def publish(self, _: RebuildStep) -> PublishedManifest:
+    def publish(self, _: RebuildStepInput) -> PublishedManifest:
         return PublishedManifest(manifest=8)
 
     @activity.defn(name="rebuild.adopt_shards")
-    def adopt_shards(self, _: AdoptShardsInput) -> AdoptedShards:
-        return AdoptedShards(objects=2, staged=1)
+    def adopt_shards(self, _: AdoptShardsInput) -> AdoptedShardCounts:
+        return AdoptedShardCounts(objects=2, staged=1)
 
     @activity.defn(name="rebuild.finish_adoption")
-    def finish_adoption(self, _: RebuildStep) -> RebuildAdopted:
+    def finish_adoption(self, _: RebuildStepInput) -> RebuildAdopted:
         if self._fault == "outdated":
             raise ApplicationError("database: older than its record log", type="CatalogOutdated", non_retryable=True)
         return RebuildAdopted(adopted_segments=2)
 
     @activity.defn(name="rebuild.let_go")
-    def let_go(self, request: RebuildStep) -> None:
+    def let_go(self, request: RebuildStepInput) -> None:
         self.let_go_of.append(request.rebuild)
 
 

@@ -18,7 +18,7 @@ from tests.workflows.reconciliation.orphaned import (
     planned,
     scrub,
 )
-from workflows.deletion.job_definitions import SetRate
+from workflows.deletion.job_definitions import SetRateInput
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.scrub_ledgers import ScrubLedgers
 
@@ -61,7 +61,7 @@ async def apply_complete(house: House) -> Handle:
     await planned(house)
     gate = house.gate(Operation.DELETE)
     async with house.held_at(gate, apply(house)) as handle:
-        await handle.execute_update(ApplyOrphans.set_rate, SetRate(objects_per_s=1_000))
+        await handle.execute_update(ApplyOrphans.set_rate, SetRateInput(objects_per_s=1_000))
         gate.open()
         await handle.result()
     return handle

@@ -29,7 +29,7 @@ from temporalio.client import WorkflowFailureError
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
-from activities.deletion.inputs_and_results import AdoptInput, DetachResult
+from activities.deletion.inputs_and_results import AdoptStalledInput, DetachResult
 from logstore.deletion.intents import IntentKey
 from logstore.deletion.retention import RetentionPolicy
 from tests.activities.world import open_world
@@ -40,7 +40,7 @@ from tests.workflows.house import Gate, House, assert_eventually
 from tests.workflows.offload.offloading import losing, offload, offload_all, take_away
 from workflows import search_attributes
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.job_definitions import DeletionPolicy, SetRate
+from workflows.deletion.job_definitions import DeletionPolicy, SetRateInput
 from workflows.deletion.trim_topic import TrimTopic
 from workflows.offload.job_definitions import OffloadAsk
 
@@ -176,7 +176,7 @@ async def delete_paused(house: House) -> Handle:
         await handle.execute_update(DeleteLedgers.pause)
         gate.open()
         await assert_eventually(lambda: len(house.attempts("deletion.hold_batch")) >= 3)
-        await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000))
+        await handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=1_000))
         await handle.execute_update(DeleteLedgers.resume)
         await handle.result()
     return handle
@@ -341,7 +341,7 @@ async def sweep_continued(house: House) -> Handle:
     left, real = iter(range(14)), house.world.upkeep.adopt
 
     @activity.defn(name="deletion.adopt")
-    def adopt(request: AdoptInput) -> DetachResult:
+    def adopt(request: AdoptStalledInput) -> DetachResult:
         if (number := next(left, None)) is not None:
             _stalled(house, 1, batch_id=f"{house.queue}-{number}")
         return real(request)

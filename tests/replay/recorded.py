@@ -7,10 +7,10 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.records.end_records import RecordEnding
-from activities.records.flush_records import RecordFlushing
+from activities.records.end_records import EndRecordsActivities
+from activities.records.flush_records import FlushRecordsActivities
 from activities.records.inputs_and_results import ReplicateInput
-from activities.records.record_log_upkeep import RecordReplication, TombRaider
+from activities.records.record_log_upkeep import RaidTombstonesActivities, ReplicateRecordsActivities
 from logstore.errors import CorruptData
 from logstore.records.job_results import ShippedBlocks
 from tests.fakes.objects import Operation
@@ -72,7 +72,7 @@ async def flush_refused(house: House) -> Handle:
 
 async def flush_failed(house: House) -> Handle:
     """The newest manifest cannot be read."""
-    return await _failed(house, _broken(RecordFlushing.flush), flush_now(house))
+    return await _failed(house, _broken(FlushRecordsActivities.flush), flush_now(house))
 
 
 async def flush_running(house: House) -> Handle:
@@ -147,7 +147,7 @@ async def raid_refused(house: House) -> Handle:
 
 async def raid_failed(house: House) -> Handle:
     """The newest manifest cannot be read."""
-    return await _failed(house, _broken(TombRaider.raid), raid(house))
+    return await _failed(house, _broken(RaidTombstonesActivities.raid), raid(house))
 
 
 async def raid_running(house: House) -> Handle:
@@ -181,7 +181,7 @@ async def end_stopped(house: House) -> Handle:
 
 async def end_failed(house: House) -> Handle:
     """A cursor cannot be read."""
-    return await _failed(house, _broken(RecordEnding.end_page), end(house, "every"))
+    return await _failed(house, _broken(EndRecordsActivities.end_page), end(house, "every"))
 
 
 async def end_running(house: House) -> Handle:
@@ -202,7 +202,7 @@ async def replicate_of_a_schedule(house: House) -> Handle:
 
 async def replicate_failed(house: House) -> Handle:
     """A fault that no code expects of it."""
-    return await _failed(house, _broken(RecordReplication.ship), replicate(house))
+    return await _failed(house, _broken(ReplicateRecordsActivities.ship), replicate(house))
 
 
 async def replicate_running(house: House) -> Handle:

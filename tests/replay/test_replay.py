@@ -17,8 +17,8 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 from temporalio.workflow import NondeterminismError
 
-from activities.deletion.inputs_and_results import RangesInput
-from activities.deletion.ledger_deletion import LedgerDeletion
+from activities.deletion.inputs_and_results import RowRangesInput
+from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from tests.replay.record import HISTORIES, scrubbed
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import CheckedRunner
@@ -155,8 +155,10 @@ class DeleteLedgersThatWaits:
     async def run(self, request: DeleteLedgersInput) -> None:
         """Not what was recorded."""
         await workflow.sleep(1)
-        page = RangesInput(batch_id=request.batch_id, catalog_epoch=1, after=0, rows=1, limit=1)
-        await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, start_to_close_timeout=_MINUTE)
+        page = RowRangesInput(batch_id=request.batch_id, catalog_epoch=1, after=0, rows=1, limit=1)
+        await workflow.execute_activity_method(
+            LedgerDeletionActivities.next_ranges, page, start_to_close_timeout=_MINUTE
+        )
 
 
 @workflow.defn(name="delete-ledger")

@@ -13,7 +13,7 @@ import psutil
 import pyspark
 
 from infra.stack.java_search import find_java
-from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from tests.logstore.eventually import assert_eventually
 
 _SPARK_CLASS = Path(str(pyspark.__file__)).parent / "bin" / "spark-class"
@@ -86,7 +86,7 @@ def _free_port() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadlyAddress(StoreAddress):
+class DeadlyAddress(BucketAddress):
     """A bucket at which the first executor that asks is killed, in the middle of its task."""
 
     mark: str = field(default="", kw_only=True)
@@ -95,7 +95,7 @@ class DeadlyAddress(StoreAddress):
         try:
             Path(self.mark).touch(exist_ok=False)
         except FileExistsError:
-            return StoreAddress(*(getattr(self, name) for name in StoreAddress.__slots__)).store()
+            return BucketAddress(*(getattr(self, name) for name in BucketAddress.__slots__)).store()
         executors = [
             one for one in psutil.Process().parents() if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())
         ]
@@ -105,8 +105,8 @@ class DeadlyAddress(StoreAddress):
         raise AssertionError("the executor is dead")
 
 
-def deadly(addresses: NativeAddresses, mark: Path) -> NativeAddresses:
+def deadly(addresses: CatalogAddresses, mark: Path) -> CatalogAddresses:
     """The same, but that the primary bucket kills the first executor that asks it; `mark` then names its pid."""
     address = addresses.primary
-    known = {name: getattr(address, name) for name in StoreAddress.__slots__}
+    known = {name: getattr(address, name) for name in BucketAddress.__slots__}
     return replace(addresses, primary=DeadlyAddress(**known, mark=str(mark)))

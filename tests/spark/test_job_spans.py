@@ -15,8 +15,8 @@ from logstore.errors import StoreUnavailable
 from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadLedgersAndIntentsJob
 from spark import job_runner, job_spans
 from spark import warm_session as sessions
-from spark.job_runner import JobRun, Main, SparkJobs
-from spark.published_output import Publication
+from spark.job_runner import JobContext, JobMain, SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 
 _JOB = ReadLedgersAndIntentsJob(run_id="run-1")
@@ -33,8 +33,8 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
     provider.shutdown()
 
 
-def _run(warm: WarmSession, folder: Path, main: Main) -> None:
-    SparkJobs(warm, Publication(folder / "bulk"), lambda: {_JOB.name: main}).run(_JOB, _quiet)
+def _run(warm: WarmSession, folder: Path, main: JobMain) -> None:
+    SparkBulkJobs(warm, PublishedOutputs(folder / "bulk"), lambda: {_JOB.name: main}).run(_JOB, _quiet)
 
 
 def _quiet(_: BulkProgress) -> None:
@@ -51,11 +51,11 @@ def test_spark_jobs_are_spans_below_the_step_that_submitted_them(
     warm: WarmSession, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
     """Of a step the one job; of what the main does by itself each job, with its stages where there are several."""
-    warm.get()
+    warm.get_session()
     spans.clear()
 
-    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
-        run.spread("square", [1, 2, 3], lambda task: task * task)
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+        run.run_in_executors("square", [1, 2, 3], lambda task: task * task)
         pairs = run.spark.sparkContext.parallelize([(1, 1), (2, 2)], 2)
         return BulkSummary(counts={"n": len(pairs.reduceByKey(lambda one, other: one + other).collect())})
 
@@ -86,8 +86,8 @@ def test_spark_job_that_failed_says_why_and_how_often_it_was_tried(
     def divide(task: int) -> float:
         return 1 / task
 
-    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
-        return BulkSummary(counts={"n": len(run.spread("divide", [0], divide))})
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+        return BulkSummary(counts={"n": len(run.run_in_executors("divide", [0], divide))})
 
     with pytest.raises(StoreUnavailable):
         _run(warm, tmp_path, main)
@@ -105,6 +105,6 @@ def test_spark_that_cannot_tell_of_its_jobs_fails_no_bulk_job(
     def forget(*_: object) -> None:
         raise RuntimeError("no such job")
 
-    monkeypatch.setattr(job_spans, "_record_job", forget)
-    _run(warm, tmp_path, lambda run, job: BulkSummary(counts={"n": len(run.spread("square", [2], abs))}))
+    monkeypatch.setattr(job_spans, "_record_job_span", forget)
+    _run(warm, tmp_path, lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("square", [2], abs))}))
     assert [one.name for one in spans.get_finished_spans()][-1] == "bulk read-references"

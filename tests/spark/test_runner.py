@@ -14,8 +14,8 @@ import pytest
 
 from logstore.errors import InvalidInput, PreconditionFailed, StoreUnavailable
 from logstore.reconciliation.bulk_jobs import BulkProgress, BulkSummary, ReadLedgersAndIntentsJob
-from spark.job_runner import JobRun, Main, SparkJobs
-from spark.published_output import Publication
+from spark.job_runner import JobContext, JobMain, SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from workers.hosting.interceptors import to_application_error
 
@@ -31,56 +31,62 @@ def _quiet(_: BulkProgress) -> None:
 
 
 @pytest.fixture
-def jobs(warm: WarmSession, tmp_path: Path) -> Callable[[Main], SparkJobs]:
-    return lambda main: SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main})
+def jobs(warm: WarmSession, tmp_path: Path) -> Callable[[JobMain], SparkBulkJobs]:
+    return lambda main: SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: {_JOB.name: main})
 
 
-def _squares(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
-    return BulkSummary(counts={"sum": sum(run.spread("square", [1, 2, 3], lambda task: task * task))})
+def _squares(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    return BulkSummary(counts={"sum": sum(run.run_in_executors("square", [1, 2, 3], lambda task: task * task))})
 
 
-def test_job_runs_once_and_answers_the_same_again(jobs: Callable[[Main], SparkJobs]) -> None:
+def test_job_runs_once_and_answers_the_same_again(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
     done = jobs(_squares).run(_JOB, _quiet)
     assert done.counts == {"sum": 14}
 
-    def never(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def never(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         raise AssertionError
 
     assert jobs(never).run(_JOB, _quiet) == done
 
 
-def test_what_is_loaded_is_spared_the_collection_after_every_task(jobs: Callable[[Main], SparkJobs]) -> None:
-    def count(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
-        return BulkSummary(counts={"n": min(run.spread("count", [1, 2], lambda _: gc.get_freeze_count()))})
+def test_what_is_loaded_is_spared_the_collection_after_every_task(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
+    def count(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+        return BulkSummary(counts={"n": min(run.run_in_executors("count", [1, 2], lambda _: gc.get_freeze_count()))})
 
     assert jobs(count).run(_JOB, _quiet).counts["n"] > 10_000
 
 
-def test_refusal_in_an_executor_is_raised_as_what_it_is(jobs: Callable[[Main], SparkJobs], tmp_path: Path) -> None:
+def test_refusal_in_an_executor_is_raised_as_what_it_is(
+    jobs: Callable[[JobMain], SparkBulkJobs], tmp_path: Path
+) -> None:
     def refuse(task: int) -> int:
         if task == 2:
             raise InvalidInput("inventory", expected="a manifest", found="none")
         return task
 
     with pytest.raises(InvalidInput, match=r"^inventory: expected a manifest, found 'none'$") as caught:
-        jobs(lambda run, job: BulkSummary(counts={"n": len(run.spread("look", [1, 2], refuse))})).run(_JOB, _quiet)
+        jobs(lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("look", [1, 2], refuse))})).run(
+            _JOB, _quiet
+        )
     assert to_application_error(caught.value).details == ({"field": "inventory"},)
     assert list((tmp_path / "bulk/run-1/attempts").iterdir()) == []
 
 
-def test_error_that_is_not_ours_is_one_sentence(jobs: Callable[[Main], SparkJobs]) -> None:
+def test_error_that_is_not_ours_is_one_sentence(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
     """Of a traceback the last line, which says what is wrong."""
 
     def divide(task: int) -> float:
         return 1 / task
 
     with pytest.raises(StoreUnavailable, match=r"^spark: ZeroDivisionError: division by zero$"):
-        jobs(lambda run, job: BulkSummary(counts={"n": len(run.spread("divide", [0], divide))})).run(_JOB, _quiet)
+        jobs(lambda run, job: BulkSummary(counts={"n": len(run.run_in_executors("divide", [0], divide))})).run(
+            _JOB, _quiet
+        )
 
 
-def test_input_that_was_not_published_is_refused(jobs: Callable[[Main], SparkJobs]) -> None:
+def test_input_that_was_not_published_is_refused(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
     with pytest.raises(PreconditionFailed, match="expected list-storage of run run-1"):
-        jobs(lambda run, job: run.inputs("list-storage")).run(_JOB, _quiet)
+        jobs(lambda run, job: run.get_published_summary("list-storage")).run(_JOB, _quiet)
 
 
 def _sleeps(folder: Path) -> Callable[[int], int]:
@@ -93,16 +99,16 @@ def _sleeps(folder: Path) -> Callable[[int], int]:
 
 
 def test_error_of_the_watcher_cancels_the_job_and_what_it_submits_later(
-    jobs: Callable[[Main], SparkJobs], warm: WarmSession, tmp_path: Path
+    jobs: Callable[[JobMain], SparkBulkJobs], warm: WarmSession, tmp_path: Path
 ) -> None:
     later: list[BaseException] = []
 
-    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         try:
-            run.spread("sleep", [1], _sleeps(tmp_path))
+            run.run_in_executors("sleep", [1], _sleeps(tmp_path))
         except Exception as error:
             with pytest.raises(Exception, match="ancel") as refused:
-                run.spread("later", [1], lambda task: task)
+                run.run_in_executors("later", [1], lambda task: task)
             later.append(refused.value)
             raise error from None
         return BulkSummary()
@@ -114,19 +120,19 @@ def test_error_of_the_watcher_cancels_the_job_and_what_it_submits_later(
     with pytest.raises(_Stop):
         jobs(main).run(_JOB, stop)
     assert later
-    assert warm.get().sparkContext.statusTracker().getActiveJobsIds() == []
+    assert warm.get_session().sparkContext.statusTracker().getActiveJobsIds() == []
 
 
 def test_second_job_waits_for_the_first_and_may_be_cancelled_meanwhile(
-    jobs: Callable[[Main], SparkJobs], warm: WarmSession
+    jobs: Callable[[JobMain], SparkBulkJobs], warm: WarmSession
 ) -> None:
     """A worker may serve several queues, and each job may name a cluster of its own."""
     began, go_on = threading.Event(), threading.Event()
 
-    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         began.set()
         go_on.wait(60)
-        return BulkSummary(counts={"alive": int(run.spark is warm.get())})
+        return BulkSummary(counts={"alive": int(run.spark is warm.get_session())})
 
     def stop(found: BulkProgress) -> None:
         assert found.stage == "read-references waits for another job"
@@ -151,20 +157,20 @@ def test_attempt_that_hangs_is_left_behind_and_publishes_nothing(
     waited: list[bool] = []
     done: list[int] = []
 
-    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         if job.run_id == "run-2":
             return _squares(run, job)
         hangs.set()
         waited.append(go_on.wait(60))
         if submits:
-            done.extend(run.spread("later", [1], lambda task: task))
+            done.extend(run.run_in_executors("later", [1], lambda task: task))
         return BulkSummary()
 
     def stop(_: BulkProgress) -> None:
         if hangs.is_set():
             raise _Stop
 
-    runner = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
+    runner = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
     with pytest.raises(_Stop):
         runner.run(_JOB, stop)
     (left,) = (one for one in threading.enumerate() if one.name == f"bulk {_JOB.name}")
@@ -184,7 +190,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
     asked, go_on, ended = threading.Event(), threading.Event(), threading.Event()
     began: list[str] = []
     refused: list[str] = []
-    start = warm.get
+    start = warm.get_session
 
     def slow(master: str = "", *, proceed: Callable[[], None]) -> object:
         asked.set()
@@ -197,7 +203,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
         finally:
             ended.set()
 
-    def main(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def main(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         began.append(job.run_id)
         return BulkSummary()
 
@@ -205,7 +211,7 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
         if asked.is_set():
             raise _Stop
 
-    runner = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
+    runner = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: {_JOB.name: main}, stop_timeout_s=0.1)
     monkeypatch.setattr(warm, "get", slow)
     with pytest.raises(_Stop):
         runner.run(_JOB, stop)
@@ -218,31 +224,31 @@ def test_attempt_that_is_stopped_while_spark_starts_ends_without_a_session(
 
 
 def test_folder_that_an_executor_does_not_see_is_refused_by_name(
-    jobs: Callable[[Main], SparkJobs], tmp_path: Path
+    jobs: Callable[[JobMain], SparkBulkJobs], tmp_path: Path
 ) -> None:
     """At once and terminally: no further attempt mounts it."""
 
-    def unseen(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def unseen(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         (run.folder / ".nonce").rename(run.folder / ".elsewhere")
-        return BulkSummary(counts={"n": len(run.spread("look", [1], lambda task: task))})
+        return BulkSummary(counts={"n": len(run.run_in_executors("look", [1], lambda task: task))})
 
     said = r"^bulk_dir: expected a folder that every executor sees under the same path .*, found on \S+: No such file"
     with pytest.raises(PreconditionFailed, match=said):
         jobs(unseen).run(_JOB, _quiet)
 
 
-def test_folder_of_the_same_name_on_another_machine_is_refused(jobs: Callable[[Main], SparkJobs]) -> None:
+def test_folder_of_the_same_name_on_another_machine_is_refused(jobs: Callable[[JobMain], SparkBulkJobs]) -> None:
     """It is there, and it is not the one to which the driver writes."""
 
-    def other(run: JobRun, job: ReadLedgersAndIntentsJob) -> BulkSummary:
+    def other(run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:
         (run.folder / ".nonce").write_text("another")
-        return BulkSummary(counts={"n": len(run.spread("look", [1], lambda task: task))})
+        return BulkSummary(counts={"n": len(run.run_in_executors("look", [1], lambda task: task))})
 
     with pytest.raises(PreconditionFailed, match=r"^bulk_dir: .*: another folder at .*; mount it there too"):
         jobs(other).run(_JOB, _quiet)
 
 
-def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[Main], SparkJobs], tmp_path: Path) -> None:
+def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[JobMain], SparkBulkJobs], tmp_path: Path) -> None:
     def die_once(task: int) -> int:
         mark = tmp_path / "died"
         if not mark.exists():
@@ -250,16 +256,18 @@ def test_task_whose_process_is_killed_is_done_again(jobs: Callable[[Main], Spark
             os.kill(os.getpid(), signal.SIGKILL)
         return task
 
-    done = jobs(lambda run, job: BulkSummary(counts={"n": sum(run.spread("die", [1, 2], die_once))})).run(_JOB, _quiet)
+    done = jobs(lambda run, job: BulkSummary(counts={"n": sum(run.run_in_executors("die", [1, 2], die_once))})).run(
+        _JOB, _quiet
+    )
     assert done.counts == {"n": 3}
 
 
 def test_session_whose_java_died_is_started_again(
-    warm: WarmSession, jobs: Callable[[Main], SparkJobs], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    warm: WarmSession, jobs: Callable[[JobMain], SparkBulkJobs], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """By the Java that was found, where JAVA_HOME leads to none."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    gateway = warm.get().sparkContext._gateway
+    gateway = warm.get_session().sparkContext._gateway
     assert gateway
     process = gateway.proc
     psutil.Process(process.pid).kill()

@@ -11,7 +11,7 @@ import pytest
 
 from logstore.errors import InvalidInput, ServiceFailed
 from logstore.reconciliation.spark_master_url import require_spark_master_url
-from spark.warm_session import SparkSettings, WarmSession, _properties
+from spark.warm_session import SparkSettings, WarmSession, _make_properties
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def without_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def _refused(scratch: Path) -> str:
     with pytest.raises(ServiceFailed) as refused:
-        WarmSession(SparkSettings(scratch=scratch)).get()
+        WarmSession(SparkSettings(scratch=scratch)).get_session()
     said = str(refused.value)
     assert said.count("\n") == 0
     assert not scratch.exists()
@@ -44,15 +44,15 @@ def test_java_that_is_too_old_is_one_sentence(without_java: Path) -> None:
 
 def test_log_that_is_closed_leaves_the_java_of_another_alone(warm: WarmSession, tmp_path: Path) -> None:
     """Logs are opened and closed in a process while a job of another one is at work."""
-    session = warm.get()
+    session = warm.get_session()
     WarmSession(SparkSettings(scratch=tmp_path)).close()
-    assert warm.get() is session
+    assert warm.get_session() is session
 
 
 def test_session_on_a_cluster_gives_idle_cores_back(tmp_path: Path) -> None:
     """Every worker process has a session that stays; in one process there is nobody to give them to."""
     alone, shared = (
-        _properties(SparkSettings(scratch=tmp_path, master=master)) for master in ("local[2]", "spark://a:7")
+        _make_properties(SparkSettings(scratch=tmp_path, master=master)) for master in ("local[2]", "spark://a:7")
     )
     assert shared["spark.dynamicAllocation.enabled"] == "true"
     assert "spark.dynamicAllocation.enabled" not in alone
@@ -61,7 +61,7 @@ def test_session_on_a_cluster_gives_idle_cores_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("master", ["spark://nope", "h:7077", "mesos://h:1", "spark://h:0", "local[0]", "k8s://", ""])
 def test_master_of_an_unknown_form_is_refused_before_java_starts(master: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"^master: expected local\[N\], local\[\*\], spark://host:port, yarn or"):
-        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get()
+        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get_session()
     assert not (tmp_path / "scratch").exists()
 
 
@@ -82,7 +82,7 @@ def test_master_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         master = f"spark://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ServiceFailed) as refused:
-        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get()
+        WarmSession(SparkSettings(scratch=tmp_path / "scratch", master=master)).get_session()
     port = master.rpartition(":")[2]
     assert str(refused.value) == (
         f"spark: no session with {master}: 127.0.0.1:{port} does not answer (Connection refused);"
@@ -99,11 +99,11 @@ from spark.warm_session import SparkSettings, WarmSession
 def session(master):
     return WarmSession(SparkSettings(scratch=pathlib.Path({str(tmp_path)!r}), master=master, driver_memory="512m"))
 try:
-    session("k8s://https://127.0.0.1:1").get()
+    session("k8s://https://127.0.0.1:1").get_session()
 except ServiceFailed as error:
     print(error)
 other = session("local[1]")
-print(other.get().sparkContext.master)
+print(other.get_session().sparkContext.master)
 other.close()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -129,7 +129,7 @@ class _HungStart:
 @pytest.fixture
 def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[_HungStart]:
     hung = _HungStart()
-    monkeypatch.setattr("spark.warm_session._start", hung.start)
+    monkeypatch.setattr("spark.warm_session._start_session", hung.start)
     monkeypatch.setattr("spark.warm_session._is_alive", lambda _: True)
     yield hung
     hung.go_on.set()
@@ -137,7 +137,7 @@ def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[_HungStart]:
 
 def _start_in_thread(session: WarmSession, hung: _HungStart) -> threading.Thread:
     """An attempt whose start hangs, and which its caller has left behind."""
-    left = threading.Thread(target=session.get, args=("local[3]",), daemon=True)
+    left = threading.Thread(target=session.get_session, args=("local[3]",), daemon=True)
     left.start()
     assert hung.hangs.wait(60)
     return left
@@ -148,10 +148,10 @@ def test_start_that_hangs_fails_the_next_job_by_name(hung: _HungStart, tmp_path:
     session = WarmSession(SparkSettings(scratch=tmp_path), start_s=0.01)
     left = _start_in_thread(session, hung)
     with pytest.raises(ServiceFailed, match=r"spark: the start of a session with local\[3\] hangs .*; restart this"):
-        session.get("local[3]")
+        session.get_session("local[3]")
     hung.go_on.set()
     left.join(60)
-    assert str(session.get("local[3]")) == "a session"
+    assert str(session.get_session("local[3]")) == "a session"
 
 
 def test_job_that_waits_for_a_start_that_hangs_can_be_stopped(hung: _HungStart, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_job_that_waits_for_a_start_that_hangs_can_be_stopped(hung: _HungStart, 
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        session.get("local[3]", proceed=stop)
+        session.get_session("local[3]", proceed=stop)
 
 
 def test_start_that_hangs_does_not_keep_a_log_from_closing(

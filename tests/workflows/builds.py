@@ -14,18 +14,18 @@ from logstore.positions import LedgerId, Position, TopicId
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from tests.logstore.delayed.stored import HOUR_MS, Stored, stored_in
 from tests.workflows.house import House
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 BUFFER: Final = TransactionBuffer(read_to=Position(LedgerId(1), 9), hidden={LedgerId(1): BitMap([3, 4])})
 
 
-def run_id(house: House, job: Job[Any, BuildResult]) -> str:
+def run_id(house: House, job: JobDefinition[Any, BuildResult]) -> str:
     """Of the house's one build."""
     return f"{job.request.runs}-{house.queue}"
 
 
-async def build(house: House, job: Job[Any, BuildResult], **changes: Any) -> WorkflowHandle[Any, BuildResult]:
+async def build(house: House, job: JobDefinition[Any, BuildResult], **changes: Any) -> WorkflowHandle[Any, BuildResult]:
     """Start it, or join it."""
     request: BuildTopicsInput = replace(job.request(run_id=run_id(house, job), actor="tests"), **changes)
     return await house.client.start_workflow(

@@ -27,9 +27,9 @@ from temporalio.worker import (
 )
 
 from activities.deletion.inputs_and_results import DeleteIntentResult
-from activities.deletion.phase_two import delete_ledger_id
-from activities.deletion.topic_deletion import TopicDeletion
-from activities.deletion.trim_by_retention import Retention, Trimming
+from activities.deletion.phase_two import delete_ledger_workflow_id
+from activities.deletion.topic_deletion import TopicDeletionActivities
+from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
 from logstore.deletion.intents import BatchCertificate, IntentKey
 from logstore.errors import SextonError, StoreUnavailable
 from logstore.ports.catalog import Topic
@@ -168,13 +168,13 @@ class House:
         self.world = world
         self.queue = queue
         self.roller = Roller()
-        self.topics = TopicDeletion(phase_one=world.catalog.phase_one, ledgers=world.catalog.ledgers)
-        self.trimming = Trimming(
+        self.topics = TopicDeletionActivities(phase_one=world.catalog.phase_one, ledgers=world.catalog.ledgers)
+        self.trimming = TrimAllTopicsActivities(
             topics=world.catalog.topics,
             phase_one=world.catalog.phase_one,
             deletions=world.catalog.deletions,
             ledgers=world.catalog.ledgers,
-            idle=Retention(topics=world.catalog.topics, roller=self.roller, settler=self.roller),
+            retention=RetentionPreparation(topics=world.catalog.topics, roller=self.roller, settler=self.roller),
         )
         self.notebook = Notebook()
         self.policy = DeletionPolicy(chunk=2, parallelism=2)
@@ -230,7 +230,7 @@ class House:
     def activities(self, instead: Sequence[Activity] = ()) -> list[Activity]:
         """The activities of a worker over this world; `instead` stands for those of the same names."""
         deletion = self.world.deletion
-        retention = Retention(topics=self.world.catalog.topics, roller=self.roller, settler=self.roller)
+        retention = RetentionPreparation(topics=self.world.catalog.topics, roller=self.roller, settler=self.roller)
         topics, trimming = self.topics, self.trimming
         real: list[Activity] = [
             deletion.detach,
@@ -434,13 +434,13 @@ class House:
         return await self.client.start_workflow(
             DeleteLedger.run,
             DeleteLedgerInput(key=key, **(fixed | more)),
-            id=delete_ledger_id(key),
+            id=delete_ledger_workflow_id(key),
             task_queue=self.queue,
         )
 
     def alone(self, key: IntentKey) -> WorkflowHandle[Any, Any]:
         """The workflow that a row was handed to."""
-        return self.client.get_workflow_handle(delete_ledger_id(key))
+        return self.client.get_workflow_handle(delete_ledger_workflow_id(key))
 
 
 class NearHouse(House):

@@ -26,7 +26,7 @@ from temporalio.client import (
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError
 
-from activities.deletion.inputs_and_results import AdoptInput, DetachResult
+from activities.deletion.inputs_and_results import AdoptStalledInput, DetachResult
 from logstore.errors import InvalidInput
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, failure
@@ -258,7 +258,7 @@ async def test_schedule_goes_on_after_a_failure_that_only_a_key_can_read(
     """Temporal gives each run the last failure, too; nobody's code asks for it."""
 
     @activity.defn(name="deletion.adopt")
-    def refuse(given: AdoptInput) -> DetachResult:
+    def refuse(given: AdoptStalledInput) -> DetachResult:
         raise ApplicationError(f"planned for {given.batch_id}", type="InvalidInput", non_retryable=True)
 
     keys.use("one")

@@ -16,8 +16,8 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.exceptions import ApplicationError
 from temporalio.worker import Replayer
 
-from activities.deletion.inputs_and_results import RangesInput, RangesPage
-from activities.offload import Candidates, CandidatesInput
+from activities.deletion.inputs_and_results import RowRangesInput, RowRangesPage
+from activities.offload import OffloadCandidates, OffloadCandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
 from workers.hosting.temporal_workers import WORKFLOWS
@@ -250,7 +250,7 @@ async def test_signal_that_cannot_be_read_is_ignored_and_the_offload_goes_on(
     real = house.world.offload.candidates
 
     @activity.defn(name="offload.candidates")
-    def candidates(request: CandidatesInput) -> Candidates:
+    def candidates(request: OffloadCandidatesInput) -> OffloadCandidates:
         asked.append(request.topic_id)
         gate.wait()
         return real(request)
@@ -284,7 +284,7 @@ async def test_update_that_cannot_be_read_is_refused_and_the_batch_goes_on(house
     real = house.world.deletion.next_ranges
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RangesInput) -> RangesPage:
+    def next_ranges(request: RowRangesInput) -> RowRangesPage:
         gate.wait()
         return real(request)
 

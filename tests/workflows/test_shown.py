@@ -21,7 +21,7 @@ from activities.delayed.inputs_and_results import (
     SealTopicsInput,
 )
 from activities.deletion.inputs_and_results import (
-    AdoptInput,
+    AdoptStalledInput,
     CertifyInput,
     ChunkInput,
     DeadLetterInput,
@@ -30,33 +30,33 @@ from activities.deletion.inputs_and_results import (
     ForgetDeletionsInput,
     HoldBatchInput,
     PauseBatchInput,
-    RangesInput,
-    RangesPage,
+    RowRangesInput,
+    RowRangesPage,
 )
-from activities.deletion.topic_deletion import DetachAllInput, RemoveTopicInput, TopicOrder
+from activities.deletion.topic_deletion import DetachAllInput, RemoveTopicInput, TopicDeletionOrder
 from activities.deletion.trim_by_retention import (
     CountBatchInput,
-    NextPagesInput,
-    RollIdleInput,
+    NextTopicPagesInput,
+    RollIdleLedgerInput,
     TopicIdRange,
     TrimPageInput,
 )
-from activities.offload import CandidatesInput, PublishInput, RemovePrimariesInput, UploadInput
+from activities.offload import OffloadCandidatesInput, PublishCopyInput, RemovePrimariesInput, UploadCopyInput
 from activities.reconciliation.inputs_and_results import (
+    ApplyPageInput,
     BeginApplyInput,
     BeginPlanInput,
     BeginScrubInput,
-    BulkInput,
+    BulkJobInput,
     ConcludeScrubInput,
-    PageInput,
-    PlanInput,
+    CutScrubInput,
+    PlanStepInput,
     ScrubPageInput,
-    ScrubRunInput,
 )
 from activities.records.inputs_and_results import (
     BeginEndingInput,
     DefragmentInput,
-    EndPageInput,
+    EndRecordsPageInput,
     FlushInput,
     RaidInput,
     ReplicateInput,
@@ -83,15 +83,15 @@ _TOPIC = "persistent://tenant/namespace/orders"
 _WHY: dict[str, Any] = {"actor": "me", "reason": "a test"}
 _BATCH: dict[str, Any] = {"batch_id": "b", "batch_workflow_id": "delete-ledgers/b"}
 _KEY = IntentKey(ledger_id=12, copy="LEDGER", generation=1)
-_ORDER = TopicOrder(topic_id=1, topic=_TOPIC, **_WHY)
-_PAGE = PageInput(run_id="p", page=3, before_us=1, epoch=1, **_BATCH, **_WHY)
+_ORDER = TopicDeletionOrder(topic_id=1, topic=_TOPIC, **_WHY)
+_PAGE = ApplyPageInput(run_id="p", page=3, before_us=1, epoch=1, **_BATCH, **_WHY)
 SUMMARIES: dict[str, tuple[Any, str]] = {
     "deletion.detach": (
         DetachInput(topic=_TOPIC, topic_id=1, ledger_ids=[7, 8], **_BATCH, **_WHY),
         f"2 ledgers: 7, 8, batch b, {_TOPIC}",
     ),
     "deletion.next_ranges": (
-        RangesInput(batch_id="b", catalog_epoch=1, after=100, rows=10, limit=50),
+        RowRangesInput(batch_id="b", catalog_epoch=1, after=100, rows=10, limit=50),
         "rows after 100, batch b",
     ),
     "deletion.delete_chunk": (
@@ -111,41 +111,41 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         f"ledger 12, copy LEDGER, {_TOPIC}",
     ),
     "deletion.certify": (CertifyInput(batch_id="b", **_WHY), "batch b"),
-    "deletion.adopt": (AdoptInput(limit=10_000, **_BATCH), "at most 10,000 rows, batch b"),
+    "deletion.adopt": (AdoptStalledInput(limit=10_000, **_BATCH), "at most 10,000 rows, batch b"),
     "deletion.forget": (ForgetDeletionsInput(limit=5_000, **_WHY), "at most 5,000 rows"),
     "deletion.hold_batch": (HoldBatchInput(batch_id="b"), "batch b"),
     "deletion.pause_batch": (PauseBatchInput(batch_id="b", paused=True), "batch b"),
-    "retention.roll_idle": (RollIdleInput(topic_id=1, topic=_TOPIC), _TOPIC),
+    "retention.roll_idle": (RollIdleLedgerInput(topic_id=1, topic=_TOPIC), _TOPIC),
     "topic.set_deleting": (_ORDER, _TOPIC),
     "topic.detach_all": (DetachAllInput(order=_ORDER, **_BATCH), f"batch b, {_TOPIC}"),
     "topic.remove": (RemoveTopicInput(order=_ORDER, since_us=1), _TOPIC),
-    "offload.upload": (UploadInput(ledger_id=12, timeout_s=1), "ledger 12"),
-    "offload.publish": (PublishInput(ledger_id=12, uuid="u"), "ledger 12"),
+    "offload.upload": (UploadCopyInput(ledger_id=12, timeout_s=1), "ledger 12"),
+    "offload.publish": (PublishCopyInput(ledger_id=12, uuid="u"), "ledger 12"),
     "offload.candidates": (
-        CandidatesInput(topic_id=1, after=11, limit=50, topic=_TOPIC),
+        OffloadCandidatesInput(topic_id=1, after=11, limit=50, topic=_TOPIC),
         f"ledgers after 11, {_TOPIC}",
     ),
     "offload.remove_primaries": (
         RemovePrimariesInput(topic_id=1, ledger_ids=[7], **_BATCH, **_WHY),
         "ledger 7, batch b",
     ),
-    "trimming.next_pages": (NextPagesInput(after=0, topics=50, limit=40), "topics after 0"),
+    "trimming.next_pages": (NextTopicPagesInput(after=0, topics=50, limit=40), "topics after 0"),
     "trimming.trim_page": (
         TrimPageInput(page=TopicIdRange(first=1, last=50, topics=50), **_BATCH, **_WHY),
         "topics 1 to 50, batch b",
     ),
     "trimming.count_batch": (CountBatchInput(batch_id="b"), "batch b"),
     "reconciliation.begin_plan": (BeginPlanInput(run_id="p", **_WHY), "run p"),
-    "reconciliation.run_bulk": (BulkInput(run_id="p", job="list-storage"), "list-storage, run p"),
-    "reconciliation.check_sides": (PlanInput(run_id="p"), "run p"),
-    "reconciliation.conclude_plan": (PlanInput(run_id="p"), "run p"),
+    "reconciliation.run_bulk": (BulkJobInput(run_id="p", job="list-storage"), "list-storage, run p"),
+    "reconciliation.check_sides": (PlanStepInput(run_id="p"), "run p"),
+    "reconciliation.conclude_plan": (PlanStepInput(run_id="p"), "run p"),
     "reconciliation.begin_apply": (BeginApplyInput(run_id="p", **_WHY), "run p"),
     "reconciliation.file_page": (_PAGE, "page 3, run p, batch b"),
     "reconciliation.delete_objects": (_PAGE, "page 3, run p, batch b"),
     "reconciliation.record_page": (_PAGE, "page 3, run p, batch b"),
-    "reconciliation.conclude_apply": (PlanInput(run_id="p"), "run p"),
+    "reconciliation.conclude_apply": (PlanStepInput(run_id="p"), "run p"),
     "reconciliation.begin_scrub": (BeginScrubInput(run_id="s", topic_ids=[1, 2], **_WHY), "2 topics: 1, 2, run s"),
-    "reconciliation.cut_scrub": (ScrubRunInput(run_id="s"), "run s"),
+    "reconciliation.cut_scrub": (CutScrubInput(run_id="s"), "run s"),
     "reconciliation.scrub_page": (ScrubPageInput(run_id="s", page=3, bytes_per_s=1), "page 3, run s"),
     "reconciliation.conclude_scrub": (ConcludeScrubInput(run_id="s"), "run s"),
     "transactions.drain": (DrainInput(tc_id=3), "coordinator 3"),
@@ -176,7 +176,7 @@ SUMMARIES: dict[str, tuple[Any, str]] = {
         f"function expired, {_TOPIC}",
     ),
     "records.end_page": (
-        EndPageInput(
+        EndRecordsPageInput(
             function="expired",
             topic_id=0,
             after=SelectionPosition(),
@@ -280,7 +280,7 @@ async def test_trim_whose_batch_was_terminated_leads_with_the_batch(house: House
     """Nobody raised an error of ours: the sentence names the workflow that is missing, the type what became of it."""
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RangesInput) -> RangesPage:
+    def next_ranges(request: RowRangesInput) -> RowRangesPage:
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(1)

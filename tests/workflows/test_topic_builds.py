@@ -15,7 +15,7 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.builds import buffer_of_topic, build, run_id, topic_to_build
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from workflows.delayed.job_definitions import BUILD_DELAYED_INDEX
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult
 from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
 
@@ -24,7 +24,7 @@ from workflows.transactions.job_definitions import BUILD_TRANSACTION_SNAPSHOTS
 class _Build:
     """One of the two, of one topic that it has something to build of."""
 
-    job: Job[Any, BuildResult]
+    job: JobDefinition[Any, BuildResult]
     kind: RunKind
     activities: tuple[str, ...]
     counted: dict[str, int]  # beside topics

@@ -20,7 +20,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
 
-from activities.deletion.inputs_and_results import RangesInput, RangesPage
+from activities.deletion.inputs_and_results import RowRangesInput, RowRangesPage
 from logstore.errors import StoreUnavailable
 from tests.workflows.house import House, assert_eventually
 from tests.workflows.offload.offloading import offload_all
@@ -173,7 +173,7 @@ async def test_waiting_for_an_activity_that_is_retried_says_its_last_error(house
     """One sentence down, in the batch that the command's job waits for."""
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RangesInput) -> RangesPage:
+    def next_ranges(request: RowRangesInput) -> RowRangesPage:
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(3)
@@ -261,7 +261,7 @@ async def test_waiting_for_a_batch_that_is_terminated_below_names_it(house: Hous
     """Not the job that waited for it."""
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RangesInput) -> RangesPage:
+    def next_ranges(request: RowRangesInput) -> RowRangesPage:
         raise StoreUnavailable("planned: the catalog is away")
 
     house.world.fill(1)

@@ -6,23 +6,27 @@ from typing import Any
 
 from temporalio import activity
 
-from activities.delayed.build_indexes import IndexBuilding
-from activities.delayed.seal_and_merge_buckets import DelayedBuckets
-from activities.deletion.ledger_deletion import LedgerDeletion
-from activities.deletion.queue_upkeep import DeletionUpkeep
-from activities.deletion.topic_deletion import TopicDeletion
-from activities.deletion.trim_by_retention import Retention, Trimming
-from activities.offload import LedgerOffload
-from activities.reconciliation.apply_orphans import Applying
+from activities.delayed.build_indexes import DelayedIndexBuildActivities
+from activities.delayed.seal_and_merge_buckets import IndexBucketActivities
+from activities.deletion.ledger_deletion import LedgerDeletionActivities
+from activities.deletion.queue_upkeep import DeletionUpkeepActivities
+from activities.deletion.topic_deletion import TopicDeletionActivities
+from activities.deletion.trim_by_retention import RetentionPreparation, TrimAllTopicsActivities
+from activities.offload import LedgerOffloadActivities
+from activities.reconciliation.apply_orphans import ApplyOrphansActivities
 from activities.reconciliation.apply_preview import ApplyPreview
-from activities.reconciliation.delete_single_objects import ObjectDeletion
-from activities.reconciliation.plan_orphans import Planning
-from activities.reconciliation.scrub_ledgers import Scrubbing
-from activities.records.end_records import RecordEnding
-from activities.records.flush_records import RecordFlushing
-from activities.records.record_log_upkeep import RecordDefragmentation, RecordReplication, TombRaider
-from activities.transactions.build_snapshots import BufferBuilding
-from activities.transactions.coordinate_transactions import Coordination
+from activities.reconciliation.delete_single_objects import SingleObjectDeletion
+from activities.reconciliation.plan_orphans import PlanOrphansActivities
+from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
+from activities.records.end_records import EndRecordsActivities
+from activities.records.flush_records import FlushRecordsActivities
+from activities.records.record_log_upkeep import (
+    DefragmentRecordsActivities,
+    RaidTombstonesActivities,
+    ReplicateRecordsActivities,
+)
+from activities.transactions.build_snapshots import TransactionSnapshotBuildActivities
+from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
 from logstore.ports.bundle_owners import Owners
 from logstore.reconciliation.services.orphan_inspection import OrphanInspector
 from logstore.records.services.shared_flushes import SharedFlushes
@@ -33,30 +37,30 @@ from workers.assembly.log_store import LogStore
 class RecordActivities:
     """Activities on the record log."""
 
-    flushing: RecordFlushing
-    defragmentation: RecordDefragmentation
-    raiding: TombRaider
-    replication: RecordReplication
-    ending: RecordEnding
+    flushing: FlushRecordsActivities
+    defragmentation: DefragmentRecordsActivities
+    raiding: RaidTombstonesActivities
+    replication: ReplicateRecordsActivities
+    ending: EndRecordsActivities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activities:
     """All activities that a worker hosts."""
 
-    deletion: LedgerDeletion
-    upkeep: DeletionUpkeep
-    topics: TopicDeletion
-    retention: Retention
-    trimming: Trimming
-    offload: LedgerOffload
-    planning: Planning
-    applying: Applying
-    scrubbing: Scrubbing
-    coordination: Coordination
-    building: BufferBuilding
-    delayed: DelayedBuckets
-    indexes: IndexBuilding
+    deletion: LedgerDeletionActivities
+    upkeep: DeletionUpkeepActivities
+    topics: TopicDeletionActivities
+    retention: RetentionPreparation
+    trimming: TrimAllTopicsActivities
+    offload: LedgerOffloadActivities
+    planning: PlanOrphansActivities
+    applying: ApplyOrphansActivities
+    scrubbing: ScrubLedgersActivities
+    coordination: TransactionCoordinatorActivities
+    building: TransactionSnapshotBuildActivities
+    delayed: IndexBucketActivities
+    indexes: DelayedIndexBuildActivities
     records: RecordActivities
 
     def owner_activities(self) -> Sequence[Callable[..., Any]]:
@@ -111,9 +115,9 @@ def create_activities(log: LogStore, owners: Owners) -> Activities:
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
     planning, applying, scrubbing = _create_reconciliation(log)
-    retention = Retention(topics=topics, roller=log.managed, settler=log.subscriptions)
+    retention = RetentionPreparation(topics=topics, roller=log.managed, settler=log.subscriptions)
     return Activities(
-        deletion=LedgerDeletion(
+        deletion=LedgerDeletionActivities(
             phase_one=catalog.phase_one,
             deletions=deletions,
             ledgers=ledgers,
@@ -122,18 +126,18 @@ def create_activities(log: LogStore, owners: Owners) -> Activities:
             flushes=SharedFlushes(catalog.records, log.records.flusher),
             owners=owners,
         ),
-        upkeep=DeletionUpkeep(
+        upkeep=DeletionUpkeepActivities(
             upkeep=catalog.upkeep,
             deletions=deletions,
             ledgers=ledgers,
             finished_retention_s=log.policies.finished_retention_s,
         ),
-        topics=TopicDeletion(phase_one=catalog.phase_one, ledgers=ledgers),
+        topics=TopicDeletionActivities(phase_one=catalog.phase_one, ledgers=ledgers),
         retention=retention,
-        trimming=Trimming(
-            topics=topics, phase_one=catalog.phase_one, deletions=deletions, ledgers=ledgers, idle=retention
+        trimming=TrimAllTopicsActivities(
+            topics=topics, phase_one=catalog.phase_one, deletions=deletions, ledgers=ledgers, retention=retention
         ),
-        offload=LedgerOffload(
+        offload=LedgerOffloadActivities(
             uploader=log.offloader,
             offloads=catalog.offloads,
             ledgers=ledgers,
@@ -143,22 +147,22 @@ def create_activities(log: LogStore, owners: Owners) -> Activities:
         planning=planning,
         applying=applying,
         scrubbing=scrubbing,
-        coordination=Coordination(
+        coordination=TransactionCoordinatorActivities(
             transactions=catalog.transactions,
             broadcasts=log.broadcasts,
             finished_retention_s=log.policies.finished_retention_s,
         ),
-        building=BufferBuilding(
+        building=TransactionSnapshotBuildActivities(
             runs=catalog.reconciliation, identities=catalog.identities, bulk=log.bulk, snapshots=log.buffer_snapshots
         ),
-        delayed=DelayedBuckets(
+        delayed=IndexBucketActivities(
             index=catalog.delayed,
             topics=topics,
             sealer=log.delayed.sealer,
             merger=log.delayed.merger,
             limits=log.policies.bucket_limits,
         ),
-        indexes=IndexBuilding(
+        indexes=DelayedIndexBuildActivities(
             runs=catalog.reconciliation,
             identities=catalog.identities,
             bulk=log.bulk,
@@ -173,13 +177,15 @@ def create_activities(log: LogStore, owners: Owners) -> Activities:
 def _create_record_activities(log: LogStore) -> RecordActivities:
     catalog, records, services = log.catalog, log.catalog.records, log.records
     return RecordActivities(
-        flushing=RecordFlushing(records=records, flusher=services.flusher, interval_s=log.policies.records.interval_s),
-        defragmentation=RecordDefragmentation(
+        flushing=FlushRecordsActivities(
+            records=records, flusher=services.flusher, interval_s=log.policies.records.interval_s
+        ),
+        defragmentation=DefragmentRecordsActivities(
             records=records, defragmenter=services.defragmenter, sweeper=services.sweeper
         ),
-        raiding=TombRaider(services.raider),
-        replication=RecordReplication(services.replication),
-        ending=RecordEnding(
+        raiding=RaidTombstonesActivities(services.raider),
+        replication=ReplicateRecordsActivities(services.replication),
+        ending=EndRecordsActivities(
             topics=catalog.topics,
             ledgers=catalog.ledgers,
             phase_one=catalog.phase_one,
@@ -207,9 +213,11 @@ def _create_stored_orphans(log: LogStore) -> OrphanInspector:
     )
 
 
-def _create_reconciliation(log: LogStore) -> tuple[Planning, Applying, Scrubbing]:
+def _create_reconciliation(
+    log: LogStore,
+) -> tuple[PlanOrphansActivities, ApplyOrphansActivities, ScrubLedgersActivities]:
     catalog, policies, stored = log.catalog, log.policies, _create_stored_orphans(log)
-    planning = Planning(
+    planning = PlanOrphansActivities(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,
         stored=stored,
@@ -217,15 +225,15 @@ def _create_reconciliation(log: LogStore) -> tuple[Planning, Applying, Scrubbing
         store_now_us=log.store_now_us,
         finished_retention_s=policies.finished_retention_s,
     )
-    deletion = ObjectDeletion(reconciliation=catalog.reconciliation, stored=stored, objects=log.objects)
-    applying = Applying(
+    deletion = SingleObjectDeletion(reconciliation=catalog.reconciliation, stored=stored, objects=log.objects)
+    applying = ApplyOrphansActivities(
         reconciliation=catalog.reconciliation,
         identities=catalog.identities,
         stored=stored,
         objects=deletion,
         bulk=log.bulk,
     )
-    scrubbing = Scrubbing(
+    scrubbing = ScrubLedgersActivities(
         reconciliation=catalog.reconciliation, identities=catalog.identities, stored=stored, bulk=log.bulk
     )
     return planning, applying, scrubbing

@@ -20,8 +20,8 @@ from workers.assembly.record_log_services import NamedFunctions, RecordPolicies
 from workers.settings import Settings
 
 if TYPE_CHECKING:
-    from spark.job_runner import Main
-    from spark.sources.store_addresses import NativeAddresses, StoreAddress
+    from spark.job_runner import JobMain
+    from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 
 
 @contextmanager
@@ -123,36 +123,36 @@ def _policies(settings: Settings) -> Policies:
 @contextmanager
 def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
     """Open the bulk jobs of a process while the block runs. Java starts with the first job."""
-    from spark.job_runner import SparkJobs  # noqa: PLC0415
-    from spark.published_output import Publication  # noqa: PLC0415 - start-up time
+    from spark.job_runner import SparkBulkJobs  # noqa: PLC0415
+    from spark.published_output import PublishedOutputs  # noqa: PLC0415 - start-up time
     from spark.warm_session import SparkSettings, WarmSession  # noqa: PLC0415
 
-    def mains() -> Mapping[str, "Main"]:
-        from spark.job_mains import native_mains, record_mains  # noqa: PLC0415
+    def mains() -> Mapping[str, "JobMain"]:
+        from spark.job_mains import catalog_job_mains, record_log_job_mains  # noqa: PLC0415
 
         records = store_address(settings, BucketRole.RECORDS, settings.records_bucket)
-        return {**native_mains(native_addresses(settings)), **record_mains(records)}
+        return {**catalog_job_mains(native_addresses(settings)), **record_log_job_mains(records)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:
-        yield SparkJobs(session, Publication(Path(settings.bulk_dir)), mains)
+        yield SparkBulkJobs(session, PublishedOutputs(Path(settings.bulk_dir)), mains)
     finally:
         session.close()
 
 
-def store_address(settings: Settings, role: BucketRole, bucket: str) -> "StoreAddress":
+def store_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":
     """Return the address by which executors reach a bucket of the configured store."""
-    from spark.sources.store_addresses import StoreAddress  # noqa: PLC0415 - start-up time
+    from spark.sources.store_addresses import BucketAddress  # noqa: PLC0415 - start-up time
 
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
-    return StoreAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)
+    return BucketAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)
 
 
-def native_addresses(settings: Settings) -> "NativeAddresses":
+def native_addresses(settings: Settings) -> "CatalogAddresses":
     """Return the addresses of the database and the buckets for executors."""
-    from spark.sources.store_addresses import NativeAddresses  # noqa: PLC0415 - start-up time
+    from spark.sources.store_addresses import CatalogAddresses  # noqa: PLC0415 - start-up time
 
-    return NativeAddresses(
+    return CatalogAddresses(
         database_url=settings.database_url,
         primary=store_address(settings, BucketRole.PRIMARY, settings.primary_bucket),
         tiered=(store_address(settings, BucketRole.TIERED, settings.tiered_bucket),),

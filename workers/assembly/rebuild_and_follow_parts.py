@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 
-from activities.records.follow_records import RecordFollowing
-from activities.records.rebuild_catalog import LoadedCatalog, Rebuilding
+from activities.records.follow_records import FollowRecordsActivities
+from activities.records.rebuild_catalog import LoadedCatalog, RebuildCatalogActivities
 from infra.catalog import open_catalog
 from infra.catalog.engine.database_connections import mask_passwords
 from infra.catalog.records.rebuild_loading import SqlRebuild
@@ -38,7 +38,7 @@ class RebuildParts:
     catalog_id: str
     start: ColdStart
     database: RebuildDatabase
-    activities: Rebuilding
+    activities: RebuildCatalogActivities
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def open_rebuild(
         return marked
 
     with open_bulk_jobs(settings) as bulk, ExitStack() as stack:
-        activities = Rebuilding(
+        activities = RebuildCatalogActivities(
             bulk=bulk,
             database=database,
             start=start,
@@ -120,7 +120,7 @@ class FollowParts:
 
     catalog_id: str
     replica: str  # prefix of the replica's names
-    activities: RecordFollowing
+    activities: FollowRecordsActivities
     require: Callable[[], None]  # checks the bucket and the database
 
 
@@ -142,7 +142,7 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
         follower = Follower(
             follow, source=source, followed=followed, database=database, store_now_us=make_store_clock(settings)
         )
-        activities = RecordFollowing(follower, interval_s=settings.records_interval)
+        activities = FollowRecordsActivities(follower, interval_s=settings.records_interval)
 
         def require() -> None:
             followed.require()

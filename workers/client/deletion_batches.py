@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from logstore.deletion.intents import Outcome
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.ports.catalog import Deletions
-from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgersProgress, SetRate
+from workflows.deletion.job_definitions import DELETE_LEDGERS, DeleteLedgersProgress, SetRateInput
 from workflows.reconciliation.job_definitions import APPLY_ORPHANS, ApplyOrphansProgress
 
 _DELETE_LEDGERS_TYPE: Final = DELETE_LEDGERS.name
@@ -82,7 +82,7 @@ class DeletionBatches:
 
     async def set_rate(self, workflow_id: str, objects_per_s: int) -> BatchProgress:
         """Limit the deletion rate from the next slice or page on. 0 means unlimited."""
-        return await self._update(workflow_id, "set_rate", SetRate(objects_per_s=objects_per_s))
+        return await self._update(workflow_id, "set_rate", SetRateInput(objects_per_s=objects_per_s))
 
     async def _update(self, workflow_id: str, name: str, *args: object) -> BatchProgress:
         batch, progress_class = await self._require_running(workflow_id)

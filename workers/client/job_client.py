@@ -22,11 +22,11 @@ from workers.catalog_match import refuse_foreign_bucket, require_namespace
 from workers.settings import Settings
 from workflows import input_bounds, search_attributes
 from workflows.deletion.job_definitions import DeletionPolicy
-from workflows.job_definition import Job, JobRequest
+from workflows.job_definition import JobDefinition, JobInput
 from workflows.offload.job_definitions import OffloadPolicy
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
-Q = TypeVar("Q", bound=JobRequest)
+Q = TypeVar("Q", bound=JobInput)
 B = TypeVar("B", bound=BuildTopicsInput)
 R = TypeVar("R")
 V = TypeVar("V")
@@ -35,7 +35,7 @@ Handle = WorkflowHandle[Any, R]
 
 async def start_job(
     client: Client,
-    job: Job[Q, R],
+    job: JobDefinition[Q, R],
     request: Q,
     *key: object,
     queue: str,
@@ -167,12 +167,12 @@ class JobClient:
         )
 
     def require_valid(self, request: V) -> V:
-        input_bounds.check_request(request, queue=self._settings.task_queue)
+        input_bounds.check_input_bounds(request, queue=self._settings.task_queue)
         return request
 
     async def start(
         self,
-        job: Job[Q, R],
+        job: JobDefinition[Q, R],
         request: Q,
         *key: object,
         summary: str,
@@ -198,7 +198,7 @@ class JobClient:
         )
 
     async def build_topics(
-        self, job: Job[B, BuildResult], topics: Sequence[Topic] | None, request: B
+        self, job: JobDefinition[B, BuildResult], topics: Sequence[Topic] | None, request: B
     ) -> Handle[BuildResult]:
         """Start a build of topics. The method fills in run id, topics and queue of the request."""
         if topics is not None and not topics:

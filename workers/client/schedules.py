@@ -34,7 +34,7 @@ from workers.settings import Settings
 from workflows.delayed.job_definitions import SEAL_BUCKETS
 from workflows.deletion.job_definitions import SWEEP_DELETIONS, TRIM_TOPICS, DeletionPolicy
 from workflows.input_bounds import bulk_queue, records_queue, transactions_queue
-from workflows.job_definition import Job, JobRequest
+from workflows.job_definition import JobDefinition, JobInput
 from workflows.reconciliation.job_definitions import RECONCILE_ORPHANS, SCRUB_LEDGERS
 from workflows.records.job_definitions import DEFRAGMENT_RECORDS, RAID_TOMBSTONES, REPLICATE_RECORDS, SWEEP_RECORDS
 from workflows.transactions.job_definitions import SWEEP_TRANSACTIONS
@@ -49,7 +49,7 @@ RECORDS: Final = "sexton-records"
 _DEFRAGMENT: Final = "sexton-defragment"
 _RAID: Final = "sexton-raid"
 _REPLICATE: Final = "sexton-replicate"
-JOB_BY_SCHEDULE: Final[Mapping[str, Job[Any, Any]]] = {
+JOB_BY_SCHEDULE: Final[Mapping[str, JobDefinition[Any, Any]]] = {
     _SWEEP: SWEEP_DELETIONS,
     _TRIM: TRIM_TOPICS,
     _PLAN: RECONCILE_ORPHANS,
@@ -71,8 +71,8 @@ class RecurringJob:
     """Job that runs on a schedule."""
 
     schedule_id: str
-    job: Job[Any, Any]
-    request: JobRequest
+    job: JobDefinition[Any, Any]
+    request: JobInput
     interval_s: int  # 0: never
     summary: str
     triggers_immediately: bool = False  # whether the first run starts at once and not after one interval

@@ -28,7 +28,7 @@ from temporalio.worker import (
     WorkflowOutboundInterceptor,
 )
 
-from activities.owner_routing import WorkDone
+from activities.owner_routing import CompletedWork
 from infra.telemetry import current_trace_id
 from infra.telemetry.log_stream import bind_log_fields
 from infra.telemetry.span_reader import ATTEMPT_ATTRIBUTE
@@ -102,7 +102,7 @@ class _ActivityEdgeInbound(ActivityInboundInterceptor):
                 raise  # an error of Temporal, such as a cancellation
             except Exception as error:
                 raise _mark_error(_to_unknown_fault(error, info), span) from error
-        span.set_attributes(subject_attributes(result.result if isinstance(result, WorkDone) else result))
+        span.set_attributes(subject_attributes(result.result if isinstance(result, CompletedWork) else result))
         return result
 
 

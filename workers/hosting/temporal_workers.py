@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from temporalio.client import Client
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
-from activities.owner_routing import owner_queue
+from activities.owner_routing import owner_task_queue
 from workers.assembly.activities import Activities
 from workers.build_identity import own_build
 from workers.client.payload_encryption import get_codec
@@ -161,7 +161,12 @@ class WorkerSet:
                     activities.record_activities(),
                 ),
                 *create_workers(
-                    "owner", threads, threads, [owner_queue(worker_id)], activities.owner_activities(), versioned=False
+                    "owner",
+                    threads,
+                    threads,
+                    [owner_task_queue(worker_id)],
+                    activities.owner_activities(),
+                    versioned=False,
                 ),
             ]
 

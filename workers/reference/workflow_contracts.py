@@ -15,7 +15,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 from temporalio.workflow import _Definition
 
-from activities.deletion.phase_two import delete_ledger_id
+from activities.deletion.phase_two import delete_ledger_workflow_id
 from logstore import errors
 from logstore.deletion.intents import GuardRefusal, IntentKey
 from workers.hosting.interceptors import FINAL
@@ -24,7 +24,7 @@ from workers.reference import reachable_errors
 from workflows import input_bounds
 from workflows.delayed import job_definitions as delayed
 from workflows.deletion import job_definitions as deletion
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 from workflows.offload import job_definitions as offload
 from workflows.reconciliation import job_definitions as reconciliation
 from workflows.records import job_definitions as records
@@ -89,17 +89,17 @@ def list_fields(kind: type) -> list[FieldFacts]:
             name=field.name,
             kind=hints[field.name],
             default=field.default if field.default_factory is MISSING else field.default_factory(),
-            bounds=tuple(rule.phrase for rule in input_bounds.find_rules(kind, field.name, queue=QUEUE)),
+            bounds=tuple(rule.phrase for rule in input_bounds.find_field_rules(kind, field.name, queue=QUEUE)),
             about=comment_by_field.get(field.name, ""),
         )
         for field in fields(kind)
     ]
 
 
-def jobs() -> dict[str, Job[Any, Any]]:
+def jobs() -> dict[str, JobDefinition[Any, Any]]:
     """Return every job that programs start, by name."""
     modules = (deletion, delayed, offload, reconciliation, records, transactions)
-    return {job.name: job for module in modules for job in vars(module).values() if isinstance(job, Job)}
+    return {job.name: job for module in modules for job in vars(module).values() if isinstance(job, JobDefinition)}
 
 
 def _build_contract(workflow: type) -> Contract:
@@ -145,7 +145,9 @@ def _list_id_forms(name: str) -> tuple[str, ...]:
     if name != "delete-ledger":
         raise LookupError(f"workflow {name}: expected a job with an id, in one of the rooms that are read, found none")
     parts: dict[str, Any] = {part: f"{{{part}}}" for part in ("ledger_id", "copy", "generation", "openings")}
-    return delete_ledger_id(IntentKey(**parts | {"openings": 0})), delete_ledger_id(IntentKey(**parts))
+    return delete_ledger_workflow_id(IntentKey(**parts | {"openings": 0})), delete_ledger_workflow_id(
+        IntentKey(**parts)
+    )
 
 
 def _summarize(module: ModuleType) -> str:

@@ -4,8 +4,8 @@ Destroys the buckets that the new buckets replace, by two-phase deletion. Invari
 or its new buckets, and the log has all messages that are in no bucket. To stop it, cancel it: its bulk job ends, and
 switches that were made stay.
 
-The steps are those of `TopicBuild`. The bulk job reads the delivery times of the logs, one bucket per task. A switch
-compares the list version of the topic's list.
+The steps are those of `TopicBuildWorkflow`. The bulk job reads the delivery times of the logs, one bucket per task. A
+switch compares the list version of the topic's list.
 
 Source: PIP-195, where one reader of the whole log rebuilds a lost index.
 """
@@ -14,21 +14,21 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.delayed.build_indexes import IndexBuilding
+    from activities.delayed.build_indexes import DelayedIndexBuildActivities
     from workflows.delayed.job_definitions import BuildDelayedIndexInput
     from workflows.topic_build_types import BuildResult
-    from workflows.topic_build_workflow import BuildSteps, TopicBuild
+    from workflows.topic_build_workflow import TopicBuildActivities, TopicBuildWorkflow
 
-_STEPS = BuildSteps(
-    begin=IndexBuilding.begin_build,
-    build=IndexBuilding.build_indexes,
-    switch=IndexBuilding.switch_indexes,
-    conclude=IndexBuilding.conclude_build,
+_STEPS = TopicBuildActivities(
+    begin=DelayedIndexBuildActivities.begin_build,
+    build=DelayedIndexBuildActivities.build_indexes,
+    switch=DelayedIndexBuildActivities.switch_indexes,
+    conclude=DelayedIndexBuildActivities.conclude_build,
 )
 
 
 @workflow.defn(name="build-delayed-index", versioning_behavior=VersioningBehavior.PINNED)
-class BuildDelayedIndex(TopicBuild):
+class BuildDelayedIndex(TopicBuildWorkflow):
     """Durable build of indexes of delayed messages of many topics."""
 
     @workflow.init
@@ -37,4 +37,4 @@ class BuildDelayedIndex(TopicBuild):
 
     @workflow.run
     async def run(self, request: BuildDelayedIndexInput) -> BuildResult:  # noqa: ARG002 - taken by `__init__`
-        return await self.to_end()
+        return await self.run_build()

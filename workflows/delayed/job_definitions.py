@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from logstore.delayed.index_buckets import BucketSummary
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 HELD_RETRY_PAUSE: Final = timedelta(seconds=5)
@@ -101,6 +101,6 @@ class BuildDelayedIndexInput(BuildTopicsInput):
     runs = "indexes"
 
 
-SEAL_BUCKETS = Job("seal-buckets", SealBucketsInput, SealBucketsResult, keys=("", "{topic_id}"))
-MERGE_BUCKETS = Job("merge-buckets", MergeBucketsInput, MergeBucketsResult, keys=("{topic_id}",))
-BUILD_DELAYED_INDEX = Job("build-delayed-index", BuildDelayedIndexInput, BuildResult, keys=("{run_id}",))
+SEAL_BUCKETS = JobDefinition("seal-buckets", SealBucketsInput, SealBucketsResult, keys=("", "{topic_id}"))
+MERGE_BUCKETS = JobDefinition("merge-buckets", MergeBucketsInput, MergeBucketsResult, keys=("{topic_id}",))
+BUILD_DELAYED_INDEX = JobDefinition("build-delayed-index", BuildDelayedIndexInput, BuildResult, keys=("{run_id}",))

@@ -27,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
         PairChoice,
         ReleaseListInput,
     )
-    from activities.delayed.seal_and_merge_buckets import DelayedBuckets
+    from activities.delayed.seal_and_merge_buckets import IndexBucketActivities
     from workflows import activity_options, search_attributes
     from workflows.delayed.job_definitions import (
         HELD_RETRY_PAUSE,
@@ -56,13 +56,13 @@ class MergeBuckets:
     @workflow.run
     async def run(self, request: MergeBucketsInput) -> MergeBucketsResult:
         search_attributes.ensure_topic(request.topic)
-        while (choice := await self._choose()).chosen is ChoiceReason.PAIR:
+        while (choice := await self._choose_pair()).chosen is ChoiceReason.PAIR:
             self._set_result(replace(self._result, merging=choice.pair))
-            self._add_merge(await self._merge(choice))
+            self._add_merged_pair(await self._merge_pair(choice))
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, carried=self._result))
         release = ReleaseListInput(topic_id=request.topic_id, topic=request.topic)
-        await workflow.execute_activity_method(DelayedBuckets.let_go, release, **activity_options.CATALOG)
+        await workflow.execute_activity_method(IndexBucketActivities.let_go, release, **activity_options.CATALOG)
         outcome = MergeOutcome(choice.chosen.value)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome.value])])
         return self._set_result(replace(self._result, outcome=outcome))
@@ -72,7 +72,7 @@ class MergeBuckets:
         """Return the totals so far, and the pair that is being merged."""
         return self._result
 
-    async def _choose(self) -> PairChoice:
+    async def _choose_pair(self) -> PairChoice:
         """Return the next pair, or the reason for none. Wait while another job has claimed the list."""
         request = ChoosePairInput(
             topic_id=self._request.topic_id,
@@ -82,7 +82,7 @@ class MergeBuckets:
         )
         for _ in range(MAX_HELD_RETRIES):
             choice = await workflow.execute_activity_method(
-                DelayedBuckets.choose_pair, request, **activity_options.CATALOG
+                IndexBucketActivities.choose_pair, request, **activity_options.CATALOG
             )
             if choice.chosen is not ChoiceReason.HELD:
                 break
@@ -91,15 +91,15 @@ class MergeBuckets:
             self._result = replace(self._result, buckets=choice.buckets, limit=choice.limit)
         return choice
 
-    async def _merge(self, choice: PairChoice) -> MergedPair:
+    async def _merge_pair(self, choice: PairChoice) -> MergedPair:
         request = MergePairInput(
             topic_id=self._request.topic_id,
             bucket_ids=[bucket.bucket_id for bucket in choice.pair],
             topic=self._request.topic,
         )
-        return await workflow.execute_activity_method(DelayedBuckets.merge_pair, request, **_MERGE)
+        return await workflow.execute_activity_method(IndexBucketActivities.merge_pair, request, **_MERGE)
 
-    def _add_merge(self, merged: MergedPair) -> None:
+    def _add_merged_pair(self, merged: MergedPair) -> None:
         before = self._result
         after = replace(
             before,

@@ -25,12 +25,12 @@ with workflow.unsafe.imports_passed_through():
     from activities.delayed.inputs_and_results import (
         DueTopicPages,
         DueTopicsInput,
-        OverLimit,
         SealedTopics,
         SealTopicInput,
         SealTopicsInput,
+        TopicOverBucketLimit,
     )
-    from activities.delayed.seal_and_merge_buckets import DelayedBuckets
+    from activities.delayed.seal_and_merge_buckets import IndexBucketActivities
     from workflows import activity_options, search_attributes
     from workflows.delayed.job_definitions import (
         HELD_RETRY_PAUSE,
@@ -67,9 +67,9 @@ class SealBuckets:
     async def run(self, request: SealBucketsInput) -> SealBucketsResult:
         search_attributes.ensure_topic(request.topic)
         if request.topic_id is None:
-            await self._seal_due()
+            await self._seal_due_topics()
         else:
-            await self._seal_one(SealTopicInput(topic_id=request.topic_id, topic=request.topic))
+            await self._seal_one_topic(SealTopicInput(topic_id=request.topic_id, topic=request.topic))
         result = self._result
         counts = {"FAILED": result.failed, "HELD": result.held, "SEALED": result.buckets, "DROPPED": result.dropped}
         outcomes = [name for name, count in counts.items() if count]
@@ -81,31 +81,35 @@ class SealBuckets:
         """Return the totals so far."""
         return self._result
 
-    async def _seal_due(self) -> None:
+    async def _seal_due_topics(self) -> None:
         after = self._request.after
-        while pages := (await self._find_due(after)).pages:
+        while pages := (await self._find_due_topics(after)).pages:
             await asyncio.gather(*map(self._seal_page, pages))
             after = pages[-1][-1]
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(self._request, after=after, carried=self._result))
 
-    async def _find_due(self, after: int) -> DueTopicPages:
+    async def _find_due_topics(self, after: int) -> DueTopicPages:
         request = DueTopicsInput(after=after, topics=self._request.page, limit=_MAX_CONCURRENT_PAGES)
-        return await workflow.execute_activity_method(DelayedBuckets.due_topics, request, **activity_options.CATALOG)
+        return await workflow.execute_activity_method(
+            IndexBucketActivities.due_topics, request, **activity_options.CATALOG
+        )
 
     async def _seal_page(self, topic_ids: list[int]) -> None:
         page = SealTopicsInput(topic_ids=topic_ids)
-        await self._add_sealed(await workflow.execute_activity_method(DelayedBuckets.seal_topics, page, **_SEAL))
+        await self._add_sealed_topics(
+            await workflow.execute_activity_method(IndexBucketActivities.seal_topics, page, **_SEAL)
+        )
 
-    async def _seal_one(self, request: SealTopicInput) -> None:
+    async def _seal_one_topic(self, request: SealTopicInput) -> None:
         for _ in range(MAX_HELD_RETRIES):
-            sealed = await workflow.execute_activity_method(DelayedBuckets.seal_topic, request, **_SEAL_ONE)
+            sealed = await workflow.execute_activity_method(IndexBucketActivities.seal_topic, request, **_SEAL_ONE)
             if not sealed.held:
                 break
             await workflow.sleep(HELD_RETRY_PAUSE)
-        await self._add_sealed(sealed)
+        await self._add_sealed_topics(sealed)
 
-    async def _add_sealed(self, sealed: SealedTopics) -> None:
+    async def _add_sealed_topics(self, sealed: SealedTopics) -> None:
         before = self._result
         self._result = SealBucketsResult(
             topics=before.topics + sealed.topics,
@@ -120,9 +124,9 @@ class SealBuckets:
         )
         workflow.set_current_details(format_seals(self._result))
         for topic in sealed.over_limit:
-            await self._start_merges(topic)
+            await self._start_merge_job(topic)
 
-    async def _start_merges(self, topic: OverLimit) -> None:
+    async def _start_merge_job(self, topic: TopicOverBucketLimit) -> None:
         request = MergeBucketsInput(
             topic_id=topic.topic_id, topic=topic.topic, actor=self._request.actor, reason=self._request.reason
         )

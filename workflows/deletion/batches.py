@@ -24,7 +24,7 @@ with workflow.unsafe.imports_passed_through():
         DeleteLedgersProgress,
         DeleteTopicInput,
         DeletionPolicy,
-        SetRate,
+        SetRateInput,
         SweepDeletionsResult,
         TrimTopicInput,
         TrimTopicResult,
@@ -41,7 +41,7 @@ def add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, i
     return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
 
 
-def add_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
+def add_chunk_result(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
     """Return the progress with the result of one more chunk."""
     return replace(
         progress,
@@ -51,7 +51,7 @@ def add_chunk(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLed
     )
 
 
-def stale_certificate(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
+def stale_batch_certificate(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
     """Return the batch certificate after a rebuild of the catalog. The new catalog has rows for the remaining work."""
     remaining = progress.intents - sum(progress.outcomes.values())
     return BatchCertificate(
@@ -69,7 +69,7 @@ def complete_certificate(certificate: BatchCertificate, progress: DeleteLedgersP
     return replace(certificate, outcomes=add_counts(outcomes, {Outcome.RETRYING.value: adopted} if adopted > 0 else {}))
 
 
-def require_rate(request: SetRate) -> None:
+def require_rate(request: SetRateInput) -> None:
     """Require that the rate is within its bounds.
 
     Raises:
@@ -105,7 +105,7 @@ def format_batch(batch: DeleteLedgersProgress | BatchCertificate) -> str:
     return f"{', '.join(parts)}\n\n{rows}"  # a list, because the Web UI draws tables without lines between columns
 
 
-class DeletionRequest(Protocol):
+class PhaseTwoRequest(Protocol):
     """Fields of a job's input that phase two needs."""
 
     @property
@@ -117,7 +117,7 @@ class DeletionRequest(Protocol):
 
 
 def build_batch_input(
-    request: DeletionRequest, batch_id: str, detached: DetachResult, *, owner: str = ""
+    request: PhaseTwoRequest, batch_id: str, detached: DetachResult, *, owner: str = ""
 ) -> DeleteLedgersInput:
     """Build the input of `delete-ledgers` for a batch that a job has detached.
 
@@ -168,7 +168,7 @@ async def start_batch(
 
 
 async def run_phase_two(
-    request: DeletionRequest, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
+    request: PhaseTwoRequest, batch_id: str, detached: DetachResult, *, summary: str, patience_s: float | None = None
 ) -> BatchCertificate | None:
     """Start `delete-ledgers` on a detached batch. Return its batch certificate as `await_certificate` does."""
     started = await start_batch(build_batch_input(request, batch_id, detached), summary=summary)

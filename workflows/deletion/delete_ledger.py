@@ -28,12 +28,12 @@ from temporalio.exceptions import ActivityError, ApplicationError, WorkflowAlrea
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.inputs_and_results import DeadLetterInput, DeleteIntentInput, DeleteIntentResult
-    from activities.deletion.ledger_deletion import LedgerDeletion
-    from activities.deletion.phase_two import delete_ledger_id
+    from activities.deletion.ledger_deletion import LedgerDeletionActivities
+    from activities.deletion.phase_two import delete_ledger_workflow_id
     from logstore.deletion.intents import Outcome
     from workflows import activity_options, search_attributes
     from workflows.deletion.job_definitions import DeleteLedgerInput, DeleteLedgerProgress
-    from workflows.owner_routing import OWNERSHIP_FAILURES, Dispatch
+    from workflows.owner_routing import OWNERSHIP_FAILURES, OwnerRouter
 
 _STUCK = "NoProgress"  # type of the error that allows no further attempt
 _CLAIM_HELD = "ClaimHeld"  # type of the error for a row that another workflow has
@@ -63,7 +63,7 @@ class DeleteLedger:
 
     @workflow.init
     def __init__(self, request: DeleteLedgerInput) -> None:
-        self._dispatch = Dispatch(request.topic, patience_s=request.owner_patience_s)
+        self._router = OwnerRouter(request.topic, patience_s=request.owner_patience_s)
         self._progress = DeleteLedgerProgress(step="deleting")
 
     @workflow.run
@@ -71,9 +71,9 @@ class DeleteLedger:
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Deleting the `{request.key.copy}` copy of ledger **{request.key.ledger_id}**")
         try:
-            result = await self._delete(request)
+            result = await self._delete_or_give_up(request)
         except ActivityError as error:
-            if _find_type(error) != _CLAIM_HELD:
+            if _find_error_type(error) != _CLAIM_HELD:
                 raise
             result = DeleteIntentResult(
                 outcome=Outcome.RETRYING, detail=f"taken over by another workflow: {error.cause}"
@@ -91,26 +91,30 @@ class DeleteLedger:
         """Return the step and the outcome."""
         return self._progress
 
-    async def _delete(self, request: DeleteLedgerInput) -> DeleteIntentResult:
+    async def _delete_or_give_up(self, request: DeleteLedgerInput) -> DeleteIntentResult:
         if request.max_attempts == 1:
             return await self._give_up(request, "")
         delete = DeleteIntentInput(
             key=request.key, catalog_epoch=request.catalog_epoch, retry_interval_s=request.retry_interval_s
         )
         try:
-            return await self._dispatch.execute(LedgerDeletion.delete_one, delete, _delete_options(request))
+            return await self._router.execute_at_owner(
+                LedgerDeletionActivities.delete_one, delete, _delete_options(request)
+            )
         except ActivityError as error:
-            if is_cancelled_exception(error) or _find_type(error) in _NOT_THE_ROWS_FAULT:
+            if is_cancelled_exception(error) or _find_error_type(error) in _NOT_THE_ROWS_FAULT:
                 raise
             return await self._give_up(request, str(error.cause or error))
 
     async def _give_up(self, request: DeleteLedgerInput, error: str) -> DeleteIntentResult:
         self._progress = DeleteLedgerProgress(step="giving up")
         letter = DeadLetterInput(key=request.key, catalog_epoch=request.catalog_epoch, error=error)
-        return await self._dispatch.execute(LedgerDeletion.dead_letter, letter, activity_options.CATALOG)
+        return await self._router.execute_at_owner(
+            LedgerDeletionActivities.dead_letter, letter, activity_options.CATALOG
+        )
 
 
-def _find_type(error: ActivityError) -> str | None:
+def _find_error_type(error: ActivityError) -> str | None:
     return error.cause.type if isinstance(error.cause, ApplicationError) else None
 
 
@@ -125,7 +129,7 @@ async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> N
         child = await workflow.start_child_workflow(
             DeleteLedger.run,
             request,
-            id=delete_ledger_id(key),
+            id=delete_ledger_workflow_id(key),
             id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             static_summary=f"ledger {key.ledger_id} of {request.topic}",

@@ -32,31 +32,31 @@ with workflow.unsafe.imports_passed_through():
         DetachInput,
         HoldBatchInput,
         PauseBatchInput,
-        RangesInput,
-        RangesPage,
+        RowRangesInput,
+        RowRangesPage,
     )
-    from activities.deletion.ledger_deletion import LedgerDeletion
-    from activities.deletion.queue_upkeep import DeletionUpkeep
+    from activities.deletion.ledger_deletion import LedgerDeletionActivities
+    from activities.deletion.queue_upkeep import DeletionUpkeepActivities
     from logstore.deletion.intents import BatchCertificate, IntentKey
     from logstore.ports.catalog import RowRange
     from workflows import activity_options, search_attributes
     from workflows.deletion import delete_ledger
     from workflows.deletion.batches import (
-        add_chunk,
+        add_chunk_result,
         complete_certificate,
         format_batch,
         refusal_certificate,
         require_rate,
-        stale_certificate,
+        stale_batch_certificate,
     )
     from workflows.deletion.job_definitions import (
         DeleteLedgerInput,
         DeleteLedgersInput,
         DeleteLedgersProgress,
         ExplicitDetach,
-        SetRate,
+        SetRateInput,
     )
-    from workflows.owner_routing import OWNERSHIP_FAILURES, Dispatch
+    from workflows.owner_routing import OWNERSHIP_FAILURES, OwnerRouter
 
 _RANGES_PER_PAGE = 50  # some 500 events of history
 _MIN_ROWS_PER_CHUNK = 5  # an activity costs as much as a few listings
@@ -83,7 +83,7 @@ class DeleteLedgers:
     def __init__(self, request: DeleteLedgersInput) -> None:
         self._request = request
         self._progress = request.carried
-        self._dispatch = Dispatch(request.topic, owner=request.owner, patience_s=request.policy.owner_patience_s)
+        self._router = OwnerRouter(request.topic, owner=request.owner, patience_s=request.policy.owner_patience_s)
         self._chunk_slots = asyncio.Semaphore(max(1, request.policy.parallelism))
         self._children = 0  # started by this run
         self._chunks = 1  # of the current page
@@ -98,25 +98,27 @@ class DeleteLedgers:
         search_attributes.ensure_topic(request.topic)
         if request.detach and (refusal := await self._run_phase_one(request.detach)):
             await workflow.wait_condition(workflow.all_handlers_finished)
-            return self._publish(refusal)
-        while (page := await self._next_page()).ranges:
+            return self._publish_certificate(refusal)
+        while (page := await self._read_next_ranges()).ranges:
             self._chunks = len(page.ranges)
-            await asyncio.gather(*(self._delete(chunk) for chunk in page.ranges))
+            await asyncio.gather(*(self._delete_chunk(chunk) for chunk in page.ranges))
             if not self._should_continue_as_new:
                 self._progress = replace(self._progress, after=page.ranges[-1].last)
             workflow.set_current_details(format_batch(self._progress))
             if self._should_continue_as_new or workflow.info().is_continue_as_new_suggested():
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 workflow.continue_as_new(
-                    replace(request, detach=None, carried=self._progress, owner=self._dispatch.owner)
+                    replace(request, detach=None, carried=self._progress, owner=self._router.owner)
                 )
         if page.stale:
-            counted = stale_certificate(request.batch_id, self._progress)
+            counted = stale_batch_certificate(request.batch_id, self._progress)
         else:
             close = CertifyInput(batch_id=request.batch_id, actor=request.actor, reason=request.reason)
-            counted = await self._dispatch.execute(LedgerDeletion.certify, close, activity_options.CATALOG)
+            counted = await self._router.execute_at_owner(
+                LedgerDeletionActivities.certify, close, activity_options.CATALOG
+            )
         certificate = complete_certificate(counted, self._progress)
-        certificate = self._publish(replace(certificate, owner=self._dispatch.owner))
+        certificate = self._publish_certificate(replace(certificate, owner=self._router.owner))
         await workflow.wait_condition(workflow.all_handlers_finished)
         return certificate
 
@@ -130,31 +132,33 @@ class DeleteLedgers:
     async def pause(self) -> DeleteLedgersProgress:
         """Pause the batch. No chunk is started, and running chunks end."""
         self._progress = replace(self._progress, paused=True)
-        return await self._set_paused(paused=True)
+        return await self._store_pause(paused=True)
 
     @workflow.update
     async def resume(self) -> DeleteLedgersProgress:
         """Resume the batch."""
-        return await self._set_paused(paused=False)
+        return await self._store_pause(paused=False)
 
-    async def _set_paused(self, *, paused: bool) -> DeleteLedgersProgress:
+    async def _store_pause(self, *, paused: bool) -> DeleteLedgersProgress:
         """Store the pause in the catalog, where it outlasts the batch's claim while no worker runs."""
         async with self._pause_lock:
             await workflow.wait_condition(lambda: self._is_filed)
             pause = PauseBatchInput(batch_id=self._request.batch_id, paused=paused)
-            await workflow.execute_activity_method(DeletionUpkeep.pause_batch, pause, **activity_options.CATALOG)
-            return self._show(replace(self._progress, paused=paused))
+            await workflow.execute_activity_method(
+                DeletionUpkeepActivities.pause_batch, pause, **activity_options.CATALOG
+            )
+            return self._show_progress(replace(self._progress, paused=paused))
 
     @workflow.update
-    def set_rate(self, request: SetRate) -> DeleteLedgersProgress:
+    def set_rate(self, request: SetRateInput) -> DeleteLedgersProgress:
         """Limit the rate from the next slice on. A chunk that began without a limit ends without a limit."""
-        return self._show(replace(self._progress, rate=request.objects_per_s))
+        return self._show_progress(replace(self._progress, rate=request.objects_per_s))
 
     @set_rate.validator
-    def check_rate(self, request: SetRate) -> None:
+    def check_rate(self, request: SetRateInput) -> None:
         require_rate(request)
 
-    def _show(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
+    def _show_progress(self, progress: DeleteLedgersProgress) -> DeleteLedgersProgress:
         self._progress = progress
         workflow.set_current_details(format_batch(self._progress))
         return self.progress()
@@ -180,7 +184,9 @@ class DeleteLedgers:
             generation=ledgers.generation,
         )
         try:
-            result = await self._dispatch.execute(LedgerDeletion.detach, detach, activity_options.CATALOG)
+            result = await self._router.execute_at_owner(
+                LedgerDeletionActivities.detach, detach, activity_options.CATALOG
+            )
         except ActivityError as error:
             refusal = refusal_certificate(request.batch_id, error, compound=bool(ledgers.remove))
             if refusal is None:
@@ -193,23 +199,25 @@ class DeleteLedgers:
         self._is_filed = True
         return None
 
-    async def _next_page(self) -> RangesPage:
+    async def _read_next_ranges(self) -> RowRangesPage:
         """Read the next ranges. Divide the remaining rows so that all concurrent chunks end together."""
         request, parallelism = self._request, max(1, self._request.policy.parallelism)
         max_rows = min(request.policy.chunk, max(1, self._max_rows // parallelism))
         remaining_rows = max(0, self._progress.intents - sum(self._progress.outcomes.values()))
         chunks = _divide_up(remaining_rows, max_rows * parallelism) * parallelism
         rows = min(max_rows, max(_MIN_ROWS_PER_CHUNK, _divide_up(remaining_rows, chunks))) if chunks else max_rows
-        page = RangesInput(
+        page = RowRangesInput(
             batch_id=request.batch_id,
             catalog_epoch=request.catalog_epoch,
             after=self._progress.after,
             rows=rows,
             limit=_RANGES_PER_PAGE,
         )
-        return await workflow.execute_activity_method(LedgerDeletion.next_ranges, page, **activity_options.CATALOG)
+        return await workflow.execute_activity_method(
+            LedgerDeletionActivities.next_ranges, page, **activity_options.CATALOG
+        )
 
-    async def _delete(self, chunk: RowRange) -> None:
+    async def _delete_chunk(self, chunk: RowRange) -> None:
         remaining: RowRange | None = chunk
         while remaining is not None:
             async with self._chunk_slots:
@@ -218,10 +226,10 @@ class DeleteLedgers:
                     return  # the next run reads the unfinished rows
                 result = await self._delete_or_hand_over(remaining)
                 self._children += len(result.alone)
-            self._progress = add_chunk(self._progress, result)
+            self._progress = add_chunk_result(self._progress, result)
             topics = result.topics or [self._request.topic] * len(result.alone)
             for key, topic in zip(result.alone, topics, strict=True):
-                await self._start_child(key, topic)
+                await self._start_delete_ledger(key, topic)
             rows = max(1, remaining.rows - sum(result.outcomes.values()))
             remaining = RowRange(first=result.next_row, last=remaining.last, rows=rows) if result.next_row else None
             if remaining is not None and workflow.info().is_continue_as_new_suggested():
@@ -232,7 +240,9 @@ class DeleteLedgers:
         async with self._hold_lock:
             while self._progress.paused and not self._should_continue_as_new:
                 hold = HoldBatchInput(batch_id=self._request.batch_id)
-                await workflow.execute_activity_method(DeletionUpkeep.hold_batch, hold, **activity_options.CATALOG)
+                await workflow.execute_activity_method(
+                    DeletionUpkeepActivities.hold_batch, hold, **activity_options.CATALOG
+                )
                 self._is_history_long = workflow.info().is_continue_as_new_suggested()
                 with suppress(TimeoutError):
                     await workflow.wait_condition(
@@ -250,14 +260,16 @@ class DeleteLedgers:
         )
         config = _SLICE if chunk.objects_per_s else _CHUNK
         try:
-            return await self._dispatch.execute(LedgerDeletion.delete_chunk, chunk, config)
+            return await self._router.execute_at_owner(LedgerDeletionActivities.delete_chunk, chunk, config)
         except ActivityError as error:
             failure_type = error.cause.type if isinstance(error.cause, ApplicationError) else None
             if failure_type in {*OWNERSHIP_FAILURES, "ClaimHeld"} or is_cancelled_exception(error):
                 raise
-            return await self._dispatch.execute(LedgerDeletion.hand_over_chunk, chunk, activity_options.CATALOG)
+            return await self._router.execute_at_owner(
+                LedgerDeletionActivities.hand_over_chunk, chunk, activity_options.CATALOG
+            )
 
-    async def _start_child(self, key: IntentKey, topic: str) -> None:
+    async def _start_delete_ledger(self, key: IntentKey, topic: str) -> None:
         policy = self._request.policy
         child = DeleteLedgerInput(
             key=key,
@@ -269,7 +281,7 @@ class DeleteLedgers:
         )
         await delete_ledger.start_delete_ledger(child, batch_id=self._request.batch_id)
 
-    def _publish(self, certificate: BatchCertificate) -> BatchCertificate:
+    def _publish_certificate(self, certificate: BatchCertificate) -> BatchCertificate:
         outcomes = ["REFUSED"] if certificate.refused else sorted(certificate.outcomes)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(outcomes)])
         workflow.set_current_details(format_batch(certificate))

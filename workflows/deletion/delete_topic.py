@@ -25,8 +25,8 @@ with workflow.unsafe.imports_passed_through():
         RemoveTopicInput,
         RemoveTopicResult,
         SetDeletingResult,
-        TopicDeletion,
-        TopicOrder,
+        TopicDeletionActivities,
+        TopicDeletionOrder,
     )
     from logstore.deletion.intents import Outcome
     from workflows import activity_options, search_attributes
@@ -47,15 +47,17 @@ class DeleteTopic:
     async def run(self, request: DeleteTopicInput) -> DeleteTopicResult:
         search_attributes.ensure_topic(request.topic)
         start: SetDeletingResult = await workflow.execute_activity_method(
-            TopicDeletion.set_deleting, self._order(), **activity_options.CATALOG
+            TopicDeletionActivities.set_deleting, self._make_order(), **activity_options.CATALOG
         )
-        order = replace(self._order(), catalog_epoch=start.catalog_epoch)
+        order = replace(self._make_order(), catalog_epoch=start.catalog_epoch)
         while True:
-            await self._delete_everything(order)
-            self._note(step="removing")
+            await self._detach_and_delete_ledgers(order)
+            self._change_result(step="removing")
             remove = RemoveTopicInput(order=order, since_us=start.since_us)
-            removal = await workflow.execute_activity_method(TopicDeletion.remove, remove, **activity_options.CATALOG)
-            self._count(removal)
+            removal = await workflow.execute_activity_method(
+                TopicDeletionActivities.remove, remove, **activity_options.CATALOG
+            )
+            self._set_counts(removal)
             if removal.gone:
                 return self._result
             if workflow.info().is_continue_as_new_suggested():
@@ -66,9 +68,9 @@ class DeleteTopic:
         """Return the step and the counts."""
         return self._result
 
-    def _order(self) -> TopicOrder:
+    def _make_order(self) -> TopicDeletionOrder:
         request = self._request
-        return TopicOrder(
+        return TopicDeletionOrder(
             topic_id=request.topic_id,
             topic=request.topic,
             actor=request.actor,
@@ -77,15 +79,15 @@ class DeleteTopic:
             durable_delete=request.durable_delete,
         )
 
-    async def _delete_everything(self, order: TopicOrder) -> None:
-        self._note(step="detaching", passes=self._result.passes + 1)
+    async def _detach_and_delete_ledgers(self, order: TopicDeletionOrder) -> None:
+        self._change_result(step="detaching", passes=self._result.passes + 1)
         batch_id = f"{order.topic_id}-{workflow.uuid4().hex[:12]}"
         detached = await workflow.execute_activity_method(
-            TopicDeletion.detach_all,
+            TopicDeletionActivities.detach_all,
             DetachAllInput(order=order, batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id)),
             **activity_options.CATALOG,
         )
-        self._note(step="deleting", detached=self._result.detached + detached.ledgers)
+        self._change_result(step="deleting", detached=self._result.detached + detached.ledgers)
         if detached.intents:
             await self._run_phase_two(batch_id, detached)
 
@@ -100,9 +102,9 @@ class DeleteTopic:
                 raise
             workflow.logger.warning("batch %s did not end well, its rows are taken up later: %s", batch_id, error.cause)
 
-    def _count(self, removal: RemoveTopicResult) -> None:
+    def _set_counts(self, removal: RemoveTopicResult) -> None:
         outcomes = dict(sorted(removal.outcomes.items()))
-        self._note(
+        self._change_result(
             step="ended" if removal.gone else "detaching",
             outcomes=outcomes,
             deleted=sum(count for name, count in outcomes.items() if Outcome(name).is_success),
@@ -112,7 +114,7 @@ class DeleteTopic:
         if removal.gone:
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(outcomes))])
 
-    def _note(self, **changes: object) -> None:
+    def _change_result(self, **changes: object) -> None:
         self._result = replace(self._result, **changes)  # type: ignore[arg-type]
         result = self._result
         workflow.set_current_details(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from logstore.deletion.intents import BatchCertificate, IntentKey, Outcome
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 
 MAX_OBJECTS_PER_S = 1_000_000
 """Highest rate of a batch, inclusive. No store is nearly as fast, so that a higher rate is a typing error."""
@@ -78,7 +78,7 @@ class DeleteLedgersProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetRate:
+class SetRateInput:
     """New rate of a batch."""
 
     objects_per_s: int  # 0 to `MAX_OBJECTS_PER_S`; 0: unlimited
@@ -226,8 +226,8 @@ class TrimTopicsInput:
         return "Deletes what retention lets go, of all topics; `sexton deletion inflight` shows how much is left."
 
 
-TRIM_TOPIC = Job("trim-topic", TrimTopicInput, TrimTopicResult, keys=("{topic_id}",))
-TRIM_TOPICS = Job("trim-topics", TrimTopicsInput, TrimTopicsResult)
-DELETE_TOPIC = Job("delete-topic", DeleteTopicInput, DeleteTopicResult, keys=("{topic_id}",))
-DELETE_LEDGERS = Job("delete-ledgers", DeleteLedgersInput, BatchCertificate, keys=("{batch_id}",))
-SWEEP_DELETIONS = Job("sweep-deletions", SweepDeletionsInput, SweepDeletionsResult)
+TRIM_TOPIC = JobDefinition("trim-topic", TrimTopicInput, TrimTopicResult, keys=("{topic_id}",))
+TRIM_TOPICS = JobDefinition("trim-topics", TrimTopicsInput, TrimTopicsResult)
+DELETE_TOPIC = JobDefinition("delete-topic", DeleteTopicInput, DeleteTopicResult, keys=("{topic_id}",))
+DELETE_LEDGERS = JobDefinition("delete-ledgers", DeleteLedgersInput, BatchCertificate, keys=("{batch_id}",))
+SWEEP_DELETIONS = JobDefinition("sweep-deletions", SweepDeletionsInput, SweepDeletionsResult)

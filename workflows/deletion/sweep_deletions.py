@@ -17,8 +17,8 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.deletion.inputs_and_results import AdoptInput, ForgetDeletionsInput, ForgetDeletionsResult
-    from activities.deletion.queue_upkeep import DeletionUpkeep
+    from activities.deletion.inputs_and_results import AdoptStalledInput, ForgetDeletionsInput, ForgetDeletionsResult
+    from activities.deletion.queue_upkeep import DeletionUpkeepActivities
     from logstore.deletion.intents import BatchCertificate
     from workflows import activity_options
     from workflows.deletion import batches
@@ -43,9 +43,9 @@ class SweepDeletions:
 
     @workflow.run
     async def run(self, request: SweepDeletionsInput) -> SweepDeletionsResult:  # noqa: ARG002 - taken by `__init__`
-        while await self._adopt():
+        while await self._adopt_and_delete_page():
             self._continue_if_long()
-        while await self._forget():
+        while await self._forget_page():
             self._continue_if_long()
         return self._result
 
@@ -58,11 +58,13 @@ class SweepDeletions:
         if workflow.info().is_continue_as_new_suggested():
             workflow.continue_as_new(replace(self._request, carried=self._result))
 
-    async def _adopt(self) -> bool:
+    async def _adopt_and_delete_page(self) -> bool:
         batch_id = f"sweep-{workflow.uuid4().hex[:12]}"
         adopted = await workflow.execute_activity_method(
-            DeletionUpkeep.adopt,
-            AdoptInput(batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id), limit=_MAX_ADOPTED_ROWS),
+            DeletionUpkeepActivities.adopt,
+            AdoptStalledInput(
+                batch_id=batch_id, batch_workflow_id=DELETE_LEDGERS.id(batch_id), limit=_MAX_ADOPTED_ROWS
+            ),
             **activity_options.CATALOG,
         )
         if adopted.intents:
@@ -75,22 +77,22 @@ class SweepDeletions:
             )
             summary = f"{adopted.intents} copies that no workflow worked on"
             patience_s = self._request.patience_s
-            self._add(
+            self._add_certificate(
                 await batches.run_phase_two(self._request, batch_id, adopted, summary=summary, patience_s=patience_s)
             )
         return adopted.intents > 0
 
-    async def _forget(self) -> bool:
+    async def _forget_page(self) -> bool:
         request = self._request
         page = ForgetDeletionsInput(limit=_MAX_FORGOTTEN_ROWS, actor=request.actor, reason=request.reason)
         removed: ForgetDeletionsResult = await workflow.execute_activity_method(
-            DeletionUpkeep.forget, page, **activity_options.CATALOG
+            DeletionUpkeepActivities.forget, page, **activity_options.CATALOG
         )
         forgotten, runs = self._result.forgotten + removed.rows, self._result.forgotten_runs + removed.runs
         self._result = replace(self._result, forgotten=forgotten, forgotten_runs=runs)
         return _MAX_FORGOTTEN_ROWS in {removed.rows, removed.runs}
 
-    def _add(self, certificate: BatchCertificate | None) -> None:
+    def _add_certificate(self, certificate: BatchCertificate | None) -> None:
         before = self._result
         if certificate is None:
             self._result = replace(before, uncertified=before.uncertified + 1)

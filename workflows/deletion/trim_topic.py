@@ -20,8 +20,8 @@ from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.inputs_and_results import DetachInput
-    from activities.deletion.ledger_deletion import LedgerDeletion
-    from activities.deletion.trim_by_retention import Retention, RollIdleInput
+    from activities.deletion.ledger_deletion import LedgerDeletionActivities
+    from activities.deletion.trim_by_retention import RetentionPreparation, RollIdleLedgerInput
     from logstore.deletion.intents import BatchCertificate
     from workflows import activity_options, search_attributes
     from workflows.deletion import batches
@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
         TrimTopicInput,
         TrimTopicResult,
     )
-    from workflows.owner_routing import Dispatch
+    from workflows.owner_routing import OwnerRouter
 
 AWAITED = (DeleteLedgers,)
 """Workflows whose failure ends this one. Otherwise each pass could adopt the same intents again."""
@@ -52,14 +52,14 @@ class TrimTopic:
         self._request = request
         self._result = request.carried
         self._asked_again = False
-        self._dispatch = Dispatch(request.topic, patience_s=request.policy.owner_patience_s)
+        self._router = OwnerRouter(request.topic, patience_s=request.policy.owner_patience_s)
 
     @workflow.run
     async def run(self, request: TrimTopicInput) -> TrimTopicResult:
         search_attributes.ensure_topic(request.topic)
         while True:
             self._asked_again = False
-            await self._roll_idle()
+            await self._roll_idle_ledger()
             batch_id = f"{request.topic_id}-{workflow.uuid4().hex[:12]}"
             detach = DetachInput(
                 topic_id=request.topic_id,
@@ -68,12 +68,14 @@ class TrimTopic:
                 actor=request.actor,
                 reason=request.reason,
             )
-            detached = await self._dispatch.execute(LedgerDeletion.detach, detach, activity_options.CATALOG)
+            detached = await self._router.execute_at_owner(
+                LedgerDeletionActivities.detach, detach, activity_options.CATALOG
+            )
             before = self._result
             self._result = replace(before, detached=before.detached + detached.ledgers, passes=before.passes + 1)
             if detached.intents:
-                batch = batches.build_batch_input(request, batch_id, detached, owner=self._dispatch.owner)
-                self._add(
+                batch = batches.build_batch_input(request, batch_id, detached, owner=self._router.owner)
+                self._add_certificate(
                     await (await batches.start_batch(batch, summary=f"{detached.intents} copies of {request.topic}"))
                 )
             elif not self._asked_again:
@@ -91,11 +93,11 @@ class TrimTopic:
         """Return the counts of all passes."""
         return self._result
 
-    async def _roll_idle(self) -> None:
+    async def _roll_idle_ledger(self) -> None:
         """Roll the last ledger if it is due. A failure does not stop the trim (apache/pulsar#26431)."""
         try:
-            roll = RollIdleInput(topic_id=self._request.topic_id, topic=self._request.topic)
-            await workflow.execute_activity_method(Retention.roll_idle, roll, **_ROLL)
+            roll = RollIdleLedgerInput(topic_id=self._request.topic_id, topic=self._request.topic)
+            await workflow.execute_activity_method(RetentionPreparation.roll_idle, roll, **_ROLL)
         except ActivityError as error:
             cause = error.cause
             is_misnamed = isinstance(cause, ApplicationError) and cause.type == "InvalidInput"
@@ -103,9 +105,9 @@ class TrimTopic:
                 raise
             workflow.logger.warning("not rolled, the next trim tries again: %s", error.cause)
 
-    def _add(self, certificate: BatchCertificate) -> None:
+    def _add_certificate(self, certificate: BatchCertificate) -> None:
         if certificate.owner:  # the owner may have changed since the detach
-            self._dispatch.owner = certificate.owner
+            self._router.owner = certificate.owner
         self._result = batches.add_certificate(self._result, certificate)
         workflow.set_current_details(
             f"{self._result.detached:,} ledgers detached, {self._result.deleted:,} copies deleted, "

@@ -21,10 +21,10 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.trim_by_retention import (
         CountBatchInput,
-        NextPagesInput,
-        NextPagesResult,
+        NextTopicPagesInput,
+        NextTopicPagesResult,
         TopicIdRange,
-        Trimming,
+        TrimAllTopicsActivities,
         TrimPageInput,
         TrimPageResult,
     )
@@ -57,26 +57,28 @@ class TrimTopics:
     async def run(self, request: TrimTopicsInput) -> TrimTopicsResult:
         after = request.after
         while True:
-            next_pages = NextPagesInput(after=after, topics=max(1, request.page), limit=_PAGES_PER_READ)
-            read: NextPagesResult = await workflow.execute_activity_method(
-                Trimming.next_pages, next_pages, **activity_options.CATALOG
+            next_pages = NextTopicPagesInput(after=after, topics=max(1, request.page), limit=_PAGES_PER_READ)
+            read: NextTopicPagesResult = await workflow.execute_activity_method(
+                TrimAllTopicsActivities.next_pages, next_pages, **activity_options.CATALOG
             )
             if not read.pages:
                 break
             for page in read.pages:
-                await self._trim(page)
+                await self._trim_page(page)
             after = read.pages[-1].last
             if workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(request, batch_id=self._batch_id, after=after, carried=self._result))
         count = CountBatchInput(batch_id=self._batch_id)
-        detached = await workflow.execute_activity_method(Trimming.count_batch, count, **activity_options.CATALOG)
-        self._note(detached=detached.ledgers)
+        detached = await workflow.execute_activity_method(
+            TrimAllTopicsActivities.count_batch, count, **activity_options.CATALOG
+        )
+        self._change_result(detached=detached.ledgers)
         if detached.intents:
             summary = f"{detached.intents} copies of many topics"
             certificate = await batches.run_phase_two(
                 request, self._batch_id, detached, summary=summary, patience_s=request.patience_s
             )
-            self._note_certificate(certificate)
+            self._add_certificate(certificate)
         return self._result
 
     @workflow.query
@@ -84,7 +86,7 @@ class TrimTopics:
         """Return the counts of the trim."""
         return self._result
 
-    async def _trim(self, page: TopicIdRange) -> None:
+    async def _trim_page(self, page: TopicIdRange) -> None:
         request = TrimPageInput(
             page=page,
             batch_id=self._batch_id,
@@ -93,7 +95,7 @@ class TrimTopics:
             reason=self._request.reason,
         )
         try:
-            result = await workflow.execute_activity_method(Trimming.trim_page, request, **_TRIM)
+            result = await workflow.execute_activity_method(TrimAllTopicsActivities.trim_page, request, **_TRIM)
         except ActivityError as error:
             if is_cancelled_exception(error):
                 raise
@@ -101,18 +103,18 @@ class TrimTopics:
             trouble = f"topics {page.first} to {page.last}: {error.cause}"
             result = TrimPageResult(topics=page.topics, failed=page.topics, troubles=[trouble])
         before = self._result
-        self._note(
+        self._change_result(
             topics=before.topics + result.topics,
             failed=before.failed + result.failed,
             detached=before.detached + result.ledgers,
             troubles=[*before.troubles, *result.troubles][:_MAX_TROUBLES],
         )
 
-    def _note_certificate(self, certificate: BatchCertificate | None) -> None:
+    def _add_certificate(self, certificate: BatchCertificate | None) -> None:
         if certificate is None:
-            self._note(uncertified=True)
+            self._change_result(uncertified=True)
             return
-        self._note(
+        self._change_result(
             outcomes=certificate.outcomes,
             deleted=certificate.deleted,
             objects=certificate.objects,
@@ -120,7 +122,7 @@ class TrimTopics:
         )
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(sorted(certificate.outcomes))])
 
-    def _note(self, **changes: object) -> None:
+    def _change_result(self, **changes: object) -> None:
         self._result = replace(self._result, **changes)  # type: ignore[arg-type]
         result = self._result
         workflow.set_current_details(

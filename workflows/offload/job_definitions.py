@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from workflows.deletion.job_definitions import DeletionPolicy
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,5 +111,5 @@ class OffloadTopicInput:
         )
 
 
-OFFLOAD_TOPIC = Job("offload-topic", OffloadTopicInput, OffloadTopicResult, keys=("{topic_id}",))
-OFFLOAD_LEDGER = Job("offload-ledger", OffloadLedgerInput, OffloadLedgerResult, keys=("{ledger_id}",))
+OFFLOAD_TOPIC = JobDefinition("offload-topic", OffloadTopicInput, OffloadTopicResult, keys=("{topic_id}",))
+OFFLOAD_LEDGER = JobDefinition("offload-ledger", OffloadLedgerInput, OffloadLedgerResult, keys=("{ledger_id}",))

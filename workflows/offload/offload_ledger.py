@@ -19,7 +19,7 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.offload import LedgerOffload, PublishInput, UploadInput, UploadResult
+    from activities.offload import LedgerOffloadActivities, PublishCopyInput, UploadCopyInput, UploadCopyResult
     from logstore.ports.catalog import OffloadAnswer
     from workflows import activity_options, search_attributes
     from workflows.offload.job_definitions import (
@@ -33,7 +33,7 @@ with workflow.unsafe.imports_passed_through():
 _MAX_TURNS = 3  # proved uploads that lost to another attempt; then the other attempt does the work
 
 
-def _upload(policy: OffloadPolicy) -> workflow.ActivityConfig:
+def _upload_options(policy: OffloadPolicy) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=policy.queue or None,
         start_to_close_timeout=timedelta(seconds=2 * policy.timeout_s + 300),  # upload, then read all data back
@@ -56,12 +56,16 @@ class OffloadLedger:
         workflow.set_current_details(f"Offloading ledger **{request.ledger_id}**")
         for turn in range(1, _MAX_TURNS + 1):
             self._progress = OffloadLedgerProgress(step="uploading", turn=turn)
-            upload = UploadInput(ledger_id=request.ledger_id, timeout_s=request.policy.timeout_s, topic=request.topic)
-            done = await workflow.execute_activity_method(LedgerOffload.upload, upload, **_upload(request.policy))
+            upload = UploadCopyInput(
+                ledger_id=request.ledger_id, timeout_s=request.policy.timeout_s, topic=request.topic
+            )
+            done = await workflow.execute_activity_method(
+                LedgerOffloadActivities.upload, upload, **_upload_options(request.policy)
+            )
             self._progress = OffloadLedgerProgress(step="publishing", turn=turn, size_bytes=done.size_bytes)
-            outcome = await self._publish(request.ledger_id, done)
+            outcome = await self._publish_copy(request.ledger_id, done)
             if outcome:
-                return self._ended(outcome, done)
+                return self._show_and_make_result(outcome, done)
         message = f"ledger {request.ledger_id}: {_MAX_TURNS} uploads lost to other attempts"
         raise ApplicationError(message, type="OffloadOvertaken", non_retryable=True)
 
@@ -70,18 +74,20 @@ class OffloadLedger:
         """Return the current step."""
         return self._progress
 
-    async def _publish(self, ledger_id: int, done: UploadResult) -> OffloadOutcome | None:
+    async def _publish_copy(self, ledger_id: int, done: UploadCopyResult) -> OffloadOutcome | None:
         if done.answer is not OffloadAnswer.BEGUN:
             return OffloadOutcome(done.answer.value)
-        publish = PublishInput(
+        publish = PublishCopyInput(
             ledger_id=ledger_id, uuid=done.uuid, size_bytes=done.size_bytes, index_bytes=done.index_bytes
         )
-        found = await workflow.execute_activity_method(LedgerOffload.publish, publish, **activity_options.CATALOG)
+        found = await workflow.execute_activity_method(
+            LedgerOffloadActivities.publish, publish, **activity_options.CATALOG
+        )
         if found is OffloadAnswer.BEGUN:
             return None
         return OffloadOutcome.GONE if found is OffloadAnswer.GONE else OffloadOutcome.OFFLOADED
 
-    def _ended(self, outcome: OffloadOutcome, done: UploadResult) -> OffloadLedgerResult:
+    def _show_and_make_result(self, outcome: OffloadOutcome, done: UploadCopyResult) -> OffloadLedgerResult:
         self._progress = OffloadLedgerProgress(step="ended", turn=self._progress.turn, size_bytes=done.size_bytes)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome.value])])
         if outcome is OffloadOutcome.GONE:

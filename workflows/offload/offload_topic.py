@@ -32,9 +32,9 @@ from temporalio.exceptions import (
 
 with workflow.unsafe.imports_passed_through():
     from activities.offload import (
-        Candidates,
-        CandidatesInput,
-        LedgerOffload,
+        LedgerOffloadActivities,
+        OffloadCandidates,
+        OffloadCandidatesInput,
         RemovePrimariesInput,
         RemovePrimariesResult,
     )
@@ -85,7 +85,7 @@ class OffloadTopic:
         search_attributes.ensure_topic(request.topic)
         while self._asks:
             try:
-                await self._serve(self._asks[0])
+                await self._serve_ask(self._asks[0])
             except (ActivityError, ChildWorkflowError) as error:
                 if workflow.cancellation_reason() is not None:
                     raise
@@ -114,21 +114,21 @@ class OffloadTopic:
             before, refused=before.refused + 1, refusals=[*before.refusals, reason[:500]][:_MAX_NAMED_PROBLEMS]
         )
 
-    async def _serve(self, ask: OffloadAsk) -> None:
+    async def _serve_ask(self, ask: OffloadAsk) -> None:
         while (ids := _next_ids(ask.ledger_ids, self._after, _LEDGERS_PER_PAGE)) != []:
-            page = await self._next_page(ids)
+            page = await self._find_candidates(ids)
             self._result = replace(self._result, gone=self._result.gone + page.gone)
-            await asyncio.gather(*(self._offload(ledger_id) for ledger_id in page.ledger_ids))
+            await asyncio.gather(*(self._offload_ledger(ledger_id) for ledger_id in page.ledger_ids))
             if ids is None and not page.ledger_ids:
                 break
             self._after = page.ledger_ids[-1] if ids is None else ids[-1]
-            self._show()
+            self._show_progress()
             if workflow.info().is_continue_as_new_suggested():
-                self._go_on_anew()
+                self._continue_as_new()
         if ask.delete_primary:
             await self._remove_primaries(ask)
 
-    def _go_on_anew(self) -> None:
+    def _continue_as_new(self) -> None:
         anew = replace(
             self._request,
             asks=self._asks,
@@ -138,8 +138,8 @@ class OffloadTopic:
         )
         workflow.continue_as_new(anew)
 
-    async def _next_page(self, ids: list[int] | None) -> Candidates:
-        page = CandidatesInput(
+    async def _find_candidates(self, ids: list[int] | None) -> OffloadCandidates:
+        page = OffloadCandidatesInput(
             topic_id=self._request.topic_id,
             after=self._after,
             limit=_LEDGERS_PER_PAGE,
@@ -147,13 +147,15 @@ class OffloadTopic:
             check=ids is not None,
             topic=self._request.topic,
         )
-        return await workflow.execute_activity_method(LedgerOffload.candidates, page, **activity_options.CATALOG)
+        return await workflow.execute_activity_method(
+            LedgerOffloadActivities.candidates, page, **activity_options.CATALOG
+        )
 
-    async def _offload(self, ledger_id: int) -> None:
+    async def _offload_ledger(self, ledger_id: int) -> None:
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=self._request.topic, policy=self._request.policy)
         async with self._window:
             try:
-                self._add(await self._child(ledger_id, request))
+                self._add_ledger_result(await self._run_offload_ledger(ledger_id, request))
             except WorkflowAlreadyStartedError:
                 self._result = replace(self._result, running=self._result.running + 1)
             except ChildWorkflowError as error:
@@ -167,7 +169,7 @@ class OffloadTopic:
                 )
                 self._result = replace(before, failed=before.failed + 1, errors=errors)
 
-    def _add(self, result: OffloadLedgerResult) -> None:
+    def _add_ledger_result(self, result: OffloadLedgerResult) -> None:
         before, is_uploaded = self._result, result.outcome is OffloadOutcome.OFFLOADED
         self._result = replace(
             before,
@@ -177,7 +179,7 @@ class OffloadTopic:
             size_bytes=before.size_bytes + result.size_bytes * is_uploaded,
         )
 
-    async def _child(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
+    async def _run_offload_ledger(self, ledger_id: int, request: OffloadLedgerInput) -> OffloadLedgerResult:
         return await workflow.execute_child_workflow(
             OffloadLedger.run,
             request,
@@ -195,7 +197,7 @@ class OffloadTopic:
 
     async def _remove_primaries(self, ask: OffloadAsk) -> None:
         while (ids := _next_ids(ask.ledger_ids, self._removed_after, _LEDGERS_PER_REMOVAL)) != []:
-            page_result = await self._remove_page(ask, ids)
+            page_result = await self._remove_primaries_page(ask, ids)
             if page_result.next_after is not None:
                 self._removed_after = page_result.next_after
             elif ids is None:
@@ -203,12 +205,12 @@ class OffloadTopic:
             else:
                 self._removed_after = ids[-1]
             if workflow.info().is_continue_as_new_suggested():
-                self._go_on_anew()
+                self._continue_as_new()
 
-    async def _remove_page(self, ask: OffloadAsk, ids: list[int] | None) -> RemovePrimariesResult:
+    async def _remove_primaries_page(self, ask: OffloadAsk, ids: list[int] | None) -> RemovePrimariesResult:
         batch_id = f"{self._request.topic_id}-{workflow.uuid4().hex[:12]}"
         page_result = await workflow.execute_activity_method(
-            LedgerOffload.remove_primaries,
+            LedgerOffloadActivities.remove_primaries,
             RemovePrimariesInput(
                 topic_id=self._request.topic_id,
                 batch_id=batch_id,
@@ -223,7 +225,7 @@ class OffloadTopic:
         )
         if page_result.intents:
             progress = DeleteLedgersProgress(intents=page_result.intents, detached=page_result.ledgers)
-            await self._phase_two(ask, batch_id, page_result.catalog_epoch, progress)
+            await self._run_phase_two(ask, batch_id, page_result.catalog_epoch, progress)
         before = self._result
         self._result = replace(
             before,
@@ -231,10 +233,10 @@ class OffloadTopic:
             unproved=before.unproved + page_result.unproved,
             doubts=dict([*before.doubts.items(), *page_result.doubts.items()][:_MAX_NAMED_PROBLEMS]),
         )
-        self._show()
+        self._show_progress()
         return page_result
 
-    async def _phase_two(self, ask: OffloadAsk, batch_id: str, epoch: int, progress: DeleteLedgersProgress) -> None:
+    async def _run_phase_two(self, ask: OffloadAsk, batch_id: str, epoch: int, progress: DeleteLedgersProgress) -> None:
         batch = DeleteLedgersInput(
             batch_id=batch_id,
             topic_id=self._request.topic_id,
@@ -249,7 +251,7 @@ class OffloadTopic:
         deleted = await (await batches.start_batch(batch, summary=summary))
         self._result = replace(self._result, outcomes=batches.add_counts(self._result.outcomes, deleted.outcomes))
 
-    def _show(self) -> None:
+    def _show_progress(self) -> None:
         result = self._result
         workflow.set_current_details(
             f"{result.offloaded:,} ledgers offloaded, {result.size_bytes:,} bytes; {result.failed:,} failed; "

@@ -25,13 +25,13 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.reconciliation.apply_orphans import Applying
+    from activities.reconciliation.apply_orphans import ApplyOrphansActivities
     from activities.reconciliation.inputs_and_results import (
-        ApplyBegun,
+        ApplyPageInput,
         BeginApplyInput,
+        BeginApplyResult,
         FiledPage,
-        PageInput,
-        PlanInput,
+        PlanStepInput,
     )
     from logstore.deletion.intents import GuardRefusal
     from logstore.reconciliation.findings import ApplyCounts, apply_batch_id
@@ -42,14 +42,14 @@ with workflow.unsafe.imports_passed_through():
         DELETE_LEDGERS,
         DeleteLedgersInput,
         DeleteLedgersProgress,
-        SetRate,
+        SetRateInput,
     )
     from workflows.reconciliation.job_definitions import (
         ApplyOrphansInput,
         ApplyOrphansProgress,
         ApplyOrphansResult,
     )
-    from workflows.reconciliation.progress_text import add_page, format_apply, refusal_by_guard
+    from workflows.reconciliation.progress_text import add_page_counts, format_apply, refusal_by_guard
 
 _PAGE_OPTIONS: workflow.ActivityConfig = workflow.ActivityConfig(
     start_to_close_timeout=timedelta(hours=2),  # 1,000 findings, each looked at in storage, or 1,000 deletes at 1/s
@@ -72,7 +72,7 @@ class ApplyOrphans:
     @workflow.run
     async def run(self, request: ApplyOrphansInput) -> ApplyOrphansResult:
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(request.run_id)])
-        begun = await self._begin()
+        begun = await self._begin_apply()
         if isinstance(begun, GuardRefusal):
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(["REFUSED"])])
@@ -84,13 +84,13 @@ class ApplyOrphans:
                 if self._progress.paused:
                     self._set_step("waiting for `resume`")
                     await workflow.wait_condition(lambda: not self._progress.paused)
-                await self._apply(begun)
+                await self._apply_page(begun)
                 await self._continue_as_new_if_long()
         done = begun.done
         if done is None:
             self._set_step("concluding")
-            plan = PlanInput(run_id=request.run_id)
-            done = await workflow.execute_activity_method(Applying.conclude_apply, plan, **_PAGE_OPTIONS)
+            plan = PlanStepInput(run_id=request.run_id)
+            done = await workflow.execute_activity_method(ApplyOrphansActivities.conclude_apply, plan, **_PAGE_OPTIONS)
         await workflow.wait_condition(workflow.all_handlers_finished)
         return self._make_result(done)
 
@@ -110,12 +110,12 @@ class ApplyOrphans:
         return self._set_progress(replace(self._progress, paused=False))
 
     @workflow.update
-    def set_rate(self, wanted: SetRate) -> ApplyOrphansProgress:
+    def set_rate(self, wanted: SetRateInput) -> ApplyOrphansProgress:
         """Limit the rate of deletions from the next page on."""
         return self._set_progress(replace(self._progress, rate=wanted.objects_per_s))
 
     @set_rate.validator
-    def check_rate(self, wanted: SetRate) -> None:
+    def check_rate(self, wanted: SetRateInput) -> None:
         """Refuse an invalid rate, before it is in the history."""
         require_rate(wanted)
 
@@ -128,7 +128,7 @@ class ApplyOrphans:
         self._step = step
         workflow.set_current_details(format_apply(self._progress, step))
 
-    async def _begin(self) -> ApplyBegun | GuardRefusal:
+    async def _begin_apply(self) -> BeginApplyResult | GuardRefusal:
         request = self._request
         begin = BeginApplyInput(
             run_id=request.run_id,
@@ -137,7 +137,7 @@ class ApplyOrphans:
             max_orphan_share=request.max_orphan_share,
         )
         try:
-            return await workflow.execute_activity_method(Applying.begin_apply, begin, **_PAGE_OPTIONS)
+            return await workflow.execute_activity_method(ApplyOrphansActivities.begin_apply, begin, **_PAGE_OPTIONS)
         except ActivityError as error:
             refusal = None if request.carried.pages_done else refusal_by_guard(error)  # later, something has changed
             if refusal is None:
@@ -149,10 +149,10 @@ class ApplyOrphans:
             await workflow.wait_condition(workflow.all_handlers_finished)
             workflow.continue_as_new(replace(self._request, carried=self._progress))
 
-    async def _apply(self, begun: ApplyBegun) -> None:
+    async def _apply_page(self, begun: BeginApplyResult) -> None:
         request, number = self._request, self._progress.pages_done
         batch = apply_batch_id(request.run_id, number)
-        page = PageInput(
+        page = ApplyPageInput(
             run_id=request.run_id,
             page=number,
             before_us=begun.before_us,
@@ -163,21 +163,23 @@ class ApplyOrphans:
             reason=request.reason,
         )
         self._set_step(f"looking at page {number}")
-        filed: FiledPage = await workflow.execute_activity_method(Applying.file_page, page, **_PAGE_OPTIONS)
+        filed: FiledPage = await workflow.execute_activity_method(
+            ApplyOrphansActivities.file_page, page, **_PAGE_OPTIONS
+        )
         if filed.intents:
             self._set_step(f"deleting {filed.intents:,} copies of page {number}")
-            await self._phase_two(batch, filed, begun.epoch)
+            await self._run_phase_two(batch, filed, begun.epoch)
         if filed.objects:
             self._set_step(f"deleting {filed.objects:,} single objects of page {number}")
             paced = replace(page, objects_per_s=float(self._progress.rate))
-            await workflow.execute_activity_method(Applying.delete_objects, paced, **_PAGE_OPTIONS)
+            await workflow.execute_activity_method(ApplyOrphansActivities.delete_objects, paced, **_PAGE_OPTIONS)
         filed_page = replace(page, intents=filed.intents)
         counts: ApplyCounts = await workflow.execute_activity_method(
-            Applying.record_page, filed_page, **activity_options.CATALOG
+            ApplyOrphansActivities.record_page, filed_page, **activity_options.CATALOG
         )
-        self._progress = add_page(self._progress, counts)
+        self._progress = add_page_counts(self._progress, counts)
 
-    async def _phase_two(self, batch: str, filed: FiledPage, epoch: int) -> None:
+    async def _run_phase_two(self, batch: str, filed: FiledPage, epoch: int) -> None:
         """Run the page's batch and wait for its batch certificate. Failed rows are retried alone, after the batch."""
         request = DeleteLedgersInput(
             batch_id=batch,

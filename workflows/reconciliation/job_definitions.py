@@ -8,7 +8,7 @@ from logstore.deletion.intents import GuardRefusal
 from logstore.reconciliation.bulk_jobs import SCRUB_RATE
 from logstore.reconciliation.findings import ApplyCounts, PlanResult
 from workflows.deletion.job_definitions import DeletionPolicy
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +144,8 @@ def scrub_scope(topic_ids: Sequence[int]) -> tuple[str, ...]:
     return (ids if ids.isdigit() else hashlib.sha256(ids.encode()).hexdigest()[:16],) if ids else ()
 
 
-RECONCILE_ORPHANS = Job("reconcile-orphans", ReconcileOrphansInput, ReconcileOrphansResult, keys=("{run_id}",))
-APPLY_ORPHANS = Job("apply-orphans", ApplyOrphansInput, ApplyOrphansResult, keys=("{run_id}",))
-SCRUB_LEDGERS = Job("scrub-ledgers", ScrubLedgersInput, ScrubLedgersResult, keys=("", "{topic_ids}"))
+RECONCILE_ORPHANS = JobDefinition(
+    "reconcile-orphans", ReconcileOrphansInput, ReconcileOrphansResult, keys=("{run_id}",)
+)
+APPLY_ORPHANS = JobDefinition("apply-orphans", ApplyOrphansInput, ApplyOrphansResult, keys=("{run_id}",))
+SCRUB_LEDGERS = JobDefinition("scrub-ledgers", ScrubLedgersInput, ScrubLedgersResult, keys=("", "{topic_ids}"))

@@ -38,7 +38,7 @@ def refusal_by_guard(error: ActivityError) -> GuardRefusal | None:
     return find_refusal(error, GUARDS)
 
 
-def add_page(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:
+def add_page_counts(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:
     """Return the progress after one more page with these counts."""
     total = add_apply_counts(progress.counts, counts)
     applied, skipped = sum(total.applied.values()), sum(total.skipped.values())

@@ -20,15 +20,16 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError
 
+from activities.reconciliation.inputs_and_results import PlanStepInput
+
 with workflow.unsafe.imports_passed_through():
     from activities.reconciliation.inputs_and_results import (
         BeginPlanInput,
-        BulkInput,
-        BulkResult,
-        PlanBegun,
-        PlanInput,
+        BeginPlanResult,
+        BulkJobInput,
+        BulkJobResult,
     )
-    from activities.reconciliation.plan_orphans import Planning
+    from activities.reconciliation.plan_orphans import PlanOrphansActivities
     from logstore.reconciliation.bulk_jobs import (
         CompareStorageWithCatalogJob,
         ListStorageJob,
@@ -64,7 +65,7 @@ class ReconcileOrphans:
     async def run(self, request: ReconcileOrphansInput) -> ReconcileOrphansResult:  # noqa: ARG002 - taken by `__init__`
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(self._run_id)])
         try:
-            result = await self._plan()
+            result = await self._run_plan_steps()
         except ActivityError as error:
             refusal = refusal_by_guard(error)
             if refusal is None:
@@ -81,21 +82,21 @@ class ReconcileOrphans:
         """Return the step and the counts of the plan."""
         return self._progress
 
-    async def _plan(self) -> PlanResult:
+    async def _run_plan_steps(self) -> PlanResult:
         self._set_step("beginning")
-        begun = await self._begin()
+        begun = await self._begin_plan()
         if begun.done:
             return begun.done
         for job in (ListStorageJob.name, ReadLedgersAndIntentsJob.name, CompareStorageWithCatalogJob.name):
-            await self._run(job)
+            await self._run_bulk_job(job)
         self._set_step("checking")
-        plan = PlanInput(run_id=self._run_id)
-        await workflow.execute_activity_method(Planning.check_sides, plan, **activity_options.CATALOG)
-        await self._run(VerifyFindingsJob.name)
+        plan = PlanStepInput(run_id=self._run_id)
+        await workflow.execute_activity_method(PlanOrphansActivities.check_sides, plan, **activity_options.CATALOG)
+        await self._run_bulk_job(VerifyFindingsJob.name)
         self._set_step("concluding")
-        return await workflow.execute_activity_method(Planning.conclude_plan, plan, **_CONCLUDE_OPTIONS)
+        return await workflow.execute_activity_method(PlanOrphansActivities.conclude_plan, plan, **_CONCLUDE_OPTIONS)
 
-    async def _begin(self) -> PlanBegun:
+    async def _begin_plan(self) -> BeginPlanResult:
         request = self._request
         begin = BeginPlanInput(
             run_id=self._run_id,
@@ -105,13 +106,15 @@ class ReconcileOrphans:
             unsafe_age=request.unsafe_age,
             inventories=request.inventories,
         )
-        return await workflow.execute_activity_method(Planning.begin_plan, begin, **activity_options.CATALOG)
+        return await workflow.execute_activity_method(
+            PlanOrphansActivities.begin_plan, begin, **activity_options.CATALOG
+        )
 
-    async def _run(self, job: str) -> None:
+    async def _run_bulk_job(self, job: str) -> None:
         self._set_step(job)
-        bulk = BulkInput(run_id=self._run_id, job=job, master=self._request.master)
-        config = activity_options.bulk_job(self._request.queue)
-        done: BulkResult = await workflow.execute_activity_method(Planning.run_bulk, bulk, **config)
+        bulk = BulkJobInput(run_id=self._run_id, job=job, master=self._request.master)
+        config = activity_options.bulk_job_options(self._request.queue)
+        done: BulkJobResult = await workflow.execute_activity_method(PlanOrphansActivities.run_bulk, bulk, **config)
         counts = {**self._progress.counts, job: done.counts}
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)
 

@@ -22,13 +22,13 @@ from temporalio.exceptions import ActivityError
 with workflow.unsafe.imports_passed_through():
     from activities.reconciliation.inputs_and_results import (
         BeginScrubInput,
+        BeginScrubResult,
         ConcludeScrubInput,
-        ScrubBegun,
+        CutScrubInput,
+        ScrubCounts,
         ScrubPageInput,
-        ScrubRead,
-        ScrubRunInput,
     )
-    from activities.reconciliation.scrub_ledgers import Scrubbing
+    from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
     from logstore.reconciliation.findings import PlanResult
     from workflows import activity_options, guard_refusals, search_attributes
     from workflows.reconciliation.job_definitions import ScrubLedgersInput, ScrubLedgersProgress, ScrubLedgersResult
@@ -52,7 +52,7 @@ class ScrubLedgers:
     @workflow.run
     async def run(self, request: ScrubLedgersInput) -> ScrubLedgersResult:  # noqa: ARG002 - taken by `__init__`
         try:
-            result = await self._scrub()
+            result = await self._scrub_pages()
         except ActivityError as error:
             refusal = refusal_by_guard(error)
             if refusal is None:
@@ -91,11 +91,11 @@ class ScrubLedgers:
         self._step = step
         workflow.set_current_details(format_scrub(self._progress, step))
 
-    async def _scrub(self) -> PlanResult:
+    async def _scrub_pages(self) -> PlanResult:
         request = self._request
         if not self._progress.run_id:
-            await self._begin()
-        run_id, bulk = self._progress.run_id, activity_options.bulk_job(request.queue)
+            await self._begin_scrub()
+        run_id, bulk = self._progress.run_id, activity_options.bulk_job_options(request.queue)
         workflow.upsert_search_attributes([search_attributes.RUN_ID.value_set(run_id)])
         while self._progress.pages_done < self._progress.pages:
             if self._progress.paused:
@@ -104,7 +104,7 @@ class ScrubLedgers:
             number = self._progress.pages_done
             self._set_step(f"reading page {number}")
             page = ScrubPageInput(run_id=run_id, page=number, bytes_per_s=request.bytes_per_s, master=request.master)
-            read: ScrubRead = await workflow.execute_activity_method(Scrubbing.scrub_page, page, **bulk)
+            read: ScrubCounts = await workflow.execute_activity_method(ScrubLedgersActivities.scrub_page, page, **bulk)
             self._progress = replace(
                 self._progress,
                 pages_done=number + 1,
@@ -115,9 +115,11 @@ class ScrubLedgers:
             await self._continue_as_new_if_long()
         self._set_step("concluding")
         conclude = ConcludeScrubInput(run_id=run_id)
-        return await workflow.execute_activity_method(Scrubbing.conclude_scrub, conclude, **_CONCLUDE_OPTIONS)
+        return await workflow.execute_activity_method(
+            ScrubLedgersActivities.conclude_scrub, conclude, **_CONCLUDE_OPTIONS
+        )
 
-    async def _begin(self) -> None:
+    async def _begin_scrub(self) -> None:
         request = self._request
         self._set_step("beginning")
         begin = BeginScrubInput(
@@ -126,14 +128,14 @@ class ScrubLedgers:
             reason=request.reason,
             topic_ids=request.topic_ids,
         )
-        begun: ScrubBegun = await workflow.execute_activity_method(
-            Scrubbing.begin_scrub, begin, **activity_options.CATALOG
+        begun: BeginScrubResult = await workflow.execute_activity_method(
+            ScrubLedgersActivities.begin_scrub, begin, **activity_options.CATALOG
         )
         self._progress = replace(self._progress, run_id=begun.run_id)
         self._set_step("cutting ledgers into pages")
-        cut = ScrubRunInput(run_id=begun.run_id, master=request.master, bytes_per_s=request.bytes_per_s)
-        config = activity_options.bulk_job(request.queue)
-        totals: ScrubRead = await workflow.execute_activity_method(Scrubbing.cut_scrub, cut, **config)
+        cut = CutScrubInput(run_id=begun.run_id, master=request.master, bytes_per_s=request.bytes_per_s)
+        config = activity_options.bulk_job_options(request.queue)
+        totals: ScrubCounts = await workflow.execute_activity_method(ScrubLedgersActivities.cut_scrub, cut, **config)
         self._progress = replace(
             self._progress, pages=totals.pages, all_objects=totals.objects, all_bytes=totals.size_bytes
         )

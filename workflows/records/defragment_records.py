@@ -18,7 +18,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.records.inputs_and_results import DefragmentInput
-    from activities.records.record_log_upkeep import RecordDefragmentation
+    from activities.records.record_log_upkeep import DefragmentRecordsActivities
     from workflows import guard_refusals, search_attributes
     from workflows.records import record_job_options
     from workflows.records.job_definitions import (
@@ -35,22 +35,22 @@ class DefragmentRecords:
     @workflow.run
     async def run(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         if request.scheduled:
-            child_result = await record_job_options.run_single(
+            child_result = await record_job_options.run_as_only_child(
                 DEFRAGMENT_RECORDS, replace(request, scheduled=False), summary="defragment the record log"
             )
             result = child_result or DefragmentRecordsResult(joined=True)
         else:
-            result = await self._defragment(request)
+            result = await self._defragment_blocks(request)
         workflow.set_current_details(describe_result(result))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([_outcome(result)])])
         return result
 
-    async def _defragment(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
+    async def _defragment_blocks(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         pass_input = DefragmentInput(actor=request.actor, reason=request.reason)
-        options = record_job_options.pass_options(request.queue)
+        options = record_job_options.block_pass_options(request.queue)
         try:
             defragmented = await workflow.execute_activity_method(
-                RecordDefragmentation.defragment, pass_input, **options
+                DefragmentRecordsActivities.defragment, pass_input, **options
             )
         except ActivityError as error:
             return DefragmentRecordsResult(refused=guard_refusals.require_refusal(error, record_job_options.GUARDS))

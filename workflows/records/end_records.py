@@ -21,9 +21,14 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.deletion.inputs_and_results import DetachResult
-    from activities.deletion.trim_by_retention import CountBatchInput, Trimming
-    from activities.records.end_records import RecordEnding
-    from activities.records.inputs_and_results import BeginEndingInput, EndedPage, EndingBegun, EndPageInput
+    from activities.deletion.trim_by_retention import CountBatchInput, TrimAllTopicsActivities
+    from activities.records.end_records import EndRecordsActivities
+    from activities.records.inputs_and_results import (
+        BeginEndingInput,
+        BeginEndingResult,
+        EndRecordsPageInput,
+        EndRecordsPageResult,
+    )
     from logstore.errors import ClaimHeld, FunctionFailed, InvalidInput, StaleCatalog, UnknownObject, Unsupported
     from logstore.records.job_results import SelectionPosition
     from workflows import activity_options, guard_refusals, search_attributes
@@ -57,24 +62,24 @@ class EndRecords:
     @workflow.run
     async def run(self, request: EndRecordsInput) -> EndRecordsResult:
         search_attributes.ensure_topic(request.topic)
-        if not await self._begin():
-            return self._conclude()
+        if not await self._begin_ending():
+            return self._publish_result()
         place: SelectionPosition | None = self._request.after
         while place is not None and (page := await self._end_page(place)):
-            self._add(page)
+            self._add_page(page)
             place = page.after
             if place is not None and workflow.info().is_continue_as_new_suggested():
                 workflow.continue_as_new(replace(self._request, after=place, carried=self._result))
         if not request.dry_run:
             await self._delete_batch()
-        return self._conclude()
+        return self._publish_result()
 
     @workflow.query
     def progress(self) -> EndRecordsResult:
         """Counts so far."""
         return self._result
 
-    async def _begin(self) -> bool:
+    async def _begin_ending(self) -> bool:
         """Check the request once. Return whether the job may continue."""
         request = self._request
         if request.now_us:
@@ -87,8 +92,8 @@ class EndRecords:
             catalog_epoch=request.catalog_epoch,
         )
         try:
-            begun: EndingBegun = await workflow.execute_activity_method(
-                RecordEnding.begin_ending, begin_input, **activity_options.CATALOG
+            begun: BeginEndingResult = await workflow.execute_activity_method(
+                EndRecordsActivities.begin_ending, begin_input, **activity_options.CATALOG
             )
         except ActivityError as error:
             self._result = replace(self._result, refused=guard_refusals.require_refusal(error, GUARDS))
@@ -96,10 +101,10 @@ class EndRecords:
         self._request = replace(request, now_us=begun.now_us, catalog_epoch=begun.catalog_epoch)
         return True
 
-    async def _end_page(self, place: SelectionPosition) -> EndedPage | None:
+    async def _end_page(self, place: SelectionPosition) -> EndRecordsPageResult | None:
         """Return the result of a page, or `None` if the job stops here."""
         request = self._request
-        page_input = EndPageInput(
+        page_input = EndRecordsPageInput(
             function=request.function,
             topic_id=request.topic_id,
             after=place,
@@ -114,7 +119,9 @@ class EndRecords:
             reason=request.cause,
         )
         try:
-            page: EndedPage = await workflow.execute_activity_method(RecordEnding.end_page, page_input, **_PAGE)
+            page: EndRecordsPageResult = await workflow.execute_activity_method(
+                EndRecordsActivities.end_page, page_input, **_PAGE
+            )
         except ActivityError as error:
             self._result = replace(self._result, stopped=guard_refusals.require_refusal(error, GUARDS))
             return None
@@ -129,7 +136,7 @@ class EndRecords:
         request = self._request
         batch = CountBatchInput(batch_id=request.batch_id)
         detached: DetachResult = await workflow.execute_activity_method(
-            Trimming.count_batch, batch, **activity_options.CATALOG
+            TrimAllTopicsActivities.count_batch, batch, **activity_options.CATALOG
         )
         self._result = replace(self._result, ended=max(self._result.ended, detached.ledgers))
         if not detached.intents:
@@ -138,7 +145,7 @@ class EndRecords:
         certificate = await batches.run_phase_two(request, request.batch_id, detached, summary=summary)
         self._result = replace(self._result, certificate=certificate)
 
-    def _add(self, page: EndedPage) -> None:
+    def _add_page(self, page: EndRecordsPageResult) -> None:
         total = self._result
         self._result = replace(
             total,
@@ -150,7 +157,7 @@ class EndRecords:
         )
         workflow.set_current_details(describe_result(self._request, self._result))
 
-    def _conclude(self) -> EndRecordsResult:
+    def _publish_result(self) -> EndRecordsResult:
         result = self._result
         workflow.set_current_details(describe_result(self._request, result))
         outcomes = [*(["STOPPED"] if result.stopped else []), *sorted(result.outcomes)]

@@ -20,7 +20,7 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ActivityError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.flush_records import RecordFlushing
+    from activities.records.flush_records import FlushRecordsActivities
     from activities.records.inputs_and_results import FlushInput
     from logstore.records.job_results import FlushedRecords
     from workflows import guard_refusals, search_attributes
@@ -53,7 +53,7 @@ class FlushRecords:
     @workflow.run
     async def run(self, request: FlushRecordsInput) -> FlushRecordsResult:
         held_flushes = 0
-        while (flushed := await self._flush()) is not None:
+        while (flushed := await self._run_flush()) is not None:
             if request.once:
                 held_flushes = held_flushes + 1 if flushed.held else 0
                 if held_flushes >= MAX_HELD_FLUSHES or not (held_flushes or self._is_woken):
@@ -94,15 +94,15 @@ class FlushRecords:
                 static_details=request.details(),
             )
 
-    async def _flush(self) -> FlushedRecords | None:
+    async def _run_flush(self) -> FlushedRecords | None:
         """Run one activity. Return its counts, or `None` if it was refused."""
         self._is_woken = False
         request = self._request
         watch_s = 0.0 if request.once else request.watch_s
         flush_input = FlushInput(watch_s=watch_s, actor=request.actor, reason=request.reason)
-        options = record_job_options.flush_options(request.queue, watch_s)
+        options = record_job_options.flush_activity_options(request.queue, watch_s)
         try:
-            flushed = await workflow.execute_activity_method(RecordFlushing.flush, flush_input, **options)
+            flushed = await workflow.execute_activity_method(FlushRecordsActivities.flush, flush_input, **options)
         except ActivityError as error:
             refusal = guard_refusals.require_refusal(error, record_job_options.GUARDS)
             self._result = replace(self._result, refused=refusal)

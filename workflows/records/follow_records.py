@@ -16,7 +16,7 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.follow_records import FollowInput, RecordFollowing
+    from activities.records.follow_records import FollowInput, FollowRecordsActivities
     from workflows import activity_options, guard_refusals
     from workflows.records.job_definitions import FollowRecordsInput, FollowRecordsResult
 
@@ -47,7 +47,7 @@ class FollowRecords:
         follow_input = FollowInput(seed=request.seed, watch_s=request.watch_s)
         workflow.set_current_details(f"Replica **{request.replica}** looks for manifests that it lacks.")
         try:
-            followed = await workflow.execute_activity_method(RecordFollowing.follow, follow_input, **_STEPS)
+            followed = await workflow.execute_activity_method(FollowRecordsActivities.follow, follow_input, **_STEPS)
             result = FollowRecordsResult(done=followed)
         except ActivityError as error:
             result = FollowRecordsResult(refused=guard_refusals.require_refusal(error, GUARDS))

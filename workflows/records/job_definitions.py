@@ -15,7 +15,7 @@ from logstore.records.job_results import (
     ShippedBlocks,
 )
 from workflows.deletion.job_definitions import DeletionPolicy
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 
 HELD_RETRY_INTERVAL: Final = timedelta(seconds=5)
 """Time between two attempts of a single flush while another job has claimed the record log."""
@@ -266,16 +266,16 @@ class RebuildCatalogResult:
     refused: GuardRefusal | None = None
 
 
-FLUSH_RECORDS = Job("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))
-SWEEP_RECORDS = Job("sweep-records", SweepRecordsInput, SweepRecordsResult)
-DEFRAGMENT_RECORDS = Job("defragment-records", DefragmentRecordsInput, DefragmentRecordsResult)
-RAID_TOMBSTONES = Job("raid-tombstones", RaidTombstonesInput, RaidTombstonesResult)
-REPLICATE_RECORDS = Job("replicate-records", ReplicateRecordsInput, ReplicateRecordsResult)
-END_RECORDS = Job("end-records", EndRecordsInput, EndRecordsResult, keys=("{batch_id}",))
-FOLLOW_RECORDS = Job(
+FLUSH_RECORDS = JobDefinition("flush-records", FlushRecordsInput, FlushRecordsResult, keys=("", NOW))
+SWEEP_RECORDS = JobDefinition("sweep-records", SweepRecordsInput, SweepRecordsResult)
+DEFRAGMENT_RECORDS = JobDefinition("defragment-records", DefragmentRecordsInput, DefragmentRecordsResult)
+RAID_TOMBSTONES = JobDefinition("raid-tombstones", RaidTombstonesInput, RaidTombstonesResult)
+REPLICATE_RECORDS = JobDefinition("replicate-records", ReplicateRecordsInput, ReplicateRecordsResult)
+END_RECORDS = JobDefinition("end-records", EndRecordsInput, EndRecordsResult, keys=("{batch_id}",))
+FOLLOW_RECORDS = JobDefinition(
     "follow-records",
     FollowRecordsInput,
     FollowRecordsResult,
     keys=("{replica}", "{replica}/seed", "{replica}/watch"),
 )
-REBUILD_CATALOG = Job("rebuild-catalog", RebuildCatalogInput, RebuildCatalogResult, keys=("{rebuild}",))
+REBUILD_CATALOG = JobDefinition("rebuild-catalog", RebuildCatalogInput, RebuildCatalogResult, keys=("{rebuild}",))

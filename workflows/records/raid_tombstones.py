@@ -19,7 +19,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.records.inputs_and_results import RaidInput
-    from activities.records.record_log_upkeep import TombRaider
+    from activities.records.record_log_upkeep import RaidTombstonesActivities
     from workflows import guard_refusals, search_attributes
     from workflows.records import record_job_options
     from workflows.records.job_definitions import RAID_TOMBSTONES, RaidTombstonesInput, RaidTombstonesResult
@@ -32,26 +32,26 @@ class RaidTombstones:
     @workflow.run
     async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
         if request.scheduled:
-            child_result = await record_job_options.run_single(
+            child_result = await record_job_options.run_as_only_child(
                 RAID_TOMBSTONES, replace(request, scheduled=False), summary="raid tombstones that cover nothing"
             )
             result = child_result or RaidTombstonesResult(joined=True)
         else:
-            result = await self._raid(request)
+            result = await self._run_raid(request)
         workflow.set_current_details(describe_result(result))
         outcome = search_attributes.OUTCOME.value_set([_outcome(result)])
         workflow.upsert_search_attributes([outcome, search_attributes.RUN_ID.value_set(result.run_id)])
         return result
 
-    async def _raid(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
+    async def _run_raid(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
         run_id = f"raid-{workflow.uuid4().hex[:12]}"
         workflow.set_current_details(f"Raid **{run_id}** scans the blocks of topics and ledgers.")
         raid = RaidInput(
             run_id=run_id, eligible_age_s=request.eligible_age_s, actor=request.actor, reason=request.reason
         )
-        options = record_job_options.pass_options(request.queue)
+        options = record_job_options.block_pass_options(request.queue)
         try:
-            raided = await workflow.execute_activity_method(TombRaider.raid, raid, **options)
+            raided = await workflow.execute_activity_method(RaidTombstonesActivities.raid, raid, **options)
         except ActivityError as error:
             return RaidTombstonesResult(
                 run_id=run_id, refused=guard_refusals.require_refusal(error, record_job_options.GUARDS)

@@ -25,8 +25,13 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.records.inputs_and_results import AdoptShardsInput, RebuildBegun, RebuildStep, RebuiltRows
-    from activities.records.rebuild_catalog import Rebuilding
+    from activities.records.inputs_and_results import (
+        AdoptShardsInput,
+        BeginRebuildResult,
+        RebuildStepInput,
+        RebuiltRowCounts,
+    )
+    from activities.records.rebuild_catalog import RebuildCatalogActivities
     from logstore.log.ledger_object_keys import SHARDS
     from workflows import activity_options, guard_refusals
     from workflows.records.job_definitions import RebuildCatalogInput, RebuildCatalogProgress, RebuildCatalogResult
@@ -37,7 +42,7 @@ _LONG: workflow.ActivityConfig = workflow.ActivityConfig(
     heartbeat_timeout=activity_options.HEARTBEAT_TIMEOUT,
     retry_policy=RetryPolicy(maximum_interval=timedelta(seconds=30)),  # unlimited: waits for database and storage
 )
-_BULK: workflow.ActivityConfig = activity_options.bulk_job("")
+_BULK: workflow.ActivityConfig = activity_options.bulk_job_options("")
 _SHARDS_PER_ACTIVITY = 16
 GUARDS = frozenset(
     {
@@ -61,7 +66,7 @@ class RebuildCatalog:
 
     @workflow.init
     def __init__(self, request: RebuildCatalogInput) -> None:
-        self._step = RebuildStep(
+        self._step = RebuildStepInput(
             rebuild=request.rebuild,
             skip_unreadable=request.skip_unreadable,
             master=request.master,
@@ -74,14 +79,14 @@ class RebuildCatalog:
     async def run(self, request: RebuildCatalogInput) -> RebuildCatalogResult:
         begun_us = round(workflow.info().workflow_start_time.timestamp() * 1_000_000)
         try:
-            result = await self._rebuild(begun_us)
+            result = await self._run_rebuild_steps(begun_us)
         except ActivityError as error:
             refusal = guard_refusals.find_refusal(error, GUARDS)
             if refusal is None:  # failed or cancelled: raids need not wait any more
-                await self._release()
+                await self._release_pin()
                 raise
             result = RebuildCatalogResult(rebuild=request.rebuild, begun_us=begun_us, refused=refusal)
-        await self._release()
+        await self._release_pin()
         self._set_progress("ended", note=guard_refusals.format_refusal(result.refused) if result.refused else "")
         return result
 
@@ -90,24 +95,28 @@ class RebuildCatalog:
         """Current step and its counts."""
         return self._progress
 
-    async def _release(self) -> None:
+    async def _release_pin(self) -> None:
         self._set_progress("letting go")
-        await workflow.execute_activity_method(Rebuilding.let_go, self._step, **activity_options.CATALOG)
+        await workflow.execute_activity_method(RebuildCatalogActivities.let_go, self._step, **activity_options.CATALOG)
 
-    async def _rebuild(self, begun_us: int) -> RebuildCatalogResult:
-        begun: RebuildBegun = await workflow.execute_activity_method(
-            Rebuilding.begin, self._step, **activity_options.CATALOG
+    async def _run_rebuild_steps(self, begun_us: int) -> RebuildCatalogResult:
+        begun: BeginRebuildResult = await workflow.execute_activity_method(
+            RebuildCatalogActivities.begin, self._step, **activity_options.CATALOG
         )
         self._set_progress("finding rows", versions=begun.versions)
-        rows: RebuiltRows = await workflow.execute_activity_method(Rebuilding.find_rows, self._step, **_BULK)
+        rows: RebuiltRowCounts = await workflow.execute_activity_method(
+            RebuildCatalogActivities.find_rows, self._step, **_BULK
+        )
         self._set_progress("loading", records=rows.records)
-        await workflow.execute_activity_method(Rebuilding.load_rows, self._step, **_LONG)
+        await workflow.execute_activity_method(RebuildCatalogActivities.load_rows, self._step, **_LONG)
         await self._adopt_shards("looking", is_growing=True)
         self._set_progress("publishing")
-        published = await workflow.execute_activity_method(Rebuilding.publish, self._step, **activity_options.CATALOG)
+        published = await workflow.execute_activity_method(
+            RebuildCatalogActivities.publish, self._step, **activity_options.CATALOG
+        )
         await self._adopt_shards("adopting")
         self._set_progress("settling", shards=SHARDS)
-        adopted = await workflow.execute_activity_method(Rebuilding.finish_adoption, self._step, **_LONG)
+        adopted = await workflow.execute_activity_method(RebuildCatalogActivities.finish_adoption, self._step, **_LONG)
         return RebuildCatalogResult(
             rebuild=self._step.rebuild,
             manifest=published.manifest,
@@ -125,7 +134,7 @@ class RebuildCatalog:
             self._set_progress(step, shards=first)
             end = min(first + _SHARDS_PER_ACTIVITY, SHARDS)
             part = AdoptShardsInput(first=first, end=end, is_growing=is_growing)
-            await workflow.execute_activity_method(Rebuilding.adopt_shards, part, **_LONG)
+            await workflow.execute_activity_method(RebuildCatalogActivities.adopt_shards, part, **_LONG)
 
     def _set_progress(self, step: str, *, note: str = "", **counts: int) -> None:
         self._progress = progress = replace(self._progress, step=step, **counts)

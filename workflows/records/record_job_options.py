@@ -15,16 +15,16 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
     from workflows import activity_options
-    from workflows.job_definition import Job, JobRequest
+    from workflows.job_definition import JobDefinition, JobInput
 
 GUARDS = ("CatalogAdopting", "CatalogMismatch", "CatalogOutdated", "PreconditionFailed")
 """Error types that end such a job as refused. Nothing changed, and a person must look."""
 
-Q = TypeVar("Q", bound=JobRequest)
+Q = TypeVar("Q", bound=JobInput)
 R = TypeVar("R")
 
 
-def flush_options(queue: str, watch_s: float) -> workflow.ActivityConfig:
+def flush_activity_options(queue: str, watch_s: float) -> workflow.ActivityConfig:
     """Return the options of an activity that looks for changes for `watch_s` seconds."""
     return workflow.ActivityConfig(
         task_queue=queue or None,
@@ -34,7 +34,7 @@ def flush_options(queue: str, watch_s: float) -> workflow.ActivityConfig:
     )
 
 
-def pass_options(queue: str) -> workflow.ActivityConfig:
+def block_pass_options(queue: str) -> workflow.ActivityConfig:
     """Return the options of an activity that passes over all blocks."""
     return workflow.ActivityConfig(
         task_queue=queue or None,
@@ -46,7 +46,7 @@ def pass_options(queue: str) -> workflow.ActivityConfig:
     )
 
 
-async def run_single(job: Job[Q, R], request: Q, *, summary: str) -> R | None:
+async def run_as_only_child(job: JobDefinition[Q, R], request: Q, *, summary: str) -> R | None:
     """Run the job under its only id, and return its result. Return `None` if it runs already."""
     try:
         result: R = await workflow.execute_child_workflow(

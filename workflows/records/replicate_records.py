@@ -18,7 +18,7 @@ from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from activities.records.inputs_and_results import ReplicateInput
-    from activities.records.record_log_upkeep import RecordReplication
+    from activities.records.record_log_upkeep import ReplicateRecordsActivities
     from logstore.records.job_results import ShippedBlocks
     from workflows import guard_refusals, search_attributes
     from workflows.records import record_job_options
@@ -32,21 +32,21 @@ class ReplicateRecords:
     @workflow.run
     async def run(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         if request.scheduled:
-            child_result = await record_job_options.run_single(
+            child_result = await record_job_options.run_as_only_child(
                 REPLICATE_RECORDS, replace(request, scheduled=False), summary="replicate the record log"
             )
             result = child_result or ReplicateRecordsResult(joined=True)
         else:
-            result = await self._replicate(request)
+            result = await self._ship_to_replicas(request)
         workflow.set_current_details(describe_result(result))
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set(_outcomes(result))])
         return result
 
-    async def _replicate(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
+    async def _ship_to_replicas(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         ship_input = ReplicateInput(actor=request.actor, reason=request.reason)
-        options = record_job_options.pass_options(request.queue)
+        options = record_job_options.block_pass_options(request.queue)
         try:
-            shipped = await workflow.execute_activity_method(RecordReplication.ship, ship_input, **options)
+            shipped = await workflow.execute_activity_method(ReplicateRecordsActivities.ship, ship_input, **options)
         except ActivityError as error:
             return ReplicateRecordsResult(refused=guard_refusals.require_refusal(error, record_job_options.GUARDS))
         return ReplicateRecordsResult(shipped=shipped)

@@ -19,13 +19,13 @@ from temporalio import workflow
 from temporalio.common import RetryPolicy, VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordinate_transactions import Coordination
+    from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
     from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState
     from workflows import activity_options, search_attributes
     from workflows.transactions.job_definitions import BroadcastProgress, BroadcastTransactionInput
 
 
-def _configure_broadcast(queue: str) -> workflow.ActivityConfig:
+def _broadcast_options(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=5),  # a thousand topics, each with an upload
@@ -51,9 +51,9 @@ class BroadcastTransaction:
         while True:
             pause_s = min(request.most_pause_s, request.pause_s * 2 ** min(self._progress.attempts, 16))
             broadcast = await workflow.execute_activity_method(
-                Coordination.tell,
+                TransactionCoordinatorActivities.tell,
                 BroadcastInput(txn=request.txn, wait_s=pause_s),
-                **_configure_broadcast(request.queue),
+                **_broadcast_options(request.queue),
             )
             self._show_progress(broadcast)
             if not broadcast.owed_count:

@@ -4,8 +4,8 @@ Destroys snapshots that new snapshots replace, by two-phase deletion. Invariant:
 one, complete, and a new snapshot never covers fewer entries. To stop it, cancel it: its bulk job ends, and switches
 that were made stay.
 
-The steps are those of `TopicBuild`. The bulk job reads three columns of the logs. One task reads the whole log of a
-topic.
+The steps are those of `TopicBuildWorkflow`. The bulk job reads three columns of the logs. One task reads the whole log
+of a topic.
 
 Source: Pulsar's TransactionBuffer recovery, which runs one topic at a time. A broker restart runs many at once.
 """
@@ -14,21 +14,21 @@ from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.build_snapshots import BufferBuilding
+    from activities.transactions.build_snapshots import TransactionSnapshotBuildActivities
     from workflows.topic_build_types import BuildResult
-    from workflows.topic_build_workflow import BuildSteps, TopicBuild
+    from workflows.topic_build_workflow import TopicBuildActivities, TopicBuildWorkflow
     from workflows.transactions.job_definitions import BuildTransactionSnapshotsInput
 
-_STEPS = BuildSteps(
-    begin=BufferBuilding.begin_build,
-    build=BufferBuilding.build_buffers,
-    switch=BufferBuilding.switch_snapshots,
-    conclude=BufferBuilding.conclude_build,
+_STEPS = TopicBuildActivities(
+    begin=TransactionSnapshotBuildActivities.begin_build,
+    build=TransactionSnapshotBuildActivities.build_buffers,
+    switch=TransactionSnapshotBuildActivities.switch_snapshots,
+    conclude=TransactionSnapshotBuildActivities.conclude_build,
 )
 
 
 @workflow.defn(name="build-transaction-snapshots", versioning_behavior=VersioningBehavior.PINNED)
-class BuildTransactionSnapshots(TopicBuild):
+class BuildTransactionSnapshots(TopicBuildWorkflow):
     """Durable build of transaction snapshots of many topics."""
 
     @workflow.init
@@ -37,4 +37,4 @@ class BuildTransactionSnapshots(TopicBuild):
 
     @workflow.run
     async def run(self, request: BuildTransactionSnapshotsInput) -> BuildResult:  # noqa: ARG002 - taken by `__init__`
-        return await self.to_end()
+        return await self.run_build()

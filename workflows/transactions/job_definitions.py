@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from logstore.transactions.transaction_ids_and_states import OwedParticipant
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 from workflows.topic_build_types import BuildResult, BuildTopicsInput
 
 
@@ -91,11 +91,13 @@ class BuildTransactionSnapshotsInput(BuildTopicsInput):
     runs = "snapshots"
 
 
-TRANSACTION_COORDINATOR = Job("transaction-coordinator", CoordinatorInput, CoordinatorProgress, keys=("{tc_id}",))
-BROADCAST_TRANSACTION = Job(
+TRANSACTION_COORDINATOR = JobDefinition(
+    "transaction-coordinator", CoordinatorInput, CoordinatorProgress, keys=("{tc_id}",)
+)
+BROADCAST_TRANSACTION = JobDefinition(
     "broadcast-transaction", BroadcastTransactionInput, BroadcastProgress, keys=("{tc}-{sequence}",)
 )
-SWEEP_TRANSACTIONS = Job("sweep-transactions", SweepTransactionsInput, SweepTransactionsResult)
-BUILD_TRANSACTION_SNAPSHOTS = Job(
+SWEEP_TRANSACTIONS = JobDefinition("sweep-transactions", SweepTransactionsInput, SweepTransactionsResult)
+BUILD_TRANSACTION_SNAPSHOTS = JobDefinition(
     "build-transaction-snapshots", BuildTransactionSnapshotsInput, BuildResult, keys=("{run_id}",)
 )

@@ -17,7 +17,7 @@ from temporalio.common import VersioningBehavior
 from temporalio.exceptions import ApplicationError, WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordinate_transactions import Coordination
+    from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
     from activities.transactions.inputs_and_results import BusyCoordinatorsInput, ForgetTransactionsInput
     from workflows import activity_options
     from workflows.transactions.job_definitions import (
@@ -37,14 +37,16 @@ class SweepTransactions:
     @workflow.run
     async def run(self, request: SweepTransactionsInput) -> SweepTransactionsResult:
         busy = await workflow.execute_activity_method(
-            Coordination.busy_coordinators, BusyCoordinatorsInput(), **activity_options.CATALOG
+            TransactionCoordinatorActivities.busy_coordinators, BusyCoordinatorsInput(), **activity_options.CATALOG
         )
         for tc_id in busy:
             await _wake_coordinator(CoordinatorInput(tc_id=tc_id, queue=request.queue))
         forgotten = 0
         while True:
             page = await workflow.execute_activity_method(
-                Coordination.forget, ForgetTransactionsInput(limit=_TRANSACTIONS_PER_PAGE), **activity_options.CATALOG
+                TransactionCoordinatorActivities.forget,
+                ForgetTransactionsInput(limit=_TRANSACTIONS_PER_PAGE),
+                **activity_options.CATALOG,
             )
             forgotten += page
             if page < _TRANSACTIONS_PER_PAGE or workflow.info().is_continue_as_new_suggested():

@@ -21,7 +21,7 @@ from temporalio.common import RetryPolicy, VersioningBehavior
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.transactions.coordinate_transactions import Coordination
+    from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities
     from activities.transactions.inputs_and_results import DrainInput, DrainResult
     from workflows import activity_options, search_attributes
     from workflows.transactions.job_definitions import (
@@ -32,7 +32,7 @@ with workflow.unsafe.imports_passed_through():
     )
 
 
-def _configure_drain(queue: str) -> workflow.ActivityConfig:
+def _drain_options(queue: str) -> workflow.ActivityConfig:
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=5),  # ten times `DrainInput.most_s`
@@ -64,9 +64,9 @@ class TransactionCoordinator:
                 await workflow.wait_condition(lambda: self._woken, timeout=wait)
             self._woken = False
             drained = await workflow.execute_activity_method(
-                Coordination.drain,
+                TransactionCoordinatorActivities.drain,
                 DrainInput(tc_id=request.tc_id, linger_s=request.linger_s),
-                **_configure_drain(request.queue),
+                **_drain_options(request.queue),
             )
             self._add_progress(drained, await self._start_broadcasts(drained))
             self._woken = self._woken or drained.more

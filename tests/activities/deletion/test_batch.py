@@ -2,15 +2,15 @@
 
 import pytest
 
-from activities.deletion.inputs_and_results import ChunkResult, RangesInput, RangesPage
+from activities.deletion.inputs_and_results import ChunkResult, RowRangesInput, RowRangesPage
 from logstore import failpoints
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import ClaimHeld, StoreUnavailable
 from tests.activities.world import BATCH, World, certify_input, chunk_input, done, run
 
 
-def next_page(world: World, *, after: int = 0, rows: int = 2, limit: int = 2, epoch: int = 1) -> RangesPage:
-    request = RangesInput(batch_id=BATCH, catalog_epoch=epoch, after=after, rows=rows, limit=limit)
+def next_page(world: World, *, after: int = 0, rows: int = 2, limit: int = 2, epoch: int = 1) -> RowRangesPage:
+    request = RowRangesInput(batch_id=BATCH, catalog_epoch=epoch, after=after, rows=rows, limit=limit)
     return run(world.deletion.next_ranges, request)
 
 
@@ -30,21 +30,21 @@ def test_ranges_cover_every_unfinished_row_once(world: World) -> None:
     second = next_page(world, after=first.ranges[-1].last)
     found = [(part.first, part.last, part.rows) for part in first.ranges + second.ranges]
     assert found == [(1, 2, 2), (3, 4, 2), (5, 5, 1)]
-    assert next_page(world, after=5) == RangesPage(ranges=[])
+    assert next_page(world, after=5) == RowRangesPage(ranges=[])
 
 
 def test_ranges_of_another_epoch_say_so(world: World) -> None:
     """STALE_CATALOG is told before anything is read as work."""
     world.fill(1)
     world.detach()
-    assert next_page(world, epoch=2) == RangesPage(ranges=[], stale=True)
+    assert next_page(world, epoch=2) == RowRangesPage(ranges=[], stale=True)
 
 
 def test_ranges_of_a_batch_that_another_workflow_holds_are_refused(world: World) -> None:
     """Two workflows never drive one batch."""
     world.fill(1)
     world.detach()
-    request = RangesInput(batch_id=BATCH, catalog_epoch=1, after=0, rows=1, limit=1)
+    request = RowRangesInput(batch_id=BATCH, catalog_epoch=1, after=0, rows=1, limit=1)
     with pytest.raises(ClaimHeld):
         run(world.deletion.next_ranges, request, workflow_id="delete-ledgers/impostor")
 
@@ -55,7 +55,7 @@ def test_ranges_of_a_batch_that_is_done_are_empty(world: World) -> None:
     world.detach()
     done(world.deletion.delete_chunk, chunk_input())
     first = certify(world)
-    assert next_page(world) == RangesPage(ranges=[])
+    assert next_page(world) == RowRangesPage(ranges=[])
     assert certify(world) == first
 
 

@@ -8,8 +8,8 @@ import pytest
 from activities import heartbeats
 from activities.deletion.deletion_pace import DeletionPace
 from activities.deletion.inputs_and_results import ChunkResult
-from activities.deletion.phase_two import Examination, remove
-from activities.heartbeats import Heartbeats
+from activities.deletion.phase_two import IntentExamination, remove_copies
+from activities.heartbeats import ClaimRenewingHeartbeats
 from logstore.deletion.intents import CopyVerdict, DeletionIntent, DeletionState, IntentKey, StoredCopy
 from logstore.errors import (
     AlreadyExists,
@@ -422,7 +422,7 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
     world.fill(1)
     world.detach()
     (intent,) = world.intents()
-    found = Examination(own_copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
+    found = IntentExamination(own_copies={intent.row_id: (intent, StoredCopy(verdict=CopyVerdict.OWN))})
 
     class TakenOver:
         def inspect(self, intent: DeletionIntent) -> StoredCopy:
@@ -441,7 +441,13 @@ def test_remove_that_lost_its_claim_judges_no_row(world: World) -> None:
             raise ClaimHeld("taken over")
 
     with pytest.raises(ClaimHeld, match="taken over"):
-        environment().run(remove, found, {intent.copy.value: TakenOver()}, Heartbeats(lambda: None), DeletionPace())
+        environment().run(
+            remove_copies,
+            found,
+            {intent.copy.value: TakenOver()},
+            ClaimRenewingHeartbeats(lambda: None),
+            DeletionPace(),
+        )
 
 
 def test_chunk_whose_rows_another_batch_took_up_meanwhile_ends_none_of_them(world: World) -> None:

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 import pytest
 
-from activities.deletion.inputs_and_results import AdoptInput, DeadLetterInput
-from activities.owner_routing import WorkDone
+from activities.deletion.inputs_and_results import AdoptStalledInput, DeadLetterInput
+from activities.owner_routing import CompletedWork
 from logstore import failpoints
 from logstore.deletion.intents import IntentKey
 from logstore.errors import CorruptData
@@ -44,7 +44,7 @@ def _alone(world: World, meter: FakeMeter) -> IntentKey:
     _measured(meter, world.deletion.detach, world.detach_input())
     world.objects.plan(Fault(operation=Operation.LIST, kind=FaultKind.MIDWAY, error=lambda: CorruptData("no XML")))
     answer = _measured(meter, world.deletion.delete_chunk, chunk_input())
-    assert isinstance(answer, WorkDone)
+    assert isinstance(answer, CompletedWork)
     return answer.result.alone[0]
 
 
@@ -164,7 +164,7 @@ def test_sweep_counts_what_it_files_and_not_what_it_takes_up(world: World, meter
     world.sql("UPDATE run SET claim_until_us = 1")
     world.catalog.ledgers.create(world.topic.topic_id, application="sexton")
     world.sql("UPDATE ledger SET created_us = 1 WHERE place IS NULL")
-    order = AdoptInput(batch_id="sweep", batch_workflow_id="delete-ledgers/sweep", limit=10)
+    order = AdoptStalledInput(batch_id="sweep", batch_workflow_id="delete-ledgers/sweep", limit=10)
     for _ in range(2):
         assert _measured(meter, world.upkeep.adopt, order).intents == 2
     assert _counts(meter) == {"ledgers_sent": 1}

@@ -149,13 +149,13 @@ def test_chunk_that_lost_its_claim_while_it_waited_stops(
         world.sql(taken)
 
     clock.on_nap = take_over
-    real = heartbeats.Heartbeats.deleted
+    real = heartbeats.ClaimRenewingHeartbeats.count_deleted
 
-    def renewing(self: heartbeats.Heartbeats, objects: int) -> None:
-        self._try_to_renew()
+    def renewing(self: heartbeats.ClaimRenewingHeartbeats, objects: int) -> None:
+        self._renew_or_keep_error()
         real(self, objects)
 
-    monkeypatch.setattr(heartbeats.Heartbeats, "deleted", renewing)
+    monkeypatch.setattr(heartbeats.ClaimRenewingHeartbeats, "count_deleted", renewing)
     with pytest.raises(ClaimHeld):
         delete(world, 0.2)
     assert sum(operation is Operation.DELETE for operation, _ in world.objects.calls) == 1
@@ -164,9 +164,10 @@ def test_chunk_that_lost_its_claim_while_it_waited_stops(
 def test_parts_without_a_rate_are_one() -> None:
     """Unlimited, small ledgers share pages as ever."""
     copies = {row: StoredCopy(verdict=CopyVerdict.OWN, data_keys=("a",) * 5, meta_keys=("m",)) for row in range(3)}
-    assert list(DeletionPace().parts(copies)) == [copies]
-    assert [len(part) for part in DeletionPace(12).parts(copies)] == [2, 1]
+    assert list(DeletionPace().split_copies(copies)) == [copies]
+    assert [len(part) for part in DeletionPace(12).split_copies(copies)] == [2, 1]
     sizes = [
-        sum(len(one.data_keys) + len(one.meta_keys) for one in part.values()) for part in DeletionPace(4).parts(copies)
+        sum(len(one.data_keys) + len(one.meta_keys) for one in part.values())
+        for part in DeletionPace(4).split_copies(copies)
     ]
     assert sizes == [4, 2, 4, 2, 4, 2]

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from activities.deletion.trim_by_retention import Retention, RollIdleInput
+from activities.deletion.trim_by_retention import RetentionPreparation, RollIdleLedgerInput
 from logstore.errors import MissingData, SextonError, UnknownObject
 from logstore.log.services import RollPolicy
 from logstore.ports.catalog import Topic
@@ -47,8 +47,8 @@ def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> Non
     """An idle topic's last ledger becomes deletable without traffic; twice rolls once (apache/pulsar#9136)."""
     world.fill(0)
     with managed_ledger(world.catalog, world.objects, policy=RollPolicy(max_age_s=0)) as managed:
-        retention = Retention(topics=world.catalog.topics, roller=managed, settler=CountingSettler())
-        request = RollIdleInput(topic_id=world.topic.topic_id)
+        retention = RetentionPreparation(topics=world.catalog.topics, roller=managed, settler=CountingSettler())
+        request = RollIdleLedgerInput(topic_id=world.topic.topic_id)
         assert [run(retention.roll_idle, request), run(retention.roll_idle, request)] == [True, False]
     assert len(world.catalog.ledgers.list_ledgers(world.topic.topic_id)) == 2
 
@@ -56,8 +56,8 @@ def test_roll_of_an_idle_ledger_past_its_age_closes_it_once(world: World) -> Non
 def test_roll_of_a_topic_that_is_being_deleted_is_left_out(world: World) -> None:
     """A topic that takes no more ledgers is not rolled, and its trim is not stopped by that (apache/pulsar#26431)."""
     roller, settler = CountingRoller(), CountingSettler()
-    retention = Retention(topics=world.catalog.topics, roller=roller, settler=settler)
-    request = RollIdleInput(topic_id=world.topic.topic_id)
+    retention = RetentionPreparation(topics=world.catalog.topics, roller=roller, settler=settler)
+    request = RollIdleLedgerInput(topic_id=world.topic.topic_id)
     assert run(retention.roll_idle, request)
     world.sql("UPDATE topic SET state='DELETING'")
     assert not run(retention.roll_idle, request)
@@ -69,13 +69,13 @@ def test_roll_goes_on_when_a_cursor_cannot_be_settled(world: World, caplog: pyte
     """A lost cursor ledger holds up its own cursor and nothing else (apache/pulsar#18620, #26431)."""
     roller = CountingRoller()
     settler = CountingSettler(MissingData("cursor ledger 7"))
-    retention = Retention(topics=world.catalog.topics, roller=roller, settler=settler)
-    assert run(retention.roll_idle, RollIdleInput(topic_id=world.topic.topic_id))
+    retention = RetentionPreparation(topics=world.catalog.topics, roller=roller, settler=settler)
+    assert run(retention.roll_idle, RollIdleLedgerInput(topic_id=world.topic.topic_id))
     assert "cursor ledger 7" in caplog.text
 
 
 def test_roll_of_an_unknown_topic_is_terminal(world: World) -> None:
     """Work for an object that does not exist reaches an end (apache/bookkeeper#3316)."""
-    retention = Retention(topics=world.catalog.topics, roller=CountingRoller(), settler=CountingSettler())
+    retention = RetentionPreparation(topics=world.catalog.topics, roller=CountingRoller(), settler=CountingSettler())
     with pytest.raises(UnknownObject):
-        run(retention.roll_idle, RollIdleInput(topic_id=404))
+        run(retention.roll_idle, RollIdleLedgerInput(topic_id=404))

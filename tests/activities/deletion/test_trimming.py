@@ -7,11 +7,11 @@ import pytest
 
 from activities.deletion.trim_by_retention import (
     CountBatchInput,
-    NextPagesInput,
-    NextPagesResult,
-    Retention,
+    NextTopicPagesInput,
+    NextTopicPagesResult,
+    RetentionPreparation,
     TopicIdRange,
-    Trimming,
+    TrimAllTopicsActivities,
     TrimPageInput,
 )
 from logstore.deletion.retention import RetentionPolicy
@@ -23,7 +23,7 @@ from tests.activities.world import World, run
 BATCH = "trim-1"
 
 
-class Idle(Retention):
+class Idle(RetentionPreparation):
     """Prepares nothing, and fails as told."""
 
     def __init__(self, *errors: SextonError) -> None:
@@ -41,15 +41,15 @@ class Idle(Retention):
         return False
 
 
-def trimming(world: World, *errors: SextonError) -> tuple[Trimming, Idle]:
+def trimming(world: World, *errors: SextonError) -> tuple[TrimAllTopicsActivities, Idle]:
     """The activities, and what prepares topics."""
     idle, catalog = Idle(*errors), world.catalog
-    made = Trimming(
+    made = TrimAllTopicsActivities(
         topics=catalog.topics,
         phase_one=catalog.phase_one,
         deletions=catalog.deletions,
         ledgers=catalog.ledgers,
-        idle=idle,
+        retention=idle,
     )
     return made, idle
 
@@ -76,12 +76,12 @@ def test_next_pages_cuts_topics_by_id(world: World) -> None:
     """So many topics a page, so many pages; the last one may be short."""
     filled(world, 5)
     activities, _ = trimming(world)
-    found: NextPagesResult = run(activities.next_pages, NextPagesInput(after=0, topics=2, limit=2))
+    found: NextTopicPagesResult = run(activities.next_pages, NextTopicPagesInput(after=0, topics=2, limit=2))
     assert found.pages == [TopicIdRange(first=1, last=2, topics=2), TopicIdRange(first=3, last=4, topics=2)]
-    assert run(activities.next_pages, NextPagesInput(after=4, topics=2, limit=2)).pages == [
+    assert run(activities.next_pages, NextTopicPagesInput(after=4, topics=2, limit=2)).pages == [
         TopicIdRange(first=5, last=5, topics=1)
     ]
-    assert run(activities.next_pages, NextPagesInput(after=5, topics=2, limit=2)).pages == []
+    assert run(activities.next_pages, NextTopicPagesInput(after=5, topics=2, limit=2)).pages == []
 
 
 def test_trim_page_touches_no_topic_beyond_it(world: World) -> None:
@@ -164,10 +164,10 @@ def test_trim_page_prepares_as_a_single_trim_does(world: World) -> None:
             return []
 
     roller = Roller()
-    retention = Retention(topics=world.catalog.topics, roller=roller, settler=roller)
-    assert retention.prepare(world.topic)
+    retention = RetentionPreparation(topics=world.catalog.topics, roller=roller, settler=roller)
+    assert retention.roll_and_settle(world.topic)
     world.sql("UPDATE topic SET state = 'DELETING'")
-    assert not retention.prepare(world.catalog.topics.get_by_id(world.topic.topic_id))
+    assert not retention.roll_and_settle(world.catalog.topics.get_by_id(world.topic.topic_id))
     assert roller.rolled == 1
 
 

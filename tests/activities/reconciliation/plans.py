@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from activities.reconciliation.apply_orphans import Applying
+from activities.reconciliation.apply_orphans import ApplyOrphansActivities
 from activities.reconciliation.apply_preview import ApplyPreview
-from activities.reconciliation.delete_single_objects import ObjectDeletion
+from activities.reconciliation.delete_single_objects import SingleObjectDeletion
 from activities.reconciliation.inputs_and_results import (
+    ApplyPageInput,
     BeginApplyInput,
     BeginPlanInput,
-    BulkInput,
+    BeginPlanResult,
+    BulkJobInput,
     FiledPage,
-    PageInput,
-    PlanBegun,
-    PlanInput,
+    PlanStepInput,
 )
-from activities.reconciliation.plan_orphans import Planning
-from activities.reconciliation.scrub_ledgers import Scrubbing
+from activities.reconciliation.plan_orphans import PlanOrphansActivities
+from activities.reconciliation.scrub_ledgers import ScrubLedgersActivities
 from logstore.log.ledger_object_keys import ledger_prefix, meta_key, segment_key
 from logstore.log.ledgers import Component, CopyKind, LedgerOwner, LedgerStatement
 from logstore.offload.tiered_copy import data_key, index_key
@@ -79,7 +79,7 @@ class Plans:
             application="sexton",
             driver_metadata={"driver": "aws-s3", "bucket": "cold"},
         )
-        self.planning = Planning(
+        self.planning = PlanOrphansActivities(
             reconciliation=self.runs,
             identities=cast("Identities", self.identities),
             stored=self.stored,
@@ -87,7 +87,7 @@ class Plans:
             store_now_us=lambda: self.warm.now_us,
             finished_retention_s=30 * DAY_S,
         )
-        self.scrubbing = Scrubbing(
+        self.scrubbing = ScrubLedgersActivities(
             reconciliation=self.runs,
             identities=cast("Identities", self.identities),
             stored=self.stored,
@@ -96,11 +96,11 @@ class Plans:
         self.preview = ApplyPreview(
             reconciliation=self.runs, identities=cast("Identities", self.identities), stored=self.stored
         )
-        self.applying = Applying(
+        self.applying = ApplyOrphansActivities(
             reconciliation=self.runs,
             identities=cast("Identities", self.identities),
             stored=self.stored,
-            objects=ObjectDeletion(reconciliation=self.runs, stored=self.stored, objects=self.warm),
+            objects=SingleObjectDeletion(reconciliation=self.runs, stored=self.stored, objects=self.warm),
             bulk=self.bulk,
         )
 
@@ -164,21 +164,21 @@ class Plans:
 
     # -- a plan
 
-    def begin(self, run_id: str = RUN, **more: Any) -> PlanBegun:
+    def begin(self, run_id: str = RUN, **more: Any) -> BeginPlanResult:
         """Begin a plan."""
         return run(self.planning.begin_plan, BeginPlanInput(run_id=run_id, actor="tests", **more), workflow_id=run_id)
 
     def do(self, job: str, run_id: str = RUN, **more: Any) -> dict[str, int]:
         """One bulk job; its counts."""
-        return run(self.planning.run_bulk, BulkInput(run_id=run_id, job=job, **more), workflow_id=run_id).counts
+        return run(self.planning.run_bulk, BulkJobInput(run_id=run_id, job=job, **more), workflow_id=run_id).counts
 
     def check(self, run_id: str = RUN) -> None:
         """Judge the comparison."""
-        run(self.planning.check_sides, PlanInput(run_id=run_id))
+        run(self.planning.check_sides, PlanStepInput(run_id=run_id))
 
     def conclude(self, run_id: str = RUN) -> PlanResult:
         """Finish the plan."""
-        return run(self.planning.conclude_plan, PlanInput(run_id=run_id))
+        return run(self.planning.conclude_plan, PlanStepInput(run_id=run_id))
 
     def plan(self, *, page: int = FINDINGS_PER_PAGE) -> PlanResult:
         """All of it, of what there is a day later."""
@@ -197,10 +197,10 @@ class Plans:
         asked = BeginApplyInput(run_id=RUN, actor="tests", **more)
         return run(self.applying.begin_apply, asked, workflow_id=f"apply-orphans/{RUN}")
 
-    def page(self, number: int = 0, **more: Any) -> PageInput:
+    def page(self, number: int = 0, **more: Any) -> ApplyPageInput:
         """A page, as its workflow names it."""
         batch = f"orphans-{RUN}-{number}"
-        return PageInput(
+        return ApplyPageInput(
             run_id=RUN,
             page=number,
             before_us=self.runs.run(RUN).summary["before_us"],
@@ -226,7 +226,7 @@ class Plans:
 
     def conclude_apply(self) -> ApplyCounts:
         """Finish the apply."""
-        return run(self.applying.conclude_apply, PlanInput(run_id=RUN))
+        return run(self.applying.conclude_apply, PlanStepInput(run_id=RUN))
 
     def apply(self, *, pages: int = 1) -> ApplyCounts:
         """All of it."""

@@ -9,7 +9,12 @@ import pytest
 
 from activities.deletion.deletion_pace import DeletionPace
 from activities.reconciliation import delete_single_objects
-from activities.reconciliation.page_decision_files import KeptObjects, read_kept_objects, read_look, store_look
+from activities.reconciliation.page_decision_files import (
+    ReasonsToKeepObjects,
+    read_copy_answers,
+    read_kept_objects,
+    store_copy_answers,
+)
 from logstore import failpoints
 from logstore.deletion.intents import Outcome
 from logstore.errors import (
@@ -452,10 +457,10 @@ def test_page_of_which_two_attempts_overlap_is_filed_as_the_first_one_saw_it(pla
             plans.file()
     finally:
         failpoints.disarm()
-    first = read_look(plans.bulk.folder(RUN), 0)
+    first = read_copy_answers(plans.bulk.folder(RUN), 0)
     assert first
     plans.warm.delete(plans.warm.keys)
-    assert store_look(plans.bulk.folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
+    assert store_copy_answers(plans.bulk.folder(RUN), 0, {0: "nothing is left", 1: "nothing is left"}) == first
     assert plans.file().intents == 2
 
 
@@ -486,7 +491,7 @@ def test_attempt_that_decides_late_takes_the_word_of_the_first(plans: Plans, mon
     plans.plan()
     real = read_kept_objects
 
-    def late(folder: Path, page: int) -> KeptObjects | None:
+    def late(folder: Path, page: int) -> ReasonsToKeepObjects | None:
         found = real(folder, page)
         with monkeypatch.context() as patched:
             patched.setattr(delete_single_objects, "read_kept_objects", real)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from temporalio.exceptions import CancelledError
 
-from activities.bulk_jobs import owner_file
-from activities.reconciliation.inputs_and_results import BulkInput
+from activities.bulk_jobs import catalog_id_file
+from activities.reconciliation.inputs_and_results import BulkJobInput
 from logstore.errors import CatalogMismatch, InvalidInput, PreconditionFailed, StoreUnavailable, UnknownObject
 from logstore.ports.catalog import RunKind
 from logstore.reconciliation.bulk_jobs import (
@@ -155,7 +155,7 @@ def test_cancelled_bulk_job_is_cancelled_with_all_that_it_submits(plans: Plans) 
         beat()  # type: ignore[operator]  # of no arguments
 
     plans.bulk.meanwhile = cancel_and_beat
-    asked = BulkInput(run_id=RUN, job=ListStorageJob.name)
+    asked = BulkJobInput(run_id=RUN, job=ListStorageJob.name)
     with pytest.raises(CancelledError):
         env.run(plans.planning.run_bulk, asked)
     assert plans.bulk.stopped == [RUN]
@@ -226,7 +226,7 @@ def test_old_runs_are_forgotten_with_their_output(plans: Plans) -> None:
     """Output that is of no run goes too: whoever removed its row may have died before."""
     plans.orphan_ledger(7)
     plans.plan()
-    owner_file(plans.bulk.folder("plan-of-nobody")).write_text(plans.identities.id)
+    catalog_id_file(plans.bulk.folder("plan-of-nobody")).write_text(plans.identities.id)
     plans.runs.age(RUN, seconds=31 * DAY_S)
     plans.begin("plan-2")
     assert plans.bulk.list_runs() == ["plan-2"]

@@ -8,9 +8,9 @@ import pytest
 from activities.reconciliation.inputs_and_results import (
     BeginScrubInput,
     ConcludeScrubInput,
+    CutScrubInput,
+    ScrubCounts,
     ScrubPageInput,
-    ScrubRead,
-    ScrubRunInput,
 )
 from logstore.errors import CatalogMismatch, ClaimHeld, PreconditionFailed, UnknownObject
 from logstore.positions import LedgerId
@@ -28,11 +28,11 @@ def _begin(plans: Plans, run_id: str = "scrub-1", *, topics: tuple[int, ...] = (
     return run(plans.scrubbing.begin_scrub, asked, workflow_id=by).run_id
 
 
-def _cut(plans: Plans, run_id: str = "scrub-1") -> ScrubRead:
-    return run(plans.scrubbing.cut_scrub, ScrubRunInput(run_id=run_id, bytes_per_s=9), workflow_id=_WORKFLOW)
+def _cut(plans: Plans, run_id: str = "scrub-1") -> ScrubCounts:
+    return run(plans.scrubbing.cut_scrub, CutScrubInput(run_id=run_id, bytes_per_s=9), workflow_id=_WORKFLOW)
 
 
-def _read(plans: Plans, page: int, run_id: str = "scrub-1") -> ScrubRead:
+def _read(plans: Plans, page: int, run_id: str = "scrub-1") -> ScrubCounts:
     asked = ScrubPageInput(run_id=run_id, page=page, bytes_per_s=7)
     return run(plans.scrubbing.scrub_page, asked, workflow_id=_WORKFLOW)
 
@@ -50,8 +50,8 @@ def test_scrub_counts_the_findings_of_every_page_once(plans: Plans) -> None:
     plans.bulk.damaged = {0: [_corrupt(1)], 1: [_corrupt(2), _corrupt(3)]}
     plans.bulk.facts = {"left out: copies": "they stand elsewhere"}
     assert _begin(plans) == "scrub-1"
-    assert _cut(plans) == ScrubRead(pages=2, objects=20, size_bytes=1_000)
-    assert _read(plans, 0) == ScrubRead(objects=10, size_bytes=500, findings=1)
+    assert _cut(plans) == ScrubCounts(pages=2, objects=20, size_bytes=1_000)
+    assert _read(plans, 0) == ScrubCounts(objects=10, size_bytes=500, findings=1)
     assert _read(plans, 1).findings == 2
     result = _conclude(plans)
     assert (result.findings["corrupt_data"], result.size_bytes["corrupt_data"], result.ledgers) == (3, 15, 2)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from activities.records.end_records import RecordEnding
-from activities.records.inputs_and_results import EndPageInput
+from activities.records.end_records import EndRecordsActivities
+from activities.records.inputs_and_results import EndRecordsPageInput
 from logstore.records.functions import LedgerRecord, RecordFunction
 from logstore.records.job_results import SelectionPosition
 from logstore.retrying_clock import Clock
@@ -25,9 +25,9 @@ class _One:
         return self._function
 
 
-def _ending(world: World, function: Callable[[LedgerRecord], LedgerRecord | None], **more: Any) -> RecordEnding:
+def _ending(world: World, function: Callable[[LedgerRecord], LedgerRecord | None], **more: Any) -> EndRecordsActivities:
     catalog = world.catalog
-    return RecordEnding(
+    return EndRecordsActivities(
         topics=catalog.topics,
         ledgers=catalog.ledgers,
         phase_one=catalog.phase_one,
@@ -38,9 +38,9 @@ def _ending(world: World, function: Callable[[LedgerRecord], LedgerRecord | None
     )
 
 
-def _page(world: World, after: SelectionPosition, **more: Any) -> EndPageInput:
+def _page(world: World, after: SelectionPosition, **more: Any) -> EndRecordsPageInput:
     asked: dict[str, Any] = {"topic_id": world.topic.topic_id, "page": 500, "now_us": 1, "catalog_epoch": 1} | more
-    return EndPageInput(
+    return EndRecordsPageInput(
         function="mine", after=after, batch_id=BATCH, batch_workflow_id=BATCH_WORKFLOW, actor="tests", **asked
     )
 

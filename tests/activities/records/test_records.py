@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from activities.deletion.claims_and_causes import CLAIM_S
-from activities.records.flush_records import RecordFlushing
+from activities.records.flush_records import FlushRecordsActivities
 from activities.records.inputs_and_results import DefragmentInput, FlushInput, RaidInput, ReplicateInput
-from activities.records.record_log_upkeep import RecordReplication
+from activities.records.record_log_upkeep import ReplicateRecordsActivities
 from logstore.errors import CatalogOutdated
 from logstore.ports.catalog import Claim
 from logstore.records.job_results import FlushedRecords, ShippedBlocks
@@ -44,7 +44,7 @@ def test_flush_writes_what_has_changed_once(world: World) -> None:
 def test_flush_that_watches_goes_on_until_its_time_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What changes meanwhile is flushed by it; all of it is told together."""
     world.fill(1)
-    flushing = RecordFlushing(records=world.catalog.records, flusher=world.log.records.flusher, interval_s=0.05)
+    flushing = FlushRecordsActivities(records=world.catalog.records, flusher=world.log.records.flusher, interval_s=0.05)
     looks = []
 
     def rest(seconds: float) -> None:
@@ -132,11 +132,11 @@ def test_tombstone_is_raided_once_nothing_of_its_ledger_is_on_disk(
     assert any(one.startswith("record log defragmented: ") and "versions dropped" in one for one in told)
 
 
-def _replicas(world: World, **stores: FakeObjectStore) -> RecordReplication:
+def _replicas(world: World, **stores: FakeObjectStore) -> ReplicateRecordsActivities:
     service = Replication(
         world.record_objects, stores, store_now_us=lambda: world.record_objects.now_us, eligible_age_s=60
     )
-    return RecordReplication(service)
+    return ReplicateRecordsActivities(service)
 
 
 def test_a_replica_that_fails_keeps_no_other_from_its_blocks(world: World) -> None:

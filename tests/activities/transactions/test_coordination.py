@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from activities.transactions.coordinate_transactions import Coordination, broadcast_id
+from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities, broadcast_workflow_id
 from activities.transactions.inputs_and_results import BroadcastInput, BroadcastState, DrainInput, DrainResult
 from logstore import failpoints
 from logstore.errors import CorruptData, SextonError, StoreUnavailable
@@ -49,8 +49,8 @@ class _Busy(Broadcaster):
         return told
 
 
-def _coordination(history: History, broadcasts: Broadcaster) -> Coordination:
-    return Coordination(
+def _coordination(history: History, broadcasts: Broadcaster) -> TransactionCoordinatorActivities:
+    return TransactionCoordinatorActivities(
         transactions=history.world.catalog.transactions, broadcasts=broadcasts, finished_retention_s=1e9
     )
 
@@ -68,7 +68,7 @@ def _drain(
 
 
 def _tell(history: History, txn: TransactionId, *, meter: FakeMeter | None = None) -> BroadcastState:
-    env = environment(broadcast_id(txn))
+    env = environment(broadcast_workflow_id(txn))
     env.metric_meter = meter or env.metric_meter
     answer = env.run(_coordination(history, history.world.log.broadcasts).tell, BroadcastInput(txn=str(txn)))
     assert isinstance(answer, BroadcastState)
@@ -121,7 +121,7 @@ def test_transaction_whose_topics_all_fail_is_handed_over_unless_storage_is_away
     assert _drain(history, log.broadcasts).handed_over == [str(txn)]
     found = world.catalog.transactions.get(txn)
     assert [one.last_error for one in found.owed] == ["CorruptData: damaged"] * 2
-    assert (found.attempts, found.claim_workflow) == (1, broadcast_id(txn))
+    assert (found.attempts, found.claim_workflow) == (1, broadcast_workflow_id(txn))
     assert (found.last_error or "").count("CorruptData: damaged") == 2
 
 

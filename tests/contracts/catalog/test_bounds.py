@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from activities.deletion.trim_by_retention import Retention
+from activities.deletion.trim_by_retention import RetentionPreparation
 from infra.catalog import Database
 from logstore.cursors.cursor_state import CursorState, acknowledge
 from logstore.errors import LedgerStillNeeded
@@ -121,11 +121,11 @@ def test_preparing_a_page_of_topics_asks_for_all_of_them_at_once(sqlite_world: S
     for topic in topics:
         filled(sqlite_world, topic.topic_id, 2)
     with managed_ledger(sqlite_world.catalog, FakeObjectStore()) as managed:
-        idle = Retention(topics=sqlite_world.catalog.topics, roller=managed, settler=_Settles(sqlite_world))
+        idle = RetentionPreparation(topics=sqlite_world.catalog.topics, roller=managed, settler=_Settles(sqlite_world))
         asked = []
         for some in (topics[:2], topics):
             with counted(sqlite_world.database) as read:
-                assert idle.due(some) == []
+                assert idle.select_due_topics(some) == []
             asked.append(len(read.statements))
     assert asked == [4, 4]
 

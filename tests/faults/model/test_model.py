@@ -132,7 +132,7 @@ def _without_reopening(patch: pytest.MonkeyPatch) -> None:
 
 def _without_hand_over(patch: pytest.MonkeyPatch) -> None:
     """What failed in a chunk is left to whoever comes by."""
-    patch.setattr("activities.deletion.ledger_deletion.hand_over", lambda *_: None)
+    patch.setattr("activities.deletion.ledger_deletion.hand_over_rows", lambda *_: None)
 
 
 def _without_a_second_read(patch: pytest.MonkeyPatch) -> None:

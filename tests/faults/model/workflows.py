@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from activities.deletion.phase_two import delete_ledger_id
+from activities.deletion.phase_two import delete_ledger_workflow_id
 from logstore.deletion.intents import IntentKey
 from tests.driver.driver import Driver, Ending, Script
 from tests.driver.executions import Attempt, Execution, Task
@@ -155,7 +155,7 @@ class Workflows:
             max_attempts=_DELETION.max_attempts,
             retry_interval_s=_INTERVAL_S,
         )
-        return self._start(DeleteLedger, request, delete_ledger_id(key))
+        return self._start(DeleteLedger, request, delete_ledger_workflow_id(key))
 
     def step(self, worker: Worker, *, root: str | None = None) -> bool:
         """Make one attempt for a workflow or for what it started, or for any; whether there was anything to do."""

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from activities.transactions.coordinate_transactions import Coordination, broadcast_id
+from activities.transactions.coordinate_transactions import TransactionCoordinatorActivities, broadcast_workflow_id
 from activities.transactions.inputs_and_results import BroadcastInput, DrainInput
 from logstore import failpoints
 from logstore.deletion.retention import RetentionPolicy
@@ -104,7 +104,7 @@ class Transactions(RuleBasedStateMachine):
     def _open(self) -> None:
         self.log = self._process.enter_context(self.world.process())
         self.log.broadcasts._threads = Inline()  # type: ignore[assignment]  # the part of threads that it uses
-        self.coordination = Coordination(
+        self.coordination = TransactionCoordinatorActivities(
             transactions=self.log.catalog.transactions, broadcasts=self.log.broadcasts, finished_retention_s=1e9
         )
 
@@ -329,7 +329,7 @@ class Transactions(RuleBasedStateMachine):
             self._tell(inside)
 
     def _tell(self, txn: str) -> None:
-        env = environment(broadcast_id(self.ids[txn]))
+        env = environment(broadcast_workflow_id(self.ids[txn]))
         try:
             self._try(lambda: env.run(self.coordination.tell, BroadcastInput(txn=txn)))
         except TransactionNotDecided:

@@ -16,9 +16,9 @@ from logstore.ports.catalog import BeginTransaction, Cause, Claim, EndTransactio
 from logstore.positions import Position
 from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.transactions.transaction_ids_and_states import TransactionId
-from spark.job_mains import native_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
+from spark.job_mains import catalog_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.spark.lost_puts import losing_puts
 from workers.assembly.log_store import LogStore
@@ -60,7 +60,9 @@ class _Builds:
     """Bulk builds of one catalog."""
 
     def __init__(self, settings: Settings, warm: WarmSession, folder: Path) -> None:
-        self._jobs = SparkJobs(warm, Publication(folder), lambda: native_mains(native_addresses(settings)))
+        self._jobs = SparkBulkJobs(
+            warm, PublishedOutputs(folder), lambda: catalog_job_mains(native_addresses(settings))
+        )
         self._runs = 0
 
     def build(self, *topics: Topic, messages: int = 4, buckets: int = 3) -> tuple[BulkSummary, list[BuiltIndex]]:

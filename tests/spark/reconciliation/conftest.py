@@ -17,10 +17,10 @@ from logstore.reconciliation.bulk_jobs import (
 )
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding
-from spark.job_mains import native_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
-from spark.sources.store_addresses import NativeAddresses
+from spark.job_mains import catalog_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
+from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
@@ -45,7 +45,7 @@ class Plan(Protocol):
         between: Callable[[str], None] = ...,
         *,
         store: Damaged | None = None,
-        addresses: NativeAddresses | None = None,
+        addresses: CatalogAddresses | None = None,
         inventories: tuple[str, ...] = (),
         before_us: int | None = None,
         rows_before_us: int | None = None,
@@ -61,19 +61,21 @@ def plan(store: Damaged, warm: WarmSession, tmp_path: Path) -> Plan:
 
 def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
     """Plans of a store in that session."""
-    publication, runs = Publication(folder), iter(range(99))
+    publication, runs = PublishedOutputs(folder), iter(range(99))
 
     def run(
         between: Callable[[str], None] = lambda _: None,
         *,
         store: Damaged | None = None,
-        addresses: NativeAddresses | None = None,
+        addresses: CatalogAddresses | None = None,
         inventories: tuple[str, ...] = (),
         before_us: int | None = None,
         rows_before_us: int | None = None,
     ) -> list[Finding]:
         target, run_id = store or mine, f"run-{next(runs)}"
-        jobs = SparkJobs(session, publication, lambda: native_mains(addresses or native_addresses(target.settings)))
+        jobs = SparkBulkJobs(
+            session, publication, lambda: catalog_job_mains(addresses or native_addresses(target.settings))
+        )
         before_us = int((read_store_clock_s(target.bucket) + 5) * 1e6) if before_us is None else before_us
         rows_us = before_us + 10**7 if rows_before_us is None else rows_before_us
         ((next_id,),) = target.sql("SELECT next_ledger_id FROM catalog")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from activities.reconciliation.apply_preview import ApplyPreviewResult
-from activities.reconciliation.inputs_and_results import BeginApplyInput, PageInput, PlanInput
+from activities.reconciliation.inputs_and_results import ApplyPageInput, BeginApplyInput, PlanStepInput
 from infra.objects.s3_client import read_store_clock_s
 from infra.stack.embedded_stack import StackAddresses
 from logstore.deletion.intents import Outcome
@@ -26,7 +26,7 @@ from logstore.reconciliation.bulk_jobs import BulkSummary, VerifyFindingsJob
 from logstore.reconciliation.finding_files import findings_to_table
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult, apply_batch_id
 from logstore.reconciliation.services import orphan_inspection
-from spark.published_output import Publication
+from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.activities.world import run
 from tests.fakes.owners import NobodyOwns
@@ -167,7 +167,7 @@ class _Apply:
     def __init__(self, store: Damaged, findings: Sequence[Finding], before_us: int) -> None:
         self.store, self.log, self.before_us = store, store.log, before_us
         self.activities: Activities = create_activities(store.log, NobodyOwns())
-        publication = Publication(Path(store.settings.bulk_dir))
+        publication = PublishedOutputs(Path(store.settings.bulk_dir))
         attempt = publication.create_attempt_folder(_RUN, VerifyFindingsJob.name)
         pq.write_table(findings_to_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
         published = publication.publish(_RUN, VerifyFindingsJob.name, attempt, BulkSummary())
@@ -195,7 +195,7 @@ class _Apply:
 
     def apply_page(self, number: int, *, record: bool = True) -> None:
         batch = apply_batch_id(_RUN, number)
-        page = PageInput(
+        page = ApplyPageInput(
             run_id=_RUN,
             page=number,
             before_us=self.before_us,
@@ -217,7 +217,7 @@ class _Apply:
     def apply(self) -> ApplyCounts:
         for number in range(self.pages):
             self.apply_page(number)
-        return run(self.activities.applying.conclude_apply, PlanInput(run_id=_RUN))
+        return run(self.activities.applying.conclude_apply, PlanStepInput(run_id=_RUN))
 
 
 def _state(store: Damaged) -> Mapping[str, object]:

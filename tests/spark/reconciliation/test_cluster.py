@@ -30,7 +30,7 @@ def test_plan_on_a_standalone_cluster_is_exact_although_an_executor_is_killed(
         session = WarmSession(settings)
         try:
             found = planner(store, session, tmp_path / "bulk")(addresses=deadly(native_addresses(store.settings), mark))
-            context = session.get().sparkContext
+            context = session.get_session().sparkContext
             assert context.master == master
             assert context.getConf().get("spark.driver.host") == "127.0.0.1"
         finally:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
 from logstore.reconciliation.plausibility_guards import CopyOverlap
-from spark.reconciliation.compare_shard_group import GroupComparison, compare_group, find_foreign
+from spark.reconciliation.compare_shard_group import GroupComparison, compare_shard_group, find_foreign_objects
 from spark.reconciliation.fact_files import COPIES, INTENTS, LEDGERS, OBJECTS, STRANGE, TIERED_OBJECTS, YOUNG
-from spark.reconciliation.shard_group import Ids, Limits, ShardGroup
+from spark.reconciliation.shard_group import ComparisonLimits, Ids, ShardGroup
 
 _OLD, _NOW, _NEW = 100, 500, 900
 _STORE = "http://here:8333"
-_LIMITS = Limits(
+_LIMITS = ComparisonLimits(
     before_us=_NOW,
     rows_before_us=_NOW,
     next_ledger_id=50,
@@ -57,7 +57,7 @@ class World:
             "intents": (self.intents, INTENTS),
         }
         tables = {name: pa.Table.from_pylist(rows, schema=schema) for name, (rows, schema) in sides.items()}
-        return compare_group(ShardGroup(**tables, read_segments=self.read_segments), _LIMITS)
+        return compare_shard_group(ShardGroup(**tables, read_segments=self.read_segments), _LIMITS)
 
     def found(self) -> set[tuple[str, int, str]]:
         """Kinds, ledgers and keys of the candidates."""
@@ -322,7 +322,7 @@ def test_upload_that_nobody_finished_is_an_orphan_without_objects() -> None:
 
 def test_strange_object_is_foreign_once_it_is_old() -> None:
     rows = [{"bucket": "p", "key": key, "size_bytes": 1, "modified_us": at} for key, at in (("x", _OLD), ("y", _NEW))]
-    found = find_foreign(pa.Table.from_pylist(rows, schema=STRANGE), _LIMITS).to_pylist()
+    found = find_foreign_objects(pa.Table.from_pylist(rows, schema=STRANGE), _LIMITS).to_pylist()
     assert [(row["kind"], row["key"]) for row in found] == [("foreign", "x")]
 
 

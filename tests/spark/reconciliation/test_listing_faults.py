@@ -13,10 +13,10 @@ from logstore.ports.object_storage import ObjectInfo
 from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import ListStorageJob
 from logstore.reconciliation.findings import FindingKind
-from spark.job_mains import native_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
-from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.job_mains import catalog_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
+from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.infra.objects.peer import Answer, Request, fault, listing, scripted
 from tests.migrated import migrated
@@ -47,10 +47,10 @@ def test_listing_that_is_not_whole_publishes_nothing(name: str, warm: WarmSessio
         return then if "continuation-token" in asked.query else first
 
     with scripted(script) as peer:
-        address = StoreAddress("primary", "bucket", peer.endpoint, "us-east-1", "key", "secret")
+        address = BucketAddress("primary", "bucket", peer.endpoint, "us-east-1", "key", "secret")
         url = migrated(tmp_path / "catalog.db")
-        addresses = NativeAddresses(database_url=url, primary=address, tiered=(), application="sexton")
-        jobs = SparkJobs(warm, Publication(tmp_path / "bulk"), lambda: native_mains(addresses))
+        addresses = CatalogAddresses(database_url=url, primary=address, tiered=(), application="sexton")
+        jobs = SparkBulkJobs(warm, PublishedOutputs(tmp_path / "bulk"), lambda: catalog_job_mains(addresses))
         with pytest.raises(error):
             jobs.run(ListStorageJob(run_id="run-1"), lambda _: None)
     assert jobs.published_summary("run-1", "list-storage") is None
@@ -58,11 +58,11 @@ def test_listing_that_is_not_whole_publishes_nothing(name: str, warm: WarmSessio
 
 
 @dataclass(frozen=True, slots=True)
-class _ForgetfulAddress(StoreAddress):
+class _ForgetfulAddress(BucketAddress):
     """A bucket whose listings of odd shards are empty, and of even ones lack every second object."""
 
     def store(self) -> Any:
-        return _Forgetful(StoreAddress(*(getattr(self, name) for name in StoreAddress.__slots__)).store())
+        return _Forgetful(BucketAddress(*(getattr(self, name) for name in BucketAddress.__slots__)).store())
 
 
 class _Forgetful:
@@ -84,7 +84,7 @@ def test_objects_that_a_listing_left_out_are_asked_for_and_are_no_lost_data(stor
     damage.healthy(store)
     damage.missing_data(store)
     addresses = native_addresses(store.settings)
-    forgetful = _ForgetfulAddress(*(getattr(addresses.primary, name) for name in StoreAddress.__slots__))
+    forgetful = _ForgetfulAddress(*(getattr(addresses.primary, name) for name in BucketAddress.__slots__))
     found = {(one.kind, one.ledger_id, one.key) for one in plan(addresses=replace(addresses, primary=forgetful))}
     gone = next(one for one in store.truth if one[2].endswith("/"))
     assert gone == (FindingKind.MISSING_DATA, gone[1], ledger_prefix(LedgerId(gone[1] or 0)))

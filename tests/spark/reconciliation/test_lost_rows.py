@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 
 from activities.reconciliation.inputs_and_results import (
+    ApplyPageInput,
     BeginApplyInput,
     BeginPlanInput,
-    BulkInput,
-    PageInput,
-    PlanInput,
+    BulkJobInput,
+    PlanStepInput,
 )
 from infra.catalog import tables as t
 from infra.objects.s3_client import read_store_clock_s
@@ -31,9 +31,9 @@ from logstore.reconciliation.bulk_jobs import (
 )
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import ApplyCounts, Finding, FindingKind, PlanResult
-from spark.job_mains import native_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
+from spark.job_mains import catalog_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.activities.world import run
 from tests.fakes.owners import NobodyOwns
@@ -144,22 +144,24 @@ def _fill(store: Damaged, name: str) -> _Topic:
 
 def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[PlanResult, ApplyCounts]:
     """Do the steps of both workflows, seconds later by the store's clock."""
-    jobs = SparkJobs(session, Publication(home / "bulk"), lambda: native_mains(native_addresses(store.settings)))
+    jobs = SparkBulkJobs(
+        session, PublishedOutputs(home / "bulk"), lambda: catalog_job_mains(native_addresses(store.settings))
+    )
     later = replace(store.log, bulk=jobs, store_now_us=lambda: int((read_store_clock_s(store.bucket) + 5) * 1e6))
     activities = create_activities(later, NobodyOwns())
     planning, applying = activities.planning, activities.applying
     begin = BeginPlanInput(run_id=_RUN, actor="tests", older_than_s=0, unsafe_age=True)
     run(planning.begin_plan, begin, workflow_id=_RUN)
     for job in (ListStorageJob, ReadLedgersAndIntentsJob, CompareStorageWithCatalogJob):
-        run(planning.run_bulk, BulkInput(run_id=_RUN, job=job.name), workflow_id=_RUN)
-    run(planning.check_sides, PlanInput(run_id=_RUN))
-    run(planning.run_bulk, BulkInput(run_id=_RUN, job=VerifyFindingsJob.name), workflow_id=_RUN)
-    planned = run(planning.conclude_plan, PlanInput(run_id=_RUN))
+        run(planning.run_bulk, BulkJobInput(run_id=_RUN, job=job.name), workflow_id=_RUN)
+    run(planning.check_sides, PlanStepInput(run_id=_RUN))
+    run(planning.run_bulk, BulkJobInput(run_id=_RUN, job=VerifyFindingsJob.name), workflow_id=_RUN)
+    planned = run(planning.conclude_plan, PlanStepInput(run_id=_RUN))
     begun = run(
         applying.begin_apply, BeginApplyInput(run_id=_RUN, actor="tests", max_orphan_share=1.0), workflow_id="apply"
     )
     for page in range(begun.pages):
-        request = PageInput(
+        request = ApplyPageInput(
             run_id=_RUN,
             page=page,
             before_us=begun.before_us,
@@ -171,7 +173,7 @@ def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[P
         run(applying.file_page, request)
         run(applying.delete_objects, request)
         run(applying.record_page, request)
-    return planned, run(applying.conclude_apply, PlanInput(run_id=_RUN))
+    return planned, run(applying.conclude_apply, PlanStepInput(run_id=_RUN))
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ import pytest
 from logstore.reconciliation.bulk_jobs import BulkSummary, CompareStorageWithCatalogJob, VerifyFindingsJob
 from logstore.reconciliation.finding_files import FINDINGS_PER_PAGE, FindingFiles
 from logstore.reconciliation.findings import FindingKind
-from spark.job_mains import native_mains
-from spark.job_runner import JobRun, SparkJobs
-from spark.published_output import Publication
-from spark.reconciliation.fact_files import STRANGE, write_facts
-from spark.sources.store_addresses import NativeAddresses, StoreAddress
+from spark.job_mains import catalog_job_mains
+from spark.job_runner import JobContext, SparkBulkJobs
+from spark.published_output import PublishedOutputs
+from spark.reconciliation.fact_files import STRANGE, write_ungrouped_facts
+from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.migrated import migrated
 
@@ -37,23 +37,23 @@ def test_many_candidates_go_from_file_to_file_by_pages(
 ) -> None:
     """What executors answer does not grow with them, and a finding's number is its place in the files."""
     answers: list[Any] = []
-    spread = JobRun.spread
+    run_in_executors = JobContext.run_in_executors
 
-    def counting(run: JobRun, what: str, tasks: Any, work: Any) -> Any:
-        answered = spread(run, what, tasks, work)
+    def counting(run: JobContext, what: str, tasks: Any, work: Any) -> Any:
+        answered = run_in_executors(run, what, tasks, work)
         answers.extend(answered)
         return answered
 
-    monkeypatch.setattr(JobRun, "spread", counting)
-    publication = Publication(tmp_path / "bulk")
+    monkeypatch.setattr(JobContext, "run_in_executors", counting)
+    publication = PublishedOutputs(tmp_path / "bulk")
     listed = publication.create_attempt_folder("run-1", "list-storage")
-    assert write_facts(listed, "strange", 0, _strange(), STRANGE) == _MANY
+    assert write_ungrouped_facts(listed, "strange", 0, _strange(), STRANGE) == _MANY
     publication.publish("run-1", "list-storage", listed, BulkSummary(counts={"groups": 4}))
     empty = publication.create_attempt_folder("run-1", "read-references")
     publication.publish("run-1", "read-references", empty, BulkSummary())
-    url, nowhere = migrated(tmp_path / "catalog.db"), StoreAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s")
-    addresses = NativeAddresses(database_url=url, primary=nowhere, tiered=(), application="sexton")
-    jobs = SparkJobs(warm, publication, lambda: native_mains(addresses))
+    url, nowhere = migrated(tmp_path / "catalog.db"), BucketAddress("primary", "p", "http://127.0.0.1:9", "r", "k", "s")
+    addresses = CatalogAddresses(database_url=url, primary=nowhere, tiered=(), application="sexton")
+    jobs = SparkBulkJobs(warm, publication, lambda: catalog_job_mains(addresses))
     compare = CompareStorageWithCatalogJob(run_id="run-1", before_us=2, rows_before_us=2, next_ledger_id=1)
     candidates = jobs.run(compare, lambda _: None)
     findings = jobs.run(VerifyFindingsJob(run_id="run-1", before_us=2), lambda _: None)

@@ -16,12 +16,12 @@ from logstore.positions import LedgerId
 from logstore.reconciliation.bulk_jobs import BulkSummary, CutScrubIntoPagesJob, ScrubPageJob
 from logstore.reconciliation.finding_files import FindingFiles
 from logstore.reconciliation.findings import Finding, FindingKind
-from spark.job_mains import native_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
+from spark.job_mains import catalog_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.reconciliation import scrub_ledgers
-from spark.reconciliation.read_rate import Pace
-from spark.sources.store_addresses import NativeAddresses
+from spark.reconciliation.read_rate import ReadRateLimiter
+from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
@@ -38,24 +38,27 @@ def test_pace_waits_for_what_was_read_and_saves_nothing_up() -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    pace = Pace(100, clock=lambda: now[0], sleep=sleep)
-    pace.spend(50)
+    pace = ReadRateLimiter(100, clock=lambda: now[0], sleep=sleep)
+    pace.wait_after_read(50)
     now[0] += 10  # nothing was read meanwhile
-    pace.spend(200)
-    pace.spend(100)
+    pace.wait_after_read(200)
+    pace.wait_after_read(100)
     assert slept == [0.5, 2.0, 1.0]
-    assert pace.spent == 350
+    assert pace.read_bytes == 350
 
 
 @pytest.fixture
 def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
     """All pages of a scrub of the test's store; each call is another run."""
-    runs, publication = iter(range(99)), Publication(tmp_path / "bulk")
+    runs, publication = iter(range(99)), PublishedOutputs(tmp_path / "bulk")
 
     def run(
         *, topics: tuple[int, ...] = (), rate: int = 1 << 30, before: Callable[[int], None] = lambda _: None
     ) -> list[Finding]:
-        jobs, run_id = SparkJobs(warm, publication, lambda: native_mains(native_addresses(store.settings))), next(runs)
+        jobs, run_id = (
+            SparkBulkJobs(warm, publication, lambda: catalog_job_mains(native_addresses(store.settings))),
+            next(runs),
+        )
         ((next_id,),) = store.sql("SELECT next_ledger_id FROM catalog")
         cut = jobs.run(
             CutScrubIntoPagesJob(run_id=f"scrub-{run_id}", topics=topics, next_ledger_id=next_id), lambda _: None
@@ -173,11 +176,15 @@ def test_pages_together_are_all_ledgers_and_none_twice(
 
 def test_lanes_share_the_rate_of_the_job() -> None:
     """As many tasks as can run at once, and no more: together they keep it."""
-    lanes = list(scrub_ledgers._make_lanes(scrub_ledgers._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=4))
+    lanes = list(scrub_ledgers._make_lanes(scrub_ledgers._LedgerIdRange(0, 9, ()), bytes_per_s=1_000, parallel_tasks=4))
     assert sum(one.bytes_per_s for one in lanes) == 1_000
     assert [(one.number, one.lanes) for one in lanes] == [(at, 4) for at in range(4)]
     assert (
-        len(list(scrub_ledgers._make_lanes(scrub_ledgers._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=500)))
+        len(
+            list(
+                scrub_ledgers._make_lanes(scrub_ledgers._LedgerIdRange(0, 9, ()), bytes_per_s=1_000, parallel_tasks=500)
+            )
+        )
         == 16
     )
 
@@ -202,7 +209,7 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
             return pa.Table.from_pylist(rows)
 
     class Reader:
-        pace = Pace(1)
+        pace = ReadRateLimiter(1)
 
         def __init__(self, *_: object) -> None: ...
 
@@ -216,15 +223,15 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
             read.append(("copy", row["ledger_id"], 0))
 
     monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: Catalog())
-    monkeypatch.setattr(scrub_ledgers, "_Reader", Reader)
+    monkeypatch.setattr(scrub_ledgers, "_ObjectReader", Reader)
     monkeypatch.setattr(
         "spark.reconciliation.scrub_ledgers.bulk_queries.select_segments_to_scrub", lambda *_: "segments"
     )
     monkeypatch.setattr(
         "spark.reconciliation.scrub_ledgers.bulk_queries.select_tiered_copies_to_scrub", lambda *_: "copies"
     )
-    addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
-    page = scrub_ledgers._Range(0, 99, ())
+    addresses = cast("CatalogAddresses", SimpleNamespace(database_url=""))
+    page = scrub_ledgers._LedgerIdRange(0, 99, ())
     per_lane = list[int]()
     for lane in scrub_ledgers._make_lanes(page, bytes_per_s=1_000, parallel_tasks=lanes):
         per_lane.append(scrub_ledgers._scrub_lane(addresses, tmp_path, lane)["objects"])
@@ -243,7 +250,7 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
     damaged = {3, 5}
 
     class Reader:
-        pace = Pace(1)
+        pace = ReadRateLimiter(1)
 
         def __init__(self, *_: object) -> None: ...
 
@@ -256,15 +263,15 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
             return pa.Table.from_pylist([{"ledger_id": ledger} for ledger in range(9 if query == "segments" else 0)])
 
     monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: nullcontext(Catalog()))
-    monkeypatch.setattr(scrub_ledgers, "_Reader", Reader)
+    monkeypatch.setattr(scrub_ledgers, "_ObjectReader", Reader)
     monkeypatch.setattr(
         "spark.reconciliation.scrub_ledgers.bulk_queries.select_segments_to_scrub", lambda *_: "segments"
     )
     monkeypatch.setattr(
         "spark.reconciliation.scrub_ledgers.bulk_queries.select_tiered_copies_to_scrub", lambda *_: "copies"
     )
-    addresses = cast("NativeAddresses", SimpleNamespace(database_url=""))
-    (lane,) = scrub_ledgers._make_lanes(scrub_ledgers._Range(0, 9, ()), bytes_per_s=1_000, parallel_tasks=1)
+    addresses = cast("CatalogAddresses", SimpleNamespace(database_url=""))
+    (lane,) = scrub_ledgers._make_lanes(scrub_ledgers._LedgerIdRange(0, 9, ()), bytes_per_s=1_000, parallel_tasks=1)
     for still_damaged in ({3, 5}, {5}, set[int]()):
         damaged &= still_damaged
         assert scrub_ledgers._scrub_lane(addresses, tmp_path, lane)["findings"] == len(still_damaged)
@@ -279,9 +286,9 @@ def test_page_is_some_minutes_of_the_rate(
     """A page of 8 GiB at 1 MiB/s would hold the only lane of its worker for two hours."""
     ledgers = [(ledger_id, 64 << 20, 8) for ledger_id in range(100)]
     monkeypatch.setattr(scrub_ledgers, "open_arrow_reader", lambda _: nullcontext())
-    monkeypatch.setattr(scrub_ledgers, "_read_copies", lambda *_: iter(ledgers))
+    monkeypatch.setattr(scrub_ledgers, "_read_ledger_sizes", lambda *_: iter(ledgers))
     job = CutScrubIntoPagesJob(run_id="scrub-1", topics=(), next_ledger_id=100, bytes_per_s=rate)
-    counts = scrub_ledgers._cut("", tmp_path, job, max_objects=20_000)
+    counts = scrub_ledgers._cut_into_pages("", tmp_path, job, max_objects=20_000)
     cut = json.loads((tmp_path / "pages.json").read_text())["pages"]
     assert counts == {"ledgers": 100, "objects": 800, "size_bytes": 100 * (64 << 20), "pages": pages}
     assert [ledger_id for first, end in cut for ledger_id in range(first, end)] == list(range(100))

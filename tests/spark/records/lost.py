@@ -156,7 +156,7 @@ class LostWorld:
         run: Any = SimpleNamespace(
             folder=folder,
             spark=SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=3)),
-            spread=lambda _what, tasks, work: [work(task) for task in tasks],
+            run_in_executors=lambda _what, tasks, work: [work(task) for task in tasks],
         )
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self.objects)
         return rebuild_records(address, run, self.job(skip_unreadable=skip_unreadable))

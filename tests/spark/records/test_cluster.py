@@ -13,9 +13,9 @@ from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.identity.bucket_markers import BucketRole
 from logstore.records.rebuild_job import RebuildRecords, RowFilesFolder
 from logstore.records.services.record_log import RecordLog
-from spark.job_mains import record_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
+from spark.job_mains import record_log_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.servers import CATALOG_ID
 from tests.spark.cluster import PROPERTIES, standalone
@@ -35,15 +35,17 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
         manifest = flush_all(SqlRecords(database), RecordLog(log.record_objects), ceiling=1_000_000)
     database.close()
     job = RebuildRecords(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
-    mains = record_mains(store_address(settings, BucketRole.RECORDS, settings.records_bucket))
+    mains = record_log_job_mains(store_address(settings, BucketRole.RECORDS, settings.records_bucket))
     with standalone(tmp_path) as master:
         cluster = SparkSettings(
             scratch=tmp_path / "scratch", master=master, driver_memory="512m", extra_properties=PROPERTIES
         )
         session = WarmSession(cluster)
         try:
-            summary = SparkJobs(session, Publication(tmp_path / "bulk"), lambda: mains).run(job, lambda _: None)
-            assert session.get().sparkContext.master == master
+            summary = SparkBulkJobs(session, PublishedOutputs(tmp_path / "bulk"), lambda: mains).run(
+                job, lambda _: None
+            )
+            assert session.get_session().sparkContext.master == master
         finally:
             session.close()
     target = f"sqlite:///{tmp_path / 'rebuilt.db'}"
@@ -61,7 +63,7 @@ from spark.warm_session import SparkSettings, WarmSession
 
 scratch, master, more = sys.argv[1:]
 session = WarmSession(SparkSettings(scratch=Path(scratch), master=master, driver_memory="512m", more=json.loads(more)))
-print(session.get().range(10).count())
+print(session.get_session().range(10).count())
 session.close()
 """
 
@@ -76,10 +78,10 @@ def test_warm_session_that_is_idle_leaves_the_cluster_to_another_process(warm: W
         )
         session = WarmSession(settings)
         try:
-            assert session.get().range(10).count() == 10
+            assert session.get_session().range(10).count() == 10
             other = [sys.executable, "-c", _COUNT, str(tmp_path / "two"), master, json.dumps(PROPERTIES)]
             done = subprocess.run(other, capture_output=True, text=True, timeout=300, check=False)
             assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr[-2_000:]
-            assert session.get().range(20).count() == 20, "it takes cores again"
+            assert session.get_session().range(20).count() == 20, "it takes cores again"
         finally:
             session.close()

@@ -13,7 +13,7 @@ import pytest
 from logstore.errors import CorruptData, InvalidInput
 from spark.sources import s3_inventory
 from spark.sources.bucket_listings import LISTING_SCHEMA
-from spark.sources.s3_inventory import Inventory, check_part, list_parts, read_part
+from spark.sources.s3_inventory import Inventory, check_part_checksum, list_inventory_parts, read_part
 from tests.spark.sources.inventories import Row, row, write
 
 _AT_MS = 1_800_000_000_000  # as `write` has it
@@ -27,7 +27,7 @@ def read_manifest(path: Path) -> Inventory:
 
 def _read(manifest: Path) -> dict[str, tuple[int, int | None]]:
     found = read_manifest(manifest)
-    batches = [batch for part in list_parts(found) for batch in read_part(part)]
+    batches = [batch for part in list_inventory_parts(found) for batch in read_part(part)]
     assert all(batch.schema == LISTING_SCHEMA for batch in batches)
     rows = [one for batch in batches for one in batch.to_pylist()]
     told = {one["key"]: (one["size_bytes"], one["modified_us"]) for one in rows}
@@ -68,7 +68,7 @@ def test_empty_inventory_lists_nothing(form: str, tmp_path: Path) -> None:
 def test_large_part_is_read_by_several_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_inventory, "_ROWS_PER_TASK", 3)
     manifest = write(tmp_path, "b", [[row(str(at)) for at in range(9)]])
-    assert [one.row_groups for one in list_parts(read_manifest(manifest))] == [(0, 1), (2, 3), (4,)]
+    assert [one.row_groups for one in list_inventory_parts(read_manifest(manifest))] == [(0, 1), (2, 3), (4,)]
     assert set(_read(manifest)) == set("012345678")
 
 
@@ -116,16 +116,16 @@ def test_parquet_part_without_a_promised_column_is_refused(tmp_path: Path) -> No
     schema = "message x { required binary key; optional int64 size; optional int64 last_modified_date; }"
     manifest = write(tmp_path, "b", [[row("x")]], left_out=("is_latest", "is_delete_marker", "size"), fileSchema=schema)
     with pytest.raises(InvalidInput, match=r"inventory: 0.parquet: expected the column size"):
-        list_parts(read_manifest(manifest))
+        list_inventory_parts(read_manifest(manifest))
 
 
 @pytest.mark.parametrize(("size", "md5"), [(1, ""), (0, "0" * 32)])
 def test_part_that_differs_from_the_manifest_is_refused(size: int, md5: str, tmp_path: Path) -> None:
     manifest = write(tmp_path, "b", [[row("x")]])
     (part,) = read_manifest(manifest).files
-    assert check_part(part) == part[1]
+    assert check_part_checksum(part) == part[1]
     with pytest.raises(InvalidInput, match=r"inventory: 0.parquet: expected \d+ bytes with MD5"):
-        check_part((part[0], part[1] + size, md5 or part[2]))
+        check_part_checksum((part[0], part[1] + size, md5 or part[2]))
 
 
 @pytest.mark.parametrize("form", ["Parquet", "CSV"])
@@ -203,7 +203,7 @@ def test_part_that_became_no_regular_file_is_refused_without_being_read(made: st
         _irregular(made, tmp_path) as path,
         pytest.raises(InvalidInput, match="expected a file that every executor can read, found 'not a regular file'"),
     ):
-        check_part((str(path), 5, "0" * 32))
+        check_part_checksum((str(path), 5, "0" * 32))
 
 
 @contextmanager
@@ -237,4 +237,4 @@ def test_part_that_grew_is_read_no_further_than_it_should_be_long(
     path = tmp_path / "part"
     path.write_bytes(b"x" * 1_000)
     with pytest.raises(InvalidInput, match="found '20, "):
-        check_part((str(path), 15, "0" * 32))
+        check_part_checksum((str(path), 15, "0" * 32))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.positions import LedgerId
-from spark.sources.object_key_parser import META, parse_keys
+from spark.sources.object_key_parser import META, parse_ledger_keys
 
 _FORM = re.compile(r"ledgers/([0-9a-f]{2})/([0-9a-f]{16})/(?:([0-9]{8})\.parquet|([0-9a-f]{16})\.meta\.json)")
 _ids = st.integers(0, 2**63 - 1) | st.integers(0, 600)
@@ -38,7 +38,7 @@ def _keys(draw: st.DrawFn) -> str:
 
 @given(st.lists(_keys() | st.text(max_size=60), max_size=20), st.integers(0, 3))
 def test_key_is_parsed_as_its_form_says(keys: list[str], skipped: int) -> None:
-    parsed = parse_keys(pa.array(keys, pa.string()).slice(skipped))
+    parsed = parse_ledger_keys(pa.array(keys, pa.string()).slice(skipped))
     columns = zip(parsed.is_canonical, parsed.ledger_id, parsed.number, parsed.digest, strict=True)
     found = [(int(ledger), int(number), int(digest)) if ours else None for ours, ledger, number, digest in columns]
     assert found == [_by_expression(key) for key in keys[skipped:]]
@@ -60,4 +60,4 @@ def test_key_is_parsed_as_its_form_says(keys: list[str], skipped: int) -> None:
     ],
 )
 def test_key_that_is_nearly_ours_is_foreign(key: str) -> None:
-    assert not parse_keys(pa.array([key])).is_canonical[0]
+    assert not parse_ledger_keys(pa.array([key])).is_canonical[0]

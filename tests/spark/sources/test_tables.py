@@ -24,8 +24,8 @@ def store(settings: Settings) -> Iterator[Damaged]:
 
 @pytest.fixture
 def spark(warm: WarmSession, settings: Settings) -> SparkSession:
-    session = warm.get()
-    data_sources.register(session, native_addresses(settings))
+    session = warm.get_session()
+    data_sources.register_data_sources(session, native_addresses(settings))
     return session
 
 

@@ -15,9 +15,9 @@ from logstore.reconciliation.bulk_jobs import BulkSummary
 from logstore.transactions.buffer_serialization import BufferFiles, BuildTransactionBuffersJob
 from logstore.transactions.transaction_buffer import TransactionBuffer
 from logstore.transactions.transaction_ids_and_states import Participant, TransactionId
-from spark.job_mains import native_mains
-from spark.job_runner import SparkJobs
-from spark.published_output import Publication
+from spark.job_mains import catalog_job_mains
+from spark.job_runner import SparkBulkJobs
+from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.spark.lost_puts import losing_puts
 from workers.assembly.log_store import LogStore
@@ -54,7 +54,7 @@ def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
 def _built(
     settings: Settings, warm: WarmSession, folder: Path, *topics: Topic
 ) -> tuple[BulkSummary, dict[TopicId, TransactionBuffer]]:
-    jobs = SparkJobs(warm, Publication(folder), lambda: native_mains(native_addresses(settings)))
+    jobs = SparkBulkJobs(warm, PublishedOutputs(folder), lambda: catalog_job_mains(native_addresses(settings)))
     job = BuildTransactionBuffersJob(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
     done = jobs.run(job, lambda _: None)
     files = BufferFiles(Path(done.folder))

@@ -12,7 +12,7 @@ from uuid import uuid4
 import psycopg
 
 from activities.deletion.deletion_pace import DeletionPace
-from activities.deletion.phase_two import examine, remove
+from activities.deletion.phase_two import examine_intents, remove_copies
 from logstore.cursors.cursor_state import CursorState
 from logstore.errors import SextonError
 from logstore.log.entries import NewEntry, ProducedEntries
@@ -232,8 +232,10 @@ def phase_two(log: LogStore, batch: str) -> int:
     flushes = SharedFlushes(log.catalog.records, log.records.flusher)
     went = 0
     for part in log.catalog.deletions.list_unfinished_ranges(batch, after=0, rows=100, limit=10):
-        found = examine(log.catalog.deletions.list_intents_in_range(batch, part), log.storages, flushes, heartbeats)
-        ended, _ = remove(found, log.storages, heartbeats, DeletionPace())
+        found = examine_intents(
+            log.catalog.deletions.list_intents_in_range(batch, part), log.storages, flushes, heartbeats
+        )
+        ended, _ = remove_copies(found, log.storages, heartbeats, DeletionPace())
         went += len(log.catalog.deletions.finish(ended, holder=batch))
     return went
 

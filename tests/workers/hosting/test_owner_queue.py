@@ -5,7 +5,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from activities.owner_routing import TopicWork
+from activities.owner_routing import OwnerRoutedInput
 from infra.catalog import Database
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
@@ -33,5 +33,5 @@ def test_owner_serves_whatever_may_be_sent_to_an_owner(settings: Settings) -> No
     with open_log(settings) as log:
         activities = create_activities(log, NobodyOwns())
         everything, owners = activities.all(), _names(activities.owner_activities())
-    routed = [one for one in everything if issubclass(get_type_hints(one)["request"], TopicWork)]
+    routed = [one for one in everything if issubclass(get_type_hints(one)["request"], OwnerRoutedInput)]
     assert owners == _names(routed)

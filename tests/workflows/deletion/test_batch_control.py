@@ -16,7 +16,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.deletion import deletion_pace as pace
 from activities.deletion.inputs_and_results import ChunkInput, ChunkResult, HoldBatchInput
-from activities.owner_routing import Answer
+from activities.owner_routing import OwnerRoutedAnswer
 from logstore.deletion.intents import BatchCertificate
 from logstore.errors import InvalidInput, PreconditionFailed, ServiceFailed, UnknownObject
 from logstore.log.ledger_object_keys import ledger_prefix
@@ -26,7 +26,7 @@ from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Activity, Gate, House, assert_eventually, details_of
 from workers.client.deletion_batches import DeletionBatches, release_paused_batch
 from workflows.deletion.delete_ledgers import DeleteLedgers
-from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPolicy, SetRate
+from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPolicy, SetRateInput
 
 Batch = WorkflowHandle[DeleteLedgers, BatchCertificate]
 
@@ -160,7 +160,7 @@ async def test_pause_and_rate_are_carried_into_the_next_run(house: House, monkey
     async with house.worker():
         handle = await house.delete(ledgers)
         await assert_eventually(gate.reached.is_set)
-        await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=900_000))
+        await handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=900_000))
         await handle.execute_update(DeleteLedgers.pause)
         gate.open()
         newest: Batch = house.client.get_workflow_handle(handle.id)
@@ -235,7 +235,7 @@ async def test_rate_is_shared_by_the_chunks_and_holds_from_the_next_slice_on(
     monkeypatch.setattr(pace, "_SLICE_S", 6e-6)  # at half a million a second: one ledger of three objects
 
     @activity.defn(name="deletion.delete_chunk")
-    def chunk(request: ChunkInput) -> Answer[ChunkResult]:
+    def chunk(request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
         asked.append((request.objects_per_s, request.chunk.rows))
         gate.wait()
         return real(request)
@@ -243,7 +243,7 @@ async def test_rate_is_shared_by_the_chunks_and_holds_from_the_next_slice_on(
     async with house.worker(instead=[chunk]):
         handle = await house.delete(ledgers)
         await assert_eventually(lambda: len(asked) == 2)
-        progress = await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000_000))
+        progress = await handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=1_000_000))
         assert (progress.rate, progress.paused) == (1_000_000, False)
         assert "at most 1,000,000 objects a second" in await details_of(handle)
         gate.open()
@@ -261,12 +261,14 @@ async def test_rate_cuts_chunks_into_slices_that_miss_no_row(house: House, monke
     real = house.world.deletion.delete_chunk
 
     @activity.defn(name="deletion.delete_chunk")
-    def chunk(request: ChunkInput) -> Answer[ChunkResult]:
+    def chunk(request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
         asked.append((request.objects_per_s, request.chunk.rows))
         return real(request)
 
     handle = await house.delete(ledgers)
-    limited = asyncio.ensure_future(handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000_000)))
+    limited = asyncio.ensure_future(
+        handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=1_000_000))
+    )
     async with house.worker(instead=[chunk]):
         await limited
         certificate = await handle.result()
@@ -285,7 +287,9 @@ async def test_rate_of_a_long_batch_continues_as_new_between_slices(
     monkeypatch.setattr(pace, "_SLICE_S", 3e-6)
     monkeypatch.setattr("temporalio.workflow.Info.is_continue_as_new_suggested", lambda _info: True)
     handle = await house.delete(ledgers)
-    limited = asyncio.ensure_future(handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000_000)))
+    limited = asyncio.ensure_future(
+        handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=1_000_000))
+    )
     async with house.worker():
         await limited
         certificate = await handle.result()
@@ -305,7 +309,9 @@ async def test_rate_of_a_long_batch_of_several_chunks_counts_each_row_once(
     long = "temporalio.workflow.Info.is_continue_as_new_suggested"
     monkeypatch.setattr(long, lambda info: info.get_current_history_length() > 45)
     handle = await house.delete(ledgers)
-    limited = asyncio.ensure_future(handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=1_000_000)))
+    limited = asyncio.ensure_future(
+        handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=1_000_000))
+    )
     async with house.worker():
         await limited
         certificate = await handle.result()
@@ -327,7 +333,7 @@ async def test_rate_beyond_its_bounds_is_refused_and_changes_nothing(house: Hous
         handle = await house.delete(ledgers)
         await assert_eventually(gate.reached.is_set)
         with pytest.raises(WorkflowUpdateFailedError) as caught:
-            await handle.execute_update(DeleteLedgers.set_rate, SetRate(objects_per_s=rate))
+            await handle.execute_update(DeleteLedgers.set_rate, SetRateInput(objects_per_s=rate))
         assert isinstance(caught.value.cause, ApplicationError)
         assert caught.value.cause.type == "InvalidInput"
         expected = f"rate: expected 0 (unlimited) to 1,000,000 objects a second, found {rate:,}"

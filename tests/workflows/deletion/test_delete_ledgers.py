@@ -21,10 +21,10 @@ from activities.deletion.inputs_and_results import (
     DeleteIntentResult,
     DetachInput,
     DetachResult,
-    RangesInput,
-    RangesPage,
+    RowRangesInput,
+    RowRangesPage,
 )
-from activities.owner_routing import Answer
+from activities.owner_routing import OwnerRoutedAnswer
 from logstore.deletion.intents import BatchCertificate, DeletionState
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
@@ -97,7 +97,7 @@ async def test_delete_ledgers_refused_while_it_is_being_paused_ends(house: House
     gate, real = Gate(), house.world.deletion.detach
 
     @activity.defn(name="deletion.detach")
-    def detach(request: DetachInput) -> Answer[DetachResult]:
+    def detach(request: DetachInput) -> OwnerRoutedAnswer[DetachResult]:
         gate.wait()
         return real(request)
 
@@ -289,7 +289,7 @@ async def test_delete_ledgers_never_runs_more_chunks_at_once_than_told(house: Ho
     real = house.world.deletion.delete_chunk
 
     @activity.defn(name="deletion.delete_chunk")
-    def chunk(request: ChunkInput) -> Answer[ChunkResult]:
+    def chunk(request: ChunkInput) -> OwnerRoutedAnswer[ChunkResult]:
         now[0] += 1
         most[0] = max(most[0], now[0])
         try:
@@ -309,7 +309,7 @@ async def test_delete_ledgers_asks_for_no_chunk_whose_answer_would_not_fit(house
     real = house.world.deletion.next_ranges
 
     @activity.defn(name="deletion.next_ranges")
-    def next_ranges(request: RangesInput) -> RangesPage:
+    def next_ranges(request: RowRangesInput) -> RowRangesPage:
         asked.append(request.rows)
         return real(request)
 

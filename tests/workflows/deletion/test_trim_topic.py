@@ -5,7 +5,7 @@ from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 
 from activities.deletion.inputs_and_results import DetachInput, DetachResult
-from activities.owner_routing import Answer
+from activities.owner_routing import OwnerRoutedAnswer
 from logstore.log.ledger_object_keys import ledger_prefix
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
@@ -128,7 +128,7 @@ async def test_trim_asked_for_just_before_its_end_passes_once_more(house: House)
     held = [gate]
 
     @activity.defn(name="deletion.detach")
-    def detach(request: DetachInput) -> Answer[DetachResult]:
+    def detach(request: DetachInput) -> OwnerRoutedAnswer[DetachResult]:
         answer = real(request)
         if held:
             held.pop().wait()  # the answer is known, and work comes up before it is heard

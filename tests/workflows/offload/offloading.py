@@ -7,7 +7,7 @@ from typing import Any
 from temporalio import activity
 from temporalio.client import WorkflowHandle
 
-from activities.offload import PublishInput, RemovePrimariesInput, RemovePrimariesResult
+from activities.offload import PublishCopyInput, RemovePrimariesInput, RemovePrimariesResult
 from logstore.ports.catalog import OffloadAnswer
 from logstore.positions import LedgerId
 from tests.workflows.house import House
@@ -60,13 +60,13 @@ def let_uploads_end(house: House) -> None:
         )
 
 
-def losing(house: House, between: Callable[[], None]) -> Callable[[PublishInput], OffloadAnswer]:
+def losing(house: House, between: Callable[[], None]) -> Callable[[PublishCopyInput], OffloadAnswer]:
     """Publishing, with something that comes between it and the upload, once."""
     left = [between]
     real = house.world.offload.publish
 
     @activity.defn(name="offload.publish")
-    def publish(request: PublishInput) -> OffloadAnswer:
+    def publish(request: PublishCopyInput) -> OffloadAnswer:
         if left:
             left.pop()()
         return real(request)

@@ -10,7 +10,7 @@ from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ChildWorkflowError
 
-from activities.offload import PublishInput
+from activities.offload import PublishCopyInput
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.log.ledgers import CopyKind
 from logstore.offload.tiered_copy import CopyLengths, data_key, index_key, parse_lengths
@@ -182,7 +182,7 @@ async def test_offload_ledger_that_loses_again_and_again_gives_up(house: House) 
     (ledger,) = house.world.fill_readable(1)
 
     @activity.defn(name="offload.publish")
-    def publish(_: PublishInput) -> OffloadAnswer:
+    def publish(_: PublishCopyInput) -> OffloadAnswer:
         return OffloadAnswer.BEGUN
 
     async with house.worker(instead=[publish]):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from activities.owner_routing import owner_queue
+from activities.owner_routing import owner_task_queue
 from logstore.ports.bundle_owners import Owners
 from tests.fakes.owners import FakeOwners, FakeOwnership
 from tests.workflows.house import Activity, House
@@ -24,7 +24,7 @@ class Neighbours:
 
     def queue(self, letter: str) -> str:
         """The owner queue of a neighbour."""
-        return owner_queue(self.name(letter))
+        return owner_task_queue(self.name(letter))
 
     def moves_in(self, letter: str) -> None:
         """A neighbour acquires the bundle of the house's topic."""
@@ -62,6 +62,6 @@ class Neighbours:
     def visits(self, type_: str) -> list[str]:
         """Where attempts of an activity ran, in order: `shared`, or the letter of the owner."""
         shared = self.house.queue
-        prefix, suffix = owner_queue(""), f"-{shared}"
+        prefix, suffix = owner_task_queue(""), f"-{shared}"
         found = [one.queue for one in self.house.attempts(type_)]
         return ["shared" if one == shared else one.removeprefix(prefix).removesuffix(suffix) for one in found]

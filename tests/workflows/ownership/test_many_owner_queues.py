@@ -10,7 +10,7 @@ import pytest
 from temporalio import activity, workflow
 from temporalio.worker import Worker
 
-from activities.owner_routing import owner_queue
+from activities.owner_routing import owner_task_queue
 from tests.workflows.house import House
 
 _OWNERS: Final = 120  # past 100 queues, versioned workers stop getting tasks
@@ -33,7 +33,7 @@ class Everywhere:
     async def _at(self, name: str) -> str:
         return await workflow.execute_activity(
             _where,
-            task_queue=owner_queue(name),
+            task_queue=owner_task_queue(name),
             schedule_to_start_timeout=timedelta(seconds=30),
             start_to_close_timeout=timedelta(seconds=30),
         )
@@ -44,11 +44,11 @@ async def test_more_than_a_hundred_owner_queues_are_all_served(house: House) -> 
     """Activity-only and unversioned, as every worker of ours polls its own."""
     names = [f"many-{number}-{house.queue}" for number in range(_OWNERS)]
     workers = [Worker(house.client, task_queue=house.queue, workflows=[Everywhere])]
-    workers += [Worker(house.client, task_queue=owner_queue(name), activities=[_where]) for name in names]
+    workers += [Worker(house.client, task_queue=owner_task_queue(name), activities=[_where]) for name in names]
     async with _serving(workers):
         workflow_id = f"everywhere-{house.queue}"
         served = await house.client.execute_workflow(Everywhere.run, names, id=workflow_id, task_queue=house.queue)
-    assert served == [owner_queue(name) for name in names]
+    assert served == [owner_task_queue(name) for name in names]
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from tests.workflows.house import Gate, House, assert_eventually, details_of, fa
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
 from workers.client.deletion_batches import DeletionBatches
 from workers.client.wait_for_job import result_of
-from workflows.deletion.job_definitions import DeletionPolicy, SetRate
+from workflows.deletion.job_definitions import DeletionPolicy, SetRateInput
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress
 
@@ -353,7 +353,7 @@ async def test_impossible_rate_is_refused(house: House) -> None:
     handle = await apply(house)
     async with house.worker():
         with pytest.raises(WorkflowUpdateFailedError) as caught:
-            await handle.execute_update(ApplyOrphans.set_rate, SetRate(objects_per_s=-1))
+            await handle.execute_update(ApplyOrphans.set_rate, SetRateInput(objects_per_s=-1))
         await handle.result()
         with pytest.raises(PreconditionFailed, match="running"):
             await DeletionBatches(house.client).pause(handle.id)

@@ -8,7 +8,7 @@ import pytest
 from temporalio import activity
 from temporalio.client import WorkflowFailureError
 
-from activities.records.inputs_and_results import EndedPage, EndPageInput
+from activities.records.inputs_and_results import EndRecordsPageInput, EndRecordsPageResult
 from logstore.deletion.retention import RetentionPolicy
 from logstore.errors import CatalogBusy
 from logstore.positions import LedgerId
@@ -173,7 +173,7 @@ async def test_catalog_that_was_rebuilt_meanwhile_ends_the_job_as_stale(house: H
     gate, real = Gate(), house.world.activities.records.ending.end_page
 
     @activity.defn(name="records.end_page")
-    def end_page(request: EndPageInput) -> EndedPage:
+    def end_page(request: EndRecordsPageInput) -> EndRecordsPageResult:
         if request.after.ledger_id:
             house.world.sql("UPDATE catalog SET epoch = 2")
             gate.open()
@@ -201,7 +201,7 @@ async def test_page_whose_answer_was_lost_is_asked_again_and_counted_once(house:
     real, lost = house.world.activities.records.ending.end_page, [True]
 
     @activity.defn(name="records.end_page")
-    def end_page(request: EndPageInput) -> EndedPage:
+    def end_page(request: EndRecordsPageInput) -> EndRecordsPageResult:
         answer = real(request)
         if lost and lost.pop():
             raise CatalogBusy("planned: the answer is lost")
@@ -218,7 +218,7 @@ async def test_what_a_sweep_has_taken_up_meanwhile_is_counted_as_ended(house: Ho
     gate, real = Gate(), house.world.activities.records.ending.end_page
 
     @activity.defn(name="records.end_page")
-    def end_page(request: EndPageInput) -> EndedPage:
+    def end_page(request: EndRecordsPageInput) -> EndRecordsPageResult:
         answer = real(request)
         if answer.after is None:
             house.world.sql("UPDATE pending_deletion SET batch_id = 'swept'")
@@ -275,7 +275,7 @@ async def test_worker_that_is_lost_between_pages_is_followed_by_another(house: H
     pages: list[int] = []
 
     @activity.defn(name="records.end_page")
-    def end_page(request: EndPageInput) -> EndedPage:
+    def end_page(request: EndRecordsPageInput) -> EndRecordsPageResult:
         answer = real(request)
         pages.append(request.after.ledger_id)
         if len(pages) == 2:

@@ -7,7 +7,7 @@ from temporalio.common import WorkflowIDConflictPolicy
 
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House
-from workflows.job_definition import Job
+from workflows.job_definition import JobDefinition
 from workflows.records.job_definitions import (
     DEFRAGMENT_RECORDS,
     END_RECORDS,
@@ -28,7 +28,7 @@ Handle = WorkflowHandle[Any, Any]
 _BY: dict[str, Any] = {"actor": "tests", "reason": "a test"}
 
 
-async def _start(house: House, job: Job[Any, Any], request: Any, workflow_id: str, **more: Any) -> Handle:
+async def _start(house: House, job: JobDefinition[Any, Any], request: Any, workflow_id: str, **more: Any) -> Handle:
     handle: Handle = await house.client.start_workflow(
         job.name,
         request,

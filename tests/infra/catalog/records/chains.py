@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from temporalio.testing import ActivityEnvironment
 
-from activities.records.inputs_and_results import AdoptShardsInput, RebuildStep
-from activities.records.rebuild_catalog import LoadedCatalog, Rebuilding
+from activities.records.inputs_and_results import AdoptShardsInput, RebuildStepInput
+from activities.records.rebuild_catalog import LoadedCatalog, RebuildCatalogActivities
 from infra.catalog import Database, SqlCatalog
 from infra.catalog.records.rebuild_loading import SqlRebuild
 from logstore.failpoints import SimulatedCrash, arm, disarm
@@ -30,7 +30,7 @@ from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.upload_adoption import Adopter
 from logstore.retrying_clock import Clock
-from spark.published_output import Publication
+from spark.published_output import PublishedOutputs
 from spark.records.rebuild_records import rebuild_records
 from tests.faults.world import World
 
@@ -43,7 +43,7 @@ class InlineBulk:
 
     def __init__(self, root: Path, world: World) -> None:
         """Publish under this folder."""
-        self._publication, self._world = Publication(root), world
+        self._publication, self._world = PublishedOutputs(root), world
 
     def run(self, job: RebuildRecords, on_progress: Callable[[Any], None], *, master: str = "") -> BulkSummary:
         """See the port."""
@@ -54,7 +54,7 @@ class InlineBulk:
         run: Any = SimpleNamespace(
             folder=folder,
             spark=SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2)),
-            spread=lambda _what, tasks, work: [work(task) for task in tasks],
+            run_in_executors=lambda _what, tasks, work: [work(task) for task in tasks],
         )
         address: Any = SimpleNamespace(role="records", bucket="records", endpoint="", store=lambda: self._world.records)
         return self._publication.publish(job.run_id, job.name, folder, rebuild_records(address, run, job))
@@ -172,7 +172,7 @@ class Chain:
     def _steps(self, url: str, opened: ExitStack, *, take_over: bool) -> Callable[[str, str], RebuildAdopted]:
         log, database = self.log(), SqlRebuild(url)
         start = ColdStart(log)
-        activities = Rebuilding(
+        activities = RebuildCatalogActivities(
             bulk=InlineBulk(self.world.database.parent / "rebuilds", self.world),  # type: ignore[arg-type]
             database=database,
             start=start,
@@ -185,7 +185,7 @@ class Chain:
         new = RebuildId.for_command(
             self.catalog_id, start.newest_manifest().number, database_url=url, skip_unreadable=False
         )
-        request = RebuildStep(rebuild=target.rebuild or str(new), take_over=take_over)
+        request = RebuildStepInput(rebuild=target.rebuild or str(new), take_over=take_over)
 
         def run(step: str, dies_at: str) -> RebuildAdopted:
             adopted = RebuildAdopted()
