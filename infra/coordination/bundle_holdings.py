@@ -176,7 +176,7 @@ class BundleHoldings:
 
     def _publish_load(self, nodes: WorkerDirectory, load: float) -> None:
         worker_load = WorkerLoad(load=load, bundles=len(self.leases), room=not self._is_catalog_unreachable)
-        if not self._is_registered and not nodes.register(worker_load):
+        if not self._is_registered and not nodes.register_worker(worker_load):
             raise worker_id_taken_error(self._worker_id)
         if worker_load != self._published_load:
             nodes.publish_load(worker_load)

@@ -119,8 +119,8 @@ class BundleOwner:
         is_connected = self._is_connected
         lease = self._holdings.leases.get(bundle) if is_connected else None
         if lease is None:
-            found = "that it does not own it" if is_connected else "a connection that is away"
-            raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found=found)
+            problem = "that it does not own it" if is_connected else "a connection that is away"
+            raise NotOwner(bundle, expected=f"worker {self._worker_id} to own it", found=problem)
         return lease
 
     def lookup(self, topic: TopicName, *, patience_s: float) -> Lease | OtherOwner | None:
@@ -209,7 +209,7 @@ class BundleOwner:
     def _register_worker(self, nodes: WorkerDirectory, timeout_s: float) -> None:
         """Register once an earlier session's node has vanished. A node that stays belongs to another process."""
         deadline_s = time.monotonic() + max(2 * timeout_s, _MIN_REGISTER_WAIT_S)
-        while not nodes.register(WorkerLoad()):
+        while not nodes.register_worker(WorkerLoad()):
             if self.stopping.wait(_VANISHING_NODE_POLL_S):
                 raise SessionLost(f"worker {self._worker_id}: told to stop before it could take part")
             if time.monotonic() > deadline_s:
@@ -222,7 +222,7 @@ class BundleOwner:
             return
         try:
             self._nodes.restore_removed_nodes()
-            self._nodes.watch(lambda _: self._messages.put(_SessionMessage()))
+            self._nodes.watch_workers_and_owners(lambda _: self._messages.put(_SessionMessage()))
             self._holdings.reconcile(self._nodes, self._load())
         except RetryableError as error:
             _log.info("looking at the bundles again soon: %s", error)

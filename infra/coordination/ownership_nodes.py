@@ -202,7 +202,7 @@ class WorkerDirectory(OwnershipDirectory):
 
         self._session.run_idempotent("looking for what every worker needs", restore)
 
-    def register(self, load: WorkerLoad) -> bool:
+    def register_worker(self, load: WorkerLoad) -> bool:
         """Create the worker's node unless it exists. Return whether the node belongs to this session."""
         path = f"{WORKERS}/{self._worker_id}"
         body, session = _format_load(load), self._session.id
@@ -250,7 +250,7 @@ class WorkerDirectory(OwnershipDirectory):
         for bundle in bundles:
             self.delete_owner_node(bundle, self._session.id)
 
-    def watch(self, on_change: Any) -> None:  # noqa: ANN401 - kazoo's watcher
+    def watch_workers_and_owners(self, on_change: Any) -> None:  # noqa: ANN401 - kazoo's watcher
         """Call `on_change` once, on kazoo's thread, at the next change of the workers or the owners."""
 
         def set_watches(client: KazooClient) -> None:

@@ -39,7 +39,7 @@ class BucketListing:
         self._operation = f"list {bucket}/{prefix}"
         self._request: ListObjectsV2RequestTypeDef = {"Bucket": bucket, "Prefix": prefix}
 
-    def objects(self, first_page: int = OBJECTS_PER_PAGE) -> Iterator[ObjectInfo]:
+    def iterate_objects(self, first_page: int = OBJECTS_PER_PAGE) -> Iterator[ObjectInfo]:
         """Yield the objects ascending by key. Pages are read on demand. The first has at most `first_page` objects."""
         previous_key = ""
         if first_page < OBJECTS_PER_PAGE:

@@ -35,7 +35,7 @@ class MultipartUploads:
         self._client, self._bucket = client, bucket
         self._retries, self._part_bytes = retries, part_bytes
 
-    def put(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
+    def upload_file(self, key: str, file: BinaryIO, metadata: Mapping[str, str], proceed: Callable[[], None]) -> bool:
         """Upload the file unless the key is taken. Return whether this call stored the file.
 
         `False` does not exclude that an earlier attempt stored the file.
@@ -54,7 +54,7 @@ class MultipartUploads:
         self._try_to_abort(key, upload_id)
         return False
 
-    def abort(self, key: str, upload_id: str) -> None:
+    def abort_upload(self, key: str, upload_id: str) -> None:
         """Abort the upload. The store refuses later parts and the completion. Idempotent."""
         self._retries.call(lambda: self._abort_once(key, upload_id))
 
@@ -114,7 +114,7 @@ class MultipartUploads:
 
     def _try_to_abort(self, key: str, upload_id: str) -> None:
         try:
-            self.abort(key, upload_id)
+            self.abort_upload(key, upload_id)
         except SextonError as error:
             _log.warning("%s: upload %s was not aborted, its parts are left: %s", key, upload_id, error)
 

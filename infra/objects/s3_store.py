@@ -81,7 +81,9 @@ class S3ObjectStore:
 
             is_stored = self._retries.call(put)
         else:
-            is_stored = self._multipart.put(key, file, metadata, proceed) or self._holds_file(key, file, metadata)
+            is_stored = self._multipart.upload_file(key, file, metadata, proceed) or self._holds_file(
+                key, file, metadata
+            )
         if not is_stored:
             raise self._taken_error(key)
 
@@ -91,7 +93,7 @@ class S3ObjectStore:
     def abort_uploads(self, key: str) -> None:
         for upload, upload_id in list(self._multipart.list_unfinished(key)):
             if upload.key == key:
-                self._multipart.abort(key, upload_id)
+                self._multipart.abort_upload(key, upload_id)
 
     def get(self, key: str) -> StoredObject | None:
         require_possible_key(key)
@@ -111,7 +113,7 @@ class S3ObjectStore:
 
     def list(self, prefix: str, *, start_after: str = "", first_page: int = 1_000) -> Iterator[ObjectInfo]:
         listing = BucketListing(self._client, self.bucket, self._retries, prefix=prefix, start_after=start_after)
-        return listing.objects(first_page)
+        return listing.iterate_objects(first_page)
 
     def list_folder(self, prefix: str) -> Iterator[str | ObjectInfo]:
         return BucketListing(self._client, self.bucket, self._retries, prefix=prefix, start_after="").list_folder()

@@ -78,7 +78,7 @@ def start_stack(options: StackOptions, *, on_progress: Callable[[str], None] = l
     """
     home = StackHome.at(options.home)
     _require_free_ports(home, options)
-    home.prepare()
+    home.create_directories()
     with home.hold_lock():
         credentials = home.ensure_credentials()
         running = [name for name in options.services if ServiceProcess(name, home).find_process()]

@@ -35,7 +35,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
     path = _find_java_path(environ)
     if path is None:
         raise ProgramMissing("java", "no Java was found by JAVA_HOME or on the PATH", advice=_ADVICE)
-    version = _read_version(path)
+    version = _read_java_version(path)
     if version is None:
         raise ProgramMissing("java", f"{path} does not tell its version", advice=_ADVICE)
     if version < MIN_JAVA_VERSION:
@@ -63,7 +63,7 @@ def _find_java_path(environ: Mapping[str, str]) -> Path | None:
     return Path(on_path) if on_path else None
 
 
-def _read_version(java: Path) -> int | None:
+def _read_java_version(java: Path) -> int | None:
     try:
         completed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):

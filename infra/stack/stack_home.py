@@ -55,7 +55,7 @@ class StackHome:
     ports_file = _HomePath("ports.json")  # the ports chosen at the last start
     credentials_file = _HomePath("credentials.json")  # the object store's key pair, mode 0600
 
-    def prepare(self) -> None:
+    def create_directories(self) -> None:
         """Create the directories with mode 0700, and check the free disk space."""
         directories = (self.objects, self.zookeeper, self.logs, self.traces, self.pids, self.scratch)
         with self.translate_disk_errors():
@@ -68,7 +68,7 @@ class StackHome:
                 f"only {free_bytes >> 20} MiB are free on the disk of {self.root}, 200 are needed"
             )
 
-    def write(self, path: Path, text: str, *, mode: int = 0o600) -> None:
+    def write_file(self, path: Path, text: str, *, mode: int = 0o600) -> None:
         """Replace a file of this home atomically and durably."""
         with self.translate_disk_errors():
             handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -109,7 +109,7 @@ class StackHome:
             credentials = StoreCredentials(
                 access_key=secrets.token_hex(10).upper(), secret_key=secrets.token_urlsafe(30)
             )
-            self.write(self.credentials_file, json.dumps(asdict(credentials), indent=1))
+            self.write_file(self.credentials_file, json.dumps(asdict(credentials), indent=1))
         return credentials
 
     @contextmanager

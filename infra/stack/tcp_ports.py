@@ -82,7 +82,7 @@ def read_last_ports(home: StackHome) -> ChosenPorts | None:
 
 
 def write_ports(home: StackHome, ports: ChosenPorts) -> None:
-    home.write(home.ports_file, json.dumps(asdict(ports), indent=1))
+    home.write_file(home.ports_file, json.dumps(asdict(ports), indent=1))
 
 
 def choose_ports(

@@ -46,7 +46,7 @@ def keep_worker_record(home: StackHome, worker_id: str, *, metrics_url: str = ""
         with home.translate_disk_errors():
             home.workers.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_old_records(home)
-        home.write(path, json.dumps(asdict(record)))
+        home.write_file(path, json.dumps(asdict(record)))
     except ServiceFailed as error:
         urls = ", ".join(filter(None, (http_url, metrics_url))) or "no address"
         _log.warning("worker %s is at %s, but `sexton status` will not say so: %s", worker_id, urls, error)
@@ -77,7 +77,7 @@ def _remove_old_records(home: StackHome) -> None:
         if record and (_is_alive(record) or 0 < now_s - record.found_dead < _POLLER_RETENTION_S):
             continue
         if record and not record.found_dead:
-            home.write(path, json.dumps(asdict(replace(record, found_dead=now_s))))
+            home.write_file(path, json.dumps(asdict(replace(record, found_dead=now_s))))
         else:
             path.unlink(missing_ok=True)
 

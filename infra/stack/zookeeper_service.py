@@ -43,7 +43,7 @@ def define_zookeeper_service(home: StackHome, ports: ChosenPorts) -> EmbeddedSer
 
 def _build_command(home: StackHome, ports: ChosenPorts) -> ServerCommand:
     # Paths are relative to the working directory, because a properties file would need them escaped.
-    home.write(home.zookeeper / "zoo.cfg", _CONFIG.format(port=ports.zookeeper, address=LOOPBACK))
+    home.write_file(home.zookeeper / "zoo.cfg", _CONFIG.format(port=ports.zookeeper, address=LOOPBACK))
     argv = (
         str(find_java().path),
         "-Xmx256m",

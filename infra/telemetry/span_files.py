@@ -45,7 +45,7 @@ class SpanFileExporter(SpanExporter):
         lines = "".join(map(self._format_line, spans))
         try:
             with self._lock:
-                self._append(lines.encode())
+                self._append_to_file(lines.encode())
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
@@ -58,7 +58,7 @@ class SpanFileExporter(SpanExporter):
             self._resource, self._resource_text = span.resource, _encode(dict(span.resource.attributes or {}))
         return f'{_encode(span_to_json(span))[:-1]},"resource":{self._resource_text}}}\n'
 
-    def _append(self, data: bytes) -> None:
+    def _append_to_file(self, data: bytes) -> None:
         self._traces_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -85,7 +85,7 @@ class RealWorld:
         with closing(sqlite3.connect(self.database)) as connection, connection:
             connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('topic', ?)", (first,))
             connection.execute("UPDATE catalog SET next_ledger_id = ?", (first,))
-        StackHome.at(self.settings.home).prepare()
+        StackHome.at(self.settings.home).create_directories()
         self.planted[MARKER_KEY] = marker_content(CATALOG_ID)
         for key, body in PLANTED.items():
             self.plant(key, body)

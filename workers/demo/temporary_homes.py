@@ -35,7 +35,7 @@ def mark_home_in_use(home: Path) -> int:
     The lock ends only with its process. A start time would prove nothing, because it changes with the clock.
     """
     at_home = StackHome.at(home)
-    at_home.prepare()
+    at_home.create_directories()
     with at_home.translate_disk_errors():
         descriptor, temporary_path = tempfile.mkstemp(dir=home)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

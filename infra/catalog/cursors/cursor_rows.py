@@ -174,9 +174,9 @@ def move_cursors_past_removed_ledgers(connection: Connection, topic_id: TopicId,
     store_cursors(connection, moved)
 
 
-def forget_cursor_snapshots(connection: Connection, gone: Any) -> int:  # noqa: ANN401 - a condition on `snapshot_ledger`
+def forget_cursor_snapshots(connection: Connection, is_lost: Any) -> int:  # noqa: ANN401 - a condition on `snapshot_ledger`
     """Detach cursors from snapshots that storage has lost. Return the number of cursors. Their rows stay."""
-    return connection.execute(update(t.cursor).where(gone).values(snapshot_ledger=None)).rowcount
+    return connection.execute(update(t.cursor).where(is_lost).values(snapshot_ledger=None)).rowcount
 
 
 def remove_cursors(connection: Connection, topic_id: TopicId) -> int:

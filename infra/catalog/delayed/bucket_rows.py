@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, ScalarSelect, and_, delete, insert, lite
 
 from infra.catalog import tables as t
 from infra.catalog.delayed.index_work_queries import build_delayed_topic_queries, count_delayed_entries_after
-from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, claim_columns
+from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, build_claim_columns
 from infra.catalog.engine.dialect_sql import (
     BIG,
     BulkStatement,
@@ -158,7 +158,7 @@ def claim_bucket_list(connection: Connection, topic_id: TopicId, claim: Claim, *
         _I.claim_workflow.is_not(None), _I.claim_workflow != claim.workflow_id, _I.claim_until_us > now_us
     )
     claimable = update(t.delayed_index).where(_I.topic_id == topic_id, ~is_claimed)
-    return connection.execute(claimable.values(claim_columns(claim, now_us))).rowcount > 0
+    return connection.execute(claimable.values(build_claim_columns(claim, now_us))).rowcount > 0
 
 
 def renew_bucket_list_claims(connection: Connection, claim: Claim, *, after: TopicId, now_us: int) -> list[TopicId]:
@@ -166,7 +166,7 @@ def renew_bucket_list_claims(connection: Connection, claim: Claim, *, after: Top
     own = select(_I.topic_id).where(_I.claim_workflow == claim.workflow_id, _I.topic_id > after)
     page = connection.execute(own.order_by(_I.topic_id).limit(_CLAIMS_PER_PAGE).with_for_update()).scalars().all()
     renewed = update(t.delayed_index).where(is_one_of(connection, _I.topic_id, page))
-    connection.execute(renewed.values(claim_columns(claim, now_us)))
+    connection.execute(renewed.values(build_claim_columns(claim, now_us)))
     return [TopicId(topic_id) for topic_id in page]
 
 

@@ -131,11 +131,16 @@ def read_next_row_ranges(connection: Connection, batch_id: str, *, after: int, r
 
 
 def _select_range_page(batch_id: str, after: int, max_rows: int) -> Select[Any]:
-    left, batch = and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)), _P.batch_id == batch_id
-    page = select(_P.row_id).where(batch, _P.row_id > after, left).order_by(_P.row_id).limit(max_rows).subquery()
+    is_unfinished, batch = (
+        and_(_P.state == DeletionState.PENDING.value, _P.claim_workflow.is_(None)),
+        _P.batch_id == batch_id,
+    )
+    page = (
+        select(_P.row_id).where(batch, _P.row_id > after, is_unfinished).order_by(_P.row_id).limit(max_rows).subquery()
+    )
     ends = select(func.min(page.c.row_id).label("first"), func.max(page.c.row_id).label("last")).subquery()
     within = and_(_P.row_id >= ends.c.first, _P.row_id <= ends.c.last)
-    columns = (_P.row_id, _P.segments, left.label("left"))
+    columns = (_P.row_id, _P.segments, is_unfinished.label("left"))
     return select(*columns).join(ends, within).where(batch).order_by(_P.row_id)
 
 

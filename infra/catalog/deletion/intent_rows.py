@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from infra.catalog import tables as t
 from infra.catalog.deletion.intent_queries import INTENT_COLUMNS, lock_held_intents, select_intents_to_file
-from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, claim_columns, match_stalled_intents
+from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, build_claim_columns, match_stalled_intents
 from infra.catalog.engine.dialect_sql import build_insert_if_absent, is_one_of
 from infra.catalog.log.ledger_rows import remove_copies, remove_ledgers, set_generation
 from logstore.deletion.intents import DeletionState
@@ -188,13 +188,13 @@ def move_intents_to_batch(connection: Connection, *rows: ColumnElement[bool], ba
     An earlier statement must have locked the rows. On PostgreSQL, a statement that waits for a row lock reads that row
     again, but reads `run` as it was before the wait. It could take rows that another batch has just adopted.
     """
-    given = {"batch_id": batch_id, "openings": _P.openings + again, **NO_CLAIM_COLUMNS}
-    return connection.execute(update(t.pending_deletion).where(*rows).values(given)).rowcount
+    new_values = {"batch_id": batch_id, "openings": _P.openings + again, **NO_CLAIM_COLUMNS}
+    return connection.execute(update(t.pending_deletion).where(*rows).values(new_values)).rowcount
 
 
 def claim_intent(connection: Connection, row_id: int, claim: Claim, *, attempts: int, now_us: int) -> Row[Any]:
     """Claim a locked, pending and unclaimed row, and set its attempts. Return its columns of `INTENT_COLUMNS`."""
-    values: dict[str, Any] = claim_columns(claim, now_us) | {"attempts": attempts}
+    values: dict[str, Any] = build_claim_columns(claim, now_us) | {"attempts": attempts}
     return connection.execute(
         _CLAIM_UPDATE, {"row": row_id} | {f"new_{name}": value for name, value in values.items()}
     ).one()
@@ -216,7 +216,7 @@ def renew_intent_claim(
 
     Return the number of consecutive attempts with this number of keys, or `None` if the claim is lost or the row ended.
     """
-    changes = claim_columns(claim, now_us) | ({} if error is None else {"last_error": error})
+    changes = build_claim_columns(claim, now_us) | ({} if error is None else {"last_error": error})
     if keys_left is not None:
         again = case((_P.keys_left == keys_left, _P.keys_left_attempts + 1), else_=1)
         changes |= {"keys_left": keys_left, "keys_left_attempts": again}

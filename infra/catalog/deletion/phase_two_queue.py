@@ -162,8 +162,8 @@ class SqlDeletions(LeaseBoundAdapter):
         if attempts is None:  # a row that ended needs no claim
             query = select(_P.claim_workflow, _P.batch_id).where(_P.row_id == row_id, _P.state == _PENDING)
             if other := connection.execute(query).first():
-                found = other[0] or f"batch {other[1]!r}"
-                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found}")
+                found_holder = other[0] or f"batch {other[1]!r}"
+                raise ClaimHeld(f"deletion {row_id}: expected to hold it, found {found_holder}")
         return 0 if attempts is None or keys_left is None else attempts
 
     def tally(self, batch_id: str) -> Tally:

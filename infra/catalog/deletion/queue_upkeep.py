@@ -52,18 +52,18 @@ class SqlUpkeep(CatalogAdapter):
         self._newborn_us = int(registration_timeout_s * 1_000_000)
 
     def adopt(self, *, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
-        def look(connection: Connection) -> DetachedBatch | None:
+        def find_earlier_detach_or_idle(connection: Connection) -> DetachedBatch | None:
             now = self._db.now_us(connection)
-            done = find_earlier_detach(connection, batch_id, _REQUEST)
+            earlier_detach = find_earlier_detach(connection, batch_id, _REQUEST)
             queries = (
                 _select_stalled_intents(now),
                 _select_abandoned_newborns(now - self._newborn_us),
                 _select_dead_uploads(now),
             )
-            idle = not any(_has_rows(connection, query) for query in queries)
-            return done or (DetachedBatch(batch_id=batch_id, ledgers=0, intents=0) if idle else None)
+            is_idle = not any(_has_rows(connection, query) for query in queries)
+            return earlier_detach or (DetachedBatch(batch_id=batch_id, ledgers=0, intents=0) if is_idle else None)
 
-        result = self._db.read(look)
+        result = self._db.read(find_earlier_detach_or_idle)
         if result is None:
             with effect("catalog.adopt"):
                 result = self._db.write(lambda connection: self._adopt_stalled_work(connection, batch_id, claim, limit))
@@ -71,9 +71,9 @@ class SqlUpkeep(CatalogAdapter):
 
     def _adopt_stalled_work(self, connection: Connection, batch_id: str, claim: Claim, limit: int) -> DetachedBatch:
         now = self._db.now_us(connection)
-        done = find_earlier_detach(connection, batch_id, _REQUEST)
-        if done:
-            return done
+        earlier_detach = find_earlier_detach(connection, batch_id, _REQUEST)
+        if earlier_detach:
+            return earlier_detach
         newborn, dead = self._file_abandoned_ledgers_and_uploads(connection, batch_id, limit, now)
         # The new intents count as stalled until the run exists.
         earlier = _select_stalled_intents(now).where(_P.batch_id != batch_id)
@@ -122,14 +122,14 @@ class SqlUpkeep(CatalogAdapter):
         )
 
     def forget(self, *, older_than_s: float, limit: int, cause: Cause) -> ForgottenCounts:
-        def idle(connection: Connection) -> bool:
+        def has_nothing_old(connection: Connection) -> bool:
             now = self._db.now_us(connection)
             before = now - int(older_than_s * 1_000_000)
             return not _has_rows(connection, _select_old_deleted_intents(now, before)) and not _has_rows(
                 connection, _select_old_empty_runs(before)
             )
 
-        if self._db.read(idle):
+        if self._db.read(has_nothing_old):
             return ForgottenCounts()
         with effect("catalog.forget"):
             return self._db.write(lambda connection: self._remove_old_rows(connection, older_than_s, limit, cause))
@@ -158,8 +158,8 @@ class SqlUpkeep(CatalogAdapter):
         self, connection: Connection, row_ids: Sequence[int] | None, *, batch_id: str, claim: Claim, cause: Cause
     ) -> DetachedBatch:
         request = fingerprint_request("redrive", row_ids)
-        done = find_earlier_detach(connection, batch_id, request)
-        return done or self._redrive_dead_letters(
+        earlier_detach = find_earlier_detach(connection, batch_id, request)
+        return earlier_detach or self._redrive_dead_letters(
             connection, row_ids, batch_id, claim=claim, cause=cause, request=request
         )
 
@@ -236,6 +236,6 @@ def _match_dead_letters_to_redrive(
     ids = normalize_ids("deletion ids", row_ids)
     rows = is_one_of(connection, _P.row_id, ids)
     query = select(_P.row_id, _P.state).where(rows).order_by(_P.row_id)
-    found = connection.execute(query.with_for_update() if lock else query).all()
-    require_dead_letters(ids, {row.row_id: (parse_intent_state(row.state), row.state) for row in found})
+    letters = connection.execute(query.with_for_update() if lock else query).all()
+    require_dead_letters(ids, {row.row_id: (parse_intent_state(row.state), row.state) for row in letters})
     return rows

@@ -46,16 +46,16 @@ DELETION_RUN_KIND: Final = "delete-ledgers"
 EMPTY_SUMMARY: Final[dict[str, Any]] = {"ledgers": 0, "intents": 0, "finished": {}}
 
 
-def claim_end_us(claim: Claim, now_us: int) -> int:
+def compute_claim_end_us(claim: Claim, now_us: int) -> int:
     """Return the time at which a claim of now ends, in microseconds."""
     return now_us + int(claim.ttl_s * 1_000_000)
 
 
-def claim_columns(claim: Claim, now_us: int) -> dict[str, Any]:
+def build_claim_columns(claim: Claim, now_us: int) -> dict[str, Any]:
     return {
         "claim_workflow": claim.workflow_id,
         "claim_run": claim.run_id,
-        "claim_until_us": claim_end_us(claim, now_us),
+        "claim_until_us": compute_claim_end_us(claim, now_us),
     }
 
 
@@ -80,7 +80,7 @@ def insert_batch_run(
     summary: dict[str, Any] = {"ledgers": result.ledgers, "intents": result.intents, "finished": dict(result.finished)}
     summary["request"] = request
     values = {"run_id": result.batch_id, "kind": DELETION_RUN_KIND, "topic_id": topic_id, "summary": summary}
-    connection.execute(insert(t.run).values(values | {"created_us": now_us} | claim_columns(claim, now_us)))
+    connection.execute(insert(t.run).values(values | {"created_us": now_us} | build_claim_columns(claim, now_us)))
 
 
 def insert_run_if_absent(
@@ -92,7 +92,7 @@ def insert_run_if_absent(
     """
     values = {"run_id": run_id, "kind": kind, "topic_id": SEVERAL_TOPICS, "summary": dict(summary)}
     put = build_insert_if_absent(connection, t.run).values(
-        values | {"created_us": now_us} | claim_columns(claim, now_us)
+        values | {"created_us": now_us} | build_claim_columns(claim, now_us)
     )
     return connection.execute(put.returning(_R.run_id)).first() is not None
 
@@ -110,7 +110,7 @@ def open_or_renew_shared_run(connection: Connection, batch_id: str, claim: Claim
     mine = (_R.run_id == batch_id, _R.claim_workflow == claim.workflow_id, _R.finished_us.is_(None))
     opened = case((_R.created_us > now_us, now_us), else_=_R.created_us)  # this call may have begun before the insert
     if not connection.execute(
-        update(t.run).where(*mine).values(created_us=opened, **claim_columns(claim, now_us))
+        update(t.run).where(*mine).values(created_us=opened, **build_claim_columns(claim, now_us))
     ).rowcount:
         raise ClaimHeld(f"batch {batch_id}: expected to be held by {claim.workflow_id}, found another's or finished")
 
@@ -159,8 +159,8 @@ def lock_or_find_earlier_detach(
     try:
         locked = lock()
     except UnknownObject:
-        if done := find_earlier_detach(connection, batch_id, request):
-            return done
+        if earlier_detach := find_earlier_detach(connection, batch_id, request):
+            return earlier_detach
         raise
     return find_earlier_detach(connection, batch_id, request) or locked
 
@@ -169,9 +169,11 @@ def renew_run(connection: Connection, batch_id: str, claim: Claim, now_us: int) 
     """Renew the claim of a batch, or claim a batch whose claim lapsed. A workflow run never shortens its own claim."""
     free = or_(_R.claim_workflow == claim.workflow_id, ~match_held_runs(now_us))
     unfinished = (_R.run_id == batch_id, _R.finished_us.is_(None), _R.claim_workflow.is_not(None))
-    until, same_run = claim_end_us(claim, now_us), _R.claim_run == claim.run_id
+    until, same_run = compute_claim_end_us(claim, now_us), _R.claim_run == claim.run_id
     longest = case((and_(same_run, _R.claim_until_us > until), _R.claim_until_us), else_=until)
-    renewed = update(t.run).where(*unfinished, free).values(claim_columns(claim, now_us) | {"claim_until_us": longest})
+    renewed = (
+        update(t.run).where(*unfinished, free).values(build_claim_columns(claim, now_us) | {"claim_until_us": longest})
+    )
     if not connection.execute(renewed).rowcount:
         raise _renewal_error(connection, batch_id, claim)
 
@@ -219,9 +221,9 @@ def mark_paused_intents(connection: Connection, intents: Sequence[DeletionIntent
     batch_ids = {
         intent.batch_id for intent in intents if intent.state is DeletionState.PENDING and intent.handed_to is None
     }
-    asked = build_bulk_parameter(connection.dialect.name, "asked", {"batch": TEXT})
-    query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(asked.source.c.batch)))
-    found = connection.execute(query, asked.to_parameters([[batch_id] for batch_id in sorted(batch_ids)]))
+    batch_parameter = build_bulk_parameter(connection.dialect.name, "asked", {"batch": TEXT})
+    query = select(_R.run_id, _R.paused_us, _R.finished_us).where(_R.run_id.in_(select(batch_parameter.source.c.batch)))
+    found = connection.execute(query, batch_parameter.to_parameters([[batch_id] for batch_id in sorted(batch_ids)]))
     paused = {row.run_id for row in found if row.paused_us is not None and row.finished_us is None}
     return [replace(intent, paused=intent.batch_id in paused and intent.handed_to is None) for intent in intents]
 

@@ -204,8 +204,10 @@ def _remove_topic_rows(connection: Connection, topic_id: TopicId, removals: _Rem
     return {table: remove(connection, topic_id) for table, remove in removals.items()}
 
 
-def _is_durable(topic: Row[Any], asked: bool | None) -> bool:
-    return is_durable(EndingOperation.DELETE, topic_setting=topic_from_row(topic).durable_delete, command_setting=asked)
+def _is_durable(topic: Row[Any], command_setting: bool | None) -> bool:
+    return is_durable(
+        EndingOperation.DELETE, topic_setting=topic_from_row(topic).durable_delete, command_setting=command_setting
+    )
 
 
 def _require_deleting(topic: Row[Any]) -> None:

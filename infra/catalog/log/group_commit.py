@@ -129,7 +129,9 @@ def _register_segments(
         ]
         insert_segments(connection, locked.segments, rows)
     registered = [
-        (write, one) for write, one in zip(writes, results, strict=True) if isinstance(one, RegisterSegmentResult)
+        (write, result)
+        for write, result in zip(writes, results, strict=True)
+        if isinstance(result, RegisterSegmentResult)
     ]
     _add_to_buffers(
         connection,

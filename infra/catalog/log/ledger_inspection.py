@@ -46,11 +46,11 @@ class SqlInspection(CatalogAdapter):
         row = read_live_ledger(connection, ledger_id)
         filed = _read_intents(connection, ledger_id, now_us=self._db.now_us(connection))
         live = list(read_live_copies(connection, row)) if row else []
-        topics = {one.intent.topic_id for one in filed} | ({row.topic_id} if row else set())
+        topics = {intent.intent.topic_id for intent in filed} | ({row.topic_id} if row else set())
         # If the ledger's topic is not known any more, the whole audit log is read, because nothing else identifies the
         # rows.
         of_topics = _A.topic_id.in_(sorted({*topics, SEVERAL_TOPICS})) if topics else true()
-        named = _match_rows_about_ledger(ledger_id, of_topics, filed, live=row is not None)
+        is_about_ledger = _match_rows_about_ledger(ledger_id, of_topics, filed, live=row is not None)
         return LedgerHistory(
             ledger_id=ledger_id,
             live=dataclass_from_row(LiveLedger, row, state=LedgerState(row.state), listed=row.place is not None)
@@ -59,7 +59,9 @@ class SqlInspection(CatalogAdapter):
             references=list(_read_references(connection, row)) if row else [],
             copies=[*live, *_find_detached_copies(filed, live)],
             intents=filed,
-            decisions=list(islice(_iterate_rows_about_ledger(connection, ledger_id, filed, named), decisions)),
+            decisions=list(
+                islice(_iterate_rows_about_ledger(connection, ledger_id, filed, is_about_ledger), decisions)
+            ),
             tombstone=find_tombstone(connection, ledger_id),
         )
 
@@ -74,8 +76,8 @@ class SqlInspection(CatalogAdapter):
             _read_intents(connection, ledger_id, now_us=0),
             read_live_ledger(connection, ledger_id) is not None,
         )
-        named = and_(of_topic, _match_rows_about_ledger(ledger_id, of_topic, filed, live=live))
-        return list(islice(_iterate_rows_about_ledger(connection, ledger_id, filed, named), limit))
+        is_about_ledger = and_(of_topic, _match_rows_about_ledger(ledger_id, of_topic, filed, live=live))
+        return list(islice(_iterate_rows_about_ledger(connection, ledger_id, filed, is_about_ledger), limit))
 
 
 def _read_intents(connection: Connection, ledger_id: LedgerId, *, now_us: int) -> list[InspectedIntent]:

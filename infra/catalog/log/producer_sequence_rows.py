@@ -61,18 +61,18 @@ def _sequences_from_rows(connection: Connection, rows: Collection[Any]) -> dict[
     return {
         (topic_id, producer): ProducerSequence(last, last)
         if tc_id is None
-        else _sequence_in_transaction(last, kept, TransactionId(tc_id, sequence), states)
-        for topic_id, producer, last, kept, tc_id, sequence in rows
+        else _sequence_in_transaction(last, kept_id, TransactionId(tc_id, sequence), states)
+        for topic_id, producer, last, kept_id, tc_id, sequence in rows
     }
 
 
 def _sequence_in_transaction(
-    last: int, kept: int, txn: TransactionId, states: Mapping[TransactionId, TransactionState]
+    last: int, kept_id: int, txn: TransactionId, states: Mapping[TransactionId, TransactionState]
 ) -> ProducerSequence:
     state = states.get(txn)
     if state is TransactionState.OPEN:
-        return ProducerSequence(kept, last, txn)
-    return ProducerSequence.without_transaction(last if state is None or state.is_commit else kept)
+        return ProducerSequence(kept_id, last, txn)
+    return ProducerSequence.without_transaction(last if state is None or state.is_commit else kept_id)
 
 
 def store_producer_sequences(connection: Connection, sequences: Mapping[ProducerKey, ProducerSequence]) -> None:
@@ -106,9 +106,9 @@ def store_outcomes_in_sequences(connection: Connection, state_by_txn: Mapping[Tr
         return
     row_txn = tuple_(_P.txn_tc, _P.txn_seq)
     aborted = [(txn.tc_id, txn.sequence) for txn, state in state_by_txn.items() if not state.is_commit]
-    kept = case((row_txn.in_(aborted), _P.kept_id), else_=_P.sequence_id) if aborted else _P.sequence_id
+    kept_id = case((row_txn.in_(aborted), _P.kept_id), else_=_P.sequence_id) if aborted else _P.sequence_id
     change = update(t.producer_sequence).where(row_txn.in_([(txn.tc_id, txn.sequence) for txn in state_by_txn]))
-    connection.execute(change.values(sequence_id=kept, kept_id=None, txn_tc=None, txn_seq=None))
+    connection.execute(change.values(sequence_id=kept_id, kept_id=None, txn_tc=None, txn_seq=None))
 
 
 def remove_producers(connection: Connection, topic_id: TopicId) -> int:

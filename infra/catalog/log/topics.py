@@ -26,10 +26,10 @@ class SqlTopics(CatalogAdapter):
         return insert_topic(connection, name, policy, durable_delete=durable_delete, now_us=self._db.now_us(connection))
 
     def get(self, name: str) -> Topic:
-        found = self._db.read(lambda connection: connection.execute(TOPIC_QUERY.where(t.topic.c.name == name)).first())
-        if found is None:
+        row = self._db.read(lambda connection: connection.execute(TOPIC_QUERY.where(t.topic.c.name == name)).first())
+        if row is None:
             raise UnknownObject("topic", expected="an existing topic", found=name)
-        return topic_from_row(found)
+        return topic_from_row(row)
 
     def get_by_id(self, topic_id: TopicId) -> Topic:
         return self._db.read(lambda connection: read_topic(connection, topic_id))

@@ -143,8 +143,8 @@ def _entries_after(mark_ledger: Any, mark_entry: Any) -> Any:  # noqa: ANN401 - 
 def _filter_listed(connection: Connection, ledger_ids: Collection[LedgerId]) -> set[int]:
     if not ledger_ids:
         return set()
-    named = is_one_of(connection, _L.ledger_id, ledger_ids)
-    return set(connection.execute(select(_L.ledger_id).select_from(_LISTED).where(_IS_DATA, named)).scalars())
+    is_requested = is_one_of(connection, _L.ledger_id, ledger_ids)
+    return set(connection.execute(select(_L.ledger_id).select_from(_LISTED).where(_IS_DATA, is_requested)).scalars())
 
 
 def _subtract_acknowledged(visible_entries: int, state: CursorState, listed: set[int]) -> int:

@@ -125,8 +125,10 @@ def lock_fence_of_lease(connection: Connection, lease: Lease | None) -> None:
 def _require_same_fence(row: Row[Any] | None, lease: Lease) -> None:
     """Compare worker and counter for equality, because a catalog restored from a backup repeats counters."""
     if row is None or (row.counter, row.worker_id) != (lease.fence, lease.worker_id):
-        found = "that no worker ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"
-        raise NotOwner(lease.bundle, expected=f"fence {lease.fence} of worker {lease.worker_id}", found=found)
+        found_fence = (
+            "that no worker ever acquired it" if row is None else f"fence {row.counter} of worker {row.worker_id}"
+        )
+        raise NotOwner(lease.bundle, expected=f"fence {lease.fence} of worker {lease.worker_id}", found=found_fence)
 
 
 def _read_bundle_count(connection: Connection) -> int:

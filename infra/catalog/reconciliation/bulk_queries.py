@@ -104,8 +104,8 @@ def select_referenced_ledgers(first: int, end: int) -> Select[Any]:
         )
         for name, key in REFERRING_COLUMN_BY_COMPONENT.items()
     )
-    named = union(*each).subquery()
-    return select(named.c.ledger_id, named.c.component)
+    references = union(*each).subquery()
+    return select(references.c.ledger_id, references.c.component)
 
 
 def select_ledger_lists() -> Select[Any]:
@@ -167,11 +167,11 @@ def select_unreferenced_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
     snapshot or a schema may be published in between.
     """
     component = func.coalesce(t.ledger_list.c.component, "")
-    named = [
+    references = [
         (component == name, exists().where(key == _L.ledger_id)) for name, key in REFERRING_COLUMN_BY_COMPONENT.items()
     ]
     source = t.ledger.outerjoin(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
-    unnamed = ~case(*named, else_=_L.place.is_not(None))
+    unnamed = ~case(*references, else_=_L.place.is_not(None))
     attached = _L.state != LedgerState.CREATING.value
     return select(_L.ledger_id).select_from(source).where(_is_among(_L.ledger_id, ledger_ids), attached, unnamed)
 

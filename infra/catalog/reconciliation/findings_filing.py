@@ -47,8 +47,8 @@ def _fingerprint_findings(findings: FindingsToFile) -> str:
         (orphan.number, orphan.copy.value, orphan.statement.ledger_id, _upload_uuid(orphan))
         for orphan in findings.orphans
     )
-    asked = [orphans, sorted(findings.unreferenced.items()), sorted(findings.stalled.items())]
-    return hashlib.sha256(f"findings/{json.dumps(asked)}".encode()).hexdigest()
+    request_parts = [orphans, sorted(findings.unreferenced.items()), sorted(findings.stalled.items())]
+    return hashlib.sha256(f"findings/{json.dumps(request_parts)}".encode()).hexdigest()
 
 
 def file_findings(connection: Connection, page: PageOfFindings, now_us: int) -> FilingResult:
@@ -74,8 +74,8 @@ def preview_filing(connection: Connection, findings: FindingsToFile, now_us: int
     return dict(_decide_what_to_file(connection, findings, now_us, lock=False).reasons)
 
 
-def _parse_stored_reasons(kept: Mapping[str, str]) -> dict[int, str]:
-    return {int(number): reason for number, reason in kept.items()}
+def _parse_stored_reasons(reason_by_kept_finding: Mapping[str, str]) -> dict[int, str]:
+    return {int(number): reason for number, reason in reason_by_kept_finding.items()}
 
 
 def _file_under_locks(connection: Connection, page: PageOfFindings, request: str, now_us: int) -> FilingResult:
@@ -83,16 +83,16 @@ def _file_under_locks(connection: Connection, page: PageOfFindings, request: str
         connection, {orphan.statement.ledger_id for orphan in page.orphans} | set(page.unreferenced.values())
     )
     decision = _decide_what_to_file(connection, page, now_us, lock=True)
-    kept = dict(decision.reasons)
-    orphans = _file_orphans(connection, page, decision, kept, now_us)
-    ledgers = {ledger_id for number, ledger_id in page.unreferenced.items() if number not in kept}
+    reason_by_kept_finding = dict(decision.reasons)
+    orphans = _file_orphans(connection, page, decision, reason_by_kept_finding, now_us)
+    ledgers = {ledger_id for number, ledger_id in page.unreferenced.items() if number not in reason_by_kept_finding}
     copies = 0
     if ledgers:
         to_delete = is_one_of(connection, _L.ledger_id, ledgers)
         copies = replace_ledgers_by_intents(
             connection, to_delete, batch_id=page.batch_id, now_us=now_us, cause=page.cause
         )
-    stalled_rows = {row_id for number, row_id in page.stalled.items() if number not in kept}
+    stalled_rows = {row_id for number, row_id in page.stalled.items() if number not in reason_by_kept_finding}
     resumed = (
         move_intents_to_batch(connection, is_one_of(connection, _P.row_id, stalled_rows), batch_id=page.batch_id)
         if stalled_rows
@@ -104,8 +104,8 @@ def _file_under_locks(connection: Connection, page: PageOfFindings, request: str
         intents=orphans + copies + resumed,
         filed_counts=count_filed_intents(connection, page.batch_id, now_us),
     )
-    done = EMPTY_SUMMARY | {"ledgers": detached.ledgers, "intents": detached.intents}
-    set_run_summary(connection, page.batch_id, done | {"kept": kept, "request": request})
+    filed_summary = EMPTY_SUMMARY | {"ledgers": detached.ledgers, "intents": detached.intents}
+    set_run_summary(connection, page.batch_id, filed_summary | {"kept": reason_by_kept_finding, "request": request})
     insert_audit_row(
         connection,
         "file-findings",
@@ -114,10 +114,15 @@ def _file_under_locks(connection: Connection, page: PageOfFindings, request: str
         topic_id=SEVERAL_TOPICS,
         topic=None,
         run_id=page.batch_id,
-        detail={"orphans": orphans, "unreferenced": len(ledgers), "stalled": resumed, "kept": len(kept)},
+        detail={
+            "orphans": orphans,
+            "unreferenced": len(ledgers),
+            "stalled": resumed,
+            "kept": len(reason_by_kept_finding),
+        },
         span=AuditedLedgers.from_query(connection, _P.ledger_id, _P.batch_id == page.batch_id),
     )
-    return FilingResult(detached=detached, kept=kept)
+    return FilingResult(detached=detached, kept=reason_by_kept_finding)
 
 
 def _lock_topics_and_lists(connection: Connection, ledger_ids: Iterable[int]) -> None:
@@ -184,7 +189,11 @@ def _decide_orphans_to_file(connection: Connection, orphans: Sequence[OrphanCopy
 
 
 def _file_orphans(
-    connection: Connection, page: PageOfFindings, decision: _FilingDecision, kept: dict[int, str], now_us: int
+    connection: Connection,
+    page: PageOfFindings,
+    decision: _FilingDecision,
+    reason_by_kept_finding: dict[int, str],
+    now_us: int,
 ) -> int:
     """File each orphan with the next generation of its ledger.
 
@@ -192,14 +201,16 @@ def _file_orphans(
     """
     generations, rows = dict(decision.generations), dict[int, dict[str, Any]]()
     for orphan in page.orphans:
-        if orphan.number not in kept:
+        if orphan.number not in reason_by_kept_finding:
             ledger_id = int(orphan.statement.ledger_id)
             generations[ledger_id] = generations.get(ledger_id, 0) + 1
             rows[orphan.number] = _build_intent_row(orphan, page, generations[ledger_id], now_us)
     filed = insert_intents(connection, list(rows.values()))
     for number, row in rows.items():
         if (row["ledger_id"], row["copy"], row["generation"]) not in filed:
-            kept[number] = f"ledger {row['ledger_id']}: an intent for it was filed by another at the same time"
+            reason_by_kept_finding[number] = (
+                f"ledger {row['ledger_id']}: an intent for it was filed by another at the same time"
+            )
     for ledger_id in decision.with_row & {row["ledger_id"] for row in rows.values()}:
         set_generation(connection, LedgerId(ledger_id), generations[ledger_id])
     return len(filed)

@@ -117,8 +117,8 @@ class SqlReconciliation(CatalogAdapter):
         # Lock order of an append: topics, then ledgers.
         _lock_topics_and_ledgers(connection, {ledger_id for ledger_id, _ in segments.values()})
         ledgers = _read_ledgers_by_id(connection, {ledger_id for ledger_id, _ in segments.values()})
-        kept = _find_reasons_to_keep_segments(connection, segments, ledgers, {})
-        passed = sorted(segment for number, segment in segments.items() if number not in kept)
+        reason_by_kept_segment = _find_reasons_to_keep_segments(connection, segments, ledgers, {})
+        passed = sorted(segment for number, segment in segments.items() if number not in reason_by_kept_segment)
         if passed:
             highest: dict[int, int] = {
                 ledger_id: number
@@ -135,9 +135,9 @@ class SqlReconciliation(CatalogAdapter):
             enqueue_records(connection, changed, at_us=now_us)
             about: dict[str, Any] = {**_read_common_topic(connection, ids), "span": AuditedLedgers.from_ids(ids)}
             keys = [segment_key(ledger_id, number) for ledger_id, number in passed[:_MAX_AUDITED_KEYS]]
-            detail = {"segments": len(passed), "kept": len(kept), "keys": keys}
+            detail = {"segments": len(passed), "kept": len(reason_by_kept_segment), "keys": keys}
             insert_audit_row(connection, "pass-over-segments", cause, at_us=now_us, detail=detail, **about)
-        return kept
+        return reason_by_kept_segment
 
     @in_read_transaction
     def preview_pass_over(
@@ -185,9 +185,11 @@ def _filed_copy_from_row(row: Row[Any]) -> FiledCopy:
 def _read_common_topic(connection: Connection, ids: Sequence[int]) -> dict[str, Any]:
     """Return id and name of the topic of the ledgers. Ledgers of several topics have no name."""
     of_ledgers = t.ledger.join(t.ledger_list, t.ledger_list.c.list_id == _L.list_id)
-    named = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
+    ledgers_with_topics = of_ledgers.join(t.topic, t.topic.c.topic_id == t.ledger_list.c.topic_id)
     query = (
-        select(t.topic.c.topic_id, t.topic.c.name).select_from(named).where(is_one_of(connection, _L.ledger_id, ids))
+        select(t.topic.c.topic_id, t.topic.c.name)
+        .select_from(ledgers_with_topics)
+        .where(is_one_of(connection, _L.ledger_id, ids))
     )
     topics = connection.execute(query.distinct().limit(2)).all()
     topic = topics[0] if len(topics) == 1 else None

@@ -208,5 +208,7 @@ def _select_tables_naming_ledgers(ledger_ids: Collection[int]) -> Select[Any]:
         )
         for key in keys
     )
-    named = union(*each).subquery()
-    return select(named.c.ledger_id, named.c.named_by).order_by(named.c.ledger_id, named.c.named_by)
+    naming_rows = union(*each).subquery()
+    return select(naming_rows.c.ledger_id, naming_rows.c.named_by).order_by(
+        naming_rows.c.ledger_id, naming_rows.c.named_by
+    )

@@ -139,17 +139,17 @@ def _describe_unrecordable_row(
 ) -> UnrecordableRecord:
     """Return the refusal of a row. It names the first field that cannot be converted, if there is one."""
     values = dict(zip(names, row, strict=True))
-    name, expected, found = "", "values that Arrow can hold", ascii(str(error))
+    name, expected, found_value = "", "values that Arrow can hold", ascii(str(error))
     for field in block_schema(kind):
         try:
             if field.name in values and not pa.types.is_binary(field.type):
                 pa.array([values[field.name]], field.type)
         except _CONVERSION_ERRORS:
-            name, expected, found = field.name, _EXPECTED_BY_TYPE[str(field.type)], ascii(values[field.name])
+            name, expected, found_value = field.name, _EXPECTED_BY_TYPE[str(field.type)], ascii(values[field.name])
             break
     sub = row.sub.encode("ascii", "backslashreplace").decode()
     return UnrecordableRecord(
-        kind=kind, id=row.id, sub=sub, field=name, expected=expected, found=found[:_MAX_VALUE_CHARACTERS]
+        kind=kind, id=row.id, sub=sub, field=name, expected=expected, found=found_value[:_MAX_VALUE_CHARACTERS]
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, literal, or_, select, text, update
 
 from infra.catalog import tables as t
-from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, claim_columns
+from infra.catalog.deletion.run_rows import NO_CLAIM_COLUMNS, build_claim_columns
 from infra.catalog.identity.catalog_row import lost_row_error, read_catalog_row
 from logstore.errors import CatalogAdopting
 from logstore.ports.catalog import Claim, KnownManifest, RecordLogState
@@ -129,7 +129,9 @@ def claim_record_log(connection: Connection, claim: Claim, *, now_us: int) -> bo
     """Take or renew the claim unless another workflow has a live claim. Return whether it was taken."""
     read_log_row(connection)
     free = or_(_L.claim_workflow == claim.workflow_id, func.coalesce(_L.claim_until_us, 0) <= now_us)
-    return bool(connection.execute(update(t.record_log).where(free).values(**claim_columns(claim, now_us))).rowcount)
+    return bool(
+        connection.execute(update(t.record_log).where(free).values(**build_claim_columns(claim, now_us))).rowcount
+    )
 
 
 def release_record_log_claim(connection: Connection, workflow_id: str) -> None:

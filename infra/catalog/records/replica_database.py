@@ -125,7 +125,7 @@ class _ReplicaStep:
             self._apply_records_of_kind(kind, versions)
         replica_rows.delete_rows_of_topics(connection, self._deleted_topic_ids)
         ledger_ids = sorted(self._changed_ledger_ids)
-        replica_rows.update_ledger_totals(connection, ledger_ids)
+        replica_rows.recompute_ledger_totals(connection, ledger_ids)
         replica_rows.unlist_ledgers(
             connection, read_id_column(lists).tolist(), unpack_listed_ledger_ids(lists), ledger_ids
         )

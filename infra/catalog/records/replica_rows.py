@@ -161,7 +161,7 @@ def read_ledger_columns_for_tombstones(connection: Connection, ids: Iterable[int
     )
 
 
-def update_ledger_totals(connection: Connection, ids: Iterable[int]) -> None:
+def recompute_ledger_totals(connection: Connection, ids: Iterable[int]) -> None:
     s, ledger = t.segment.c, t.ledger.c
 
     def from_segments(aggregate: Any) -> Any:  # noqa: ANN401 - a column

@@ -231,8 +231,8 @@ def _register_segments(
     insert_segments(connection, segment_rows, [(ledger_id, *totals) for ledger_id, totals in totals_by_ledger.items()])
     advances = [advance for segment in segments for advance in segment.upload.producers]
     producers = {advance.producer for advance in advances}
-    known = read_producer_sequences(connection, topic.topic_id, producers)
-    sequence_by_producer = {producer: known.get(producer, ProducerSequence()) for producer in producers}
+    known_sequences = read_producer_sequences(connection, topic.topic_id, producers)
+    sequence_by_producer = {producer: known_sequences.get(producer, ProducerSequence()) for producer in producers}
     for advance in advances:
         sequence = sequence_by_producer[advance.producer]
         sequence_by_producer[advance.producer] = sequence.advance(max(sequence.last, advance.last), advance.txn)

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, t
 
 from infra.catalog import tables as t
 from infra.catalog.audit_log import insert_audit_row
-from infra.catalog.deletion.run_rows import claim_columns
+from infra.catalog.deletion.run_rows import build_claim_columns
 from infra.catalog.engine.database import CatalogAdapter, in_read_transaction, in_write_transaction
 from infra.catalog.log.producer_sequence_rows import store_outcomes_in_sequences
 from infra.catalog.log.topic_rows import share_lock_topics
@@ -122,7 +122,7 @@ class SqlTransactions(CatalogAdapter):
         query = select(t.transaction).where(*can_claim).order_by(_T.tc_id, _T.sequence).limit(limit)
         claimed = connection.execute(query.with_for_update(skip_locked=True)).all()
         txns = [TransactionId(row.tc_id, row.sequence) for row in claimed]
-        rows.set_transaction_claims(connection, txns, claim_columns(claim, now))
+        rows.set_transaction_claims(connection, txns, build_claim_columns(claim, now))
         return rows.transactions_from_rows(connection, claimed)
 
     @in_write_transaction("catalog.claim_transaction")
@@ -134,7 +134,7 @@ class SqlTransactions(CatalogAdapter):
             return transaction
         now = self._db.now_us(connection)
         if not rows.claim_transaction(
-            connection, txn, claim_columns(claim, now), workflow_id=claim.workflow_id, now_us=now
+            connection, txn, build_claim_columns(claim, now), workflow_id=claim.workflow_id, now_us=now
         ):
             raise ClaimHeld(f"txn {txn}: expected no workflow at work on it, found {transaction.claim_workflow}")
         return transaction
@@ -154,7 +154,7 @@ class SqlTransactions(CatalogAdapter):
         to: Mapping[TransactionId, Claim],
     ) -> None:
         now = self._db.now_us(connection)
-        _record_failures(connection, failures, {txn: claim_columns(claim, now) for txn, claim in to.items()})
+        _record_failures(connection, failures, {txn: build_claim_columns(claim, now) for txn, claim in to.items()})
 
     def list_handed_over(self, *, limit: int) -> list[TransactionId]:
         is_handed_over = (_UNFINISHED, _T.state.in_(BROADCASTING_STATES), _T.claim_run == "")

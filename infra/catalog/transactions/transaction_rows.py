@@ -145,7 +145,7 @@ def finish_settled_transactions(
     connection: Connection, txns: Collection[TransactionId], *, now_us: int
 ) -> list[FinishedTransaction]:
     """Finish the decided transactions without an owed participant. Return all of `txns` that are final now."""
-    statements, pairs = _compile_finishing(connection.dialect.name), transaction_id_rows(txns)
+    statements, pairs = _compile_finishing_statements(connection.dialect.name), transaction_id_rows(txns)
     locked = statements.lock.execute(connection, pairs).all()
     already_finished = [
         FinishedTransaction(txn=TransactionId(row.tc_id, row.sequence)) for row in locked if row.finished_us is not None
@@ -165,7 +165,7 @@ class _FinishingStatements(NamedTuple):
 
 
 @cache
-def _compile_finishing(dialect: str) -> _FinishingStatements:
+def _compile_finishing_statements(dialect: str) -> _FinishingStatements:
     ids, is_requested = build_transaction_id_parameter(dialect, _T)
     lock = select(_T.tc_id, _T.sequence, _T.finished_us).join(ids.source, is_requested)
     lock = lock.order_by(_T.tc_id, _T.sequence)

@@ -27,7 +27,7 @@ def worker(ensemble: EnsembleOptions) -> Iterator[tuple[ZooKeeperSession, Worker
     """One that is enlisted and owns two bundles."""
     session = ZooKeeperSession(ensemble, lambda _: None)
     nodes = WorkerDirectory(session, "a", _N)
-    nodes.register(WorkerLoad(load=0.5, bundles=2))
+    nodes.register_worker(WorkerLoad(load=0.5, bundles=2))
     nodes.create_owner_nodes([BundleId(1), BundleId(6)])
     yield session, nodes
     session.close()

@@ -105,9 +105,9 @@ def test_give_up_frees_the_bundle_at_once(join: Join) -> None:
 def test_worker_id_is_had_by_one_session(join: Join) -> None:
     """A second process under the same id is told so; the first one repeating is not."""
     (_, one), (_, two) = join("a"), join("a")
-    assert one.register(_IDLE)
-    assert one.register(_IDLE)
-    assert not two.register(_IDLE)
+    assert one.register_worker(_IDLE)
+    assert one.register_worker(_IDLE)
+    assert not two.register_worker(_IDLE)
     with pytest.raises(PreconditionFailed, match="worker id a"):
         two.publish_load(_IDLE)
 
@@ -119,8 +119,8 @@ def _loads(nodes: WorkerDirectory) -> dict[str, WorkerLoad]:
 def test_workers_are_those_with_a_live_session_and_their_last_word(join: Join) -> None:
     """Lookups never name a member without a live session (apache/pulsar#7679)."""
     (first, one), (_, two) = join("a"), join("b")
-    one.register(_IDLE)
-    two.register(_IDLE)
+    one.register_worker(_IDLE)
+    two.register_worker(_IDLE)
     two.publish_load(WorkerLoad(load=2.5, bundles=3))
     assert _loads(two) == {"a": _IDLE, "b": WorkerLoad(load=2.5, bundles=3)}
     first.close()
@@ -160,10 +160,10 @@ def test_watch_is_called_when_workers_or_owners_change(join: Join) -> None:
     """Once for each time it is asked."""
     (_, one), (_, two) = join("a"), join("b")
     called = threading.Event()
-    one.watch(lambda _: called.set())
-    two.register(_IDLE)
+    one.watch_workers_and_owners(lambda _: called.set())
+    two.register_worker(_IDLE)
     assert called.wait(10)
     called.clear()
-    one.watch(lambda _: called.set())
+    one.watch_workers_and_owners(lambda _: called.set())
     two.create_owner_nodes(_bundles(1))
     assert called.wait(10)

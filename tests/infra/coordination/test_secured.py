@@ -57,7 +57,7 @@ def _take_part(ensemble: EnsembleOptions) -> ZooKeeperSession:
     session = _session(ensemble)
     nodes = WorkerDirectory(session, "w1", 4)
     claim_path_for_catalog(session, "c1")
-    assert nodes.register(WorkerLoad())
+    assert nodes.register_worker(WorkerLoad())
     assert nodes.create_owner_nodes([BundleId(0)])
     return session
 

@@ -139,7 +139,7 @@ def test_no_single_delete_and_no_abort_takes_an_answer_that_is_not_the_stores_ow
             with pytest.raises(StoreUnavailable):
                 store_at(peer).delete(["a"])
             with pytest.raises(StoreUnavailable):
-                store_at(peer)._multipart.abort("key", "u-1")
+                store_at(peer)._multipart.abort_upload("key", "u-1")
 
 
 def test_an_answer_of_the_store_after_foreign_ones_counts() -> None:

@@ -130,12 +130,12 @@ def test_service_left_out_needs_no_port(taken: int) -> None:
 def test_record_of_ports_read_back_is_the_same(tmp_path: Path) -> None:
     """Ports survive the process that chose them; fields of a newer build are passed over."""
     home = StackHome.at(tmp_path)
-    home.prepare()
+    home.create_directories()
     assert read_last_ports(home) is None
     ports = _choose()
     write_ports(home, ports)
     assert read_last_ports(home) == ports
-    home.write(home.ports_file, '{"zookeeper": 7, "teleporter": 9}')
+    home.write_file(home.ports_file, '{"zookeeper": 7, "teleporter": 9}')
     assert read_last_ports(home) == ChosenPorts(zookeeper=7)
 
 

@@ -23,7 +23,7 @@ _SLEEP = ("sleep", "60")
 def process(tmp_path: Path) -> Iterator[ServiceProcess]:
     """A process that is not started yet, killed in the end."""
     home = StackHome.at(tmp_path / "home")
-    home.prepare()
+    home.create_directories()
     service = ServiceProcess("example", home)
     yield service
     service.kill()

@@ -60,7 +60,7 @@ def join(catalog: SqlCatalog, ensemble: EnsembleOptions) -> Iterator[Join]:
         opened.append(session)
         nodes = WorkerDirectory(session, worker_id, _N)
         if enlists:
-            nodes.register(WorkerLoad(load=load, bundles=len(bundles)))
+            nodes.register_worker(WorkerLoad(load=load, bundles=len(bundles)))
         catalog.fences.raise_fences(nodes.create_owner_nodes(BundleId(one) for one in bundles), worker_id)
         return session
 

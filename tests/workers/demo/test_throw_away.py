@@ -146,7 +146,7 @@ def test_the_next_demo_removes_the_folder_of_a_dead_one(abandoned: Path) -> None
 def test_the_next_demo_leaves_the_folders_of_others(home: Path, temporary: Path) -> None:
     """Those of a demo that lives, and those without a demo's mark."""
     unmarked = temporary / "sexton-demo-of-a-person"
-    StackHome.at(unmarked).prepare()
+    StackHome.at(unmarked).create_directories()
     remove_abandoned_homes(print)
     assert home.exists()
     assert unmarked.exists()

@@ -58,7 +58,7 @@ def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_pat
 def test_status_of_a_home_asks_what_the_settings_name_and_not_the_servers_of_the_home(tmp_path: Path) -> None:
     """Commands and workers dial what the settings say: that the home's own servers are well says nothing of it."""
     home = StackHome.at(tmp_path / "home")
-    home.prepare()
+    home.create_directories()
     write_ports(home, ChosenPorts(temporal=1, s3=1, zookeeper=1))
     home.ensure_credentials()
     there = {"temporal_address": "127.0.0.1:2", "s3_endpoint": "http://127.0.0.1:2", "zookeeper": "127.0.0.1:2/nope"}
