@@ -45,7 +45,7 @@ def create_s3_client(
         connect_timeout=connect_timeout_s,
         read_timeout=read_timeout_s,
         max_pool_connections=pool_size,
-        retries={"total_max_attempts": 1, "mode": "standard"},  # `Retries` repeats requests instead
+        retries={"total_max_attempts": 1, "mode": "standard"},  # `RequestRetries` repeats requests instead
         s3={"addressing_style": "path" if endpoint else "auto"},
         request_checksum_calculation="when_required",  # many compatible stores do not know the newer checksums
         tcp_keepalive=True,

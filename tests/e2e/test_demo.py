@@ -41,15 +41,15 @@ def lie(objects, copies, keys, on_progress):
     return DeleteReport(deleted=frozenset(key for copy in copies for key in keys(copy)))
 
 
-def lose(sources, *, from_ms, passed, whole=bucket_merger.merge):
-    for window in whole(sources, from_ms=from_ms, passed=passed):
-        passed(window.slice(len(window) - 1, len(window)))
+def lose(sources, *, from_ms, on_skipped, whole=bucket_merger.merge_sorted):
+    for window in whole(sources, from_ms=from_ms, on_skipped=on_skipped):
+        on_skipped(window.slice(len(window) - 1, len(window)))
         yield window.slice(0, len(window) - 1)
 
 
-primary_copies.delete = lie
-bucket_merger.merge = lose
-fences.hold_lease = lambda connection, lease: None
+primary_copies.delete_keys_of_copies = lie
+bucket_merger.merge_sorted = lose
+fences.lock_fence_of_lease = lambda connection, lease: None
 '''
 
 
