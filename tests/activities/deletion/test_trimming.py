@@ -31,10 +31,10 @@ class Idle(RetentionPreparation):
         self.asked: list[TopicId] = []
         self.nothing: set[int] = set()  # to prepare in these
 
-    def due(self, topics: Sequence[Topic]) -> list[Topic]:
+    def select_due_topics(self, topics: Sequence[Topic]) -> list[Topic]:
         return [topic for topic in topics if topic.topic_id not in self.nothing]
 
-    def prepare(self, topic: Topic) -> bool:
+    def roll_and_settle(self, topic: Topic) -> bool:
         self.asked.append(topic.topic_id)
         if self.errors:
             raise self.errors.pop(0)

@@ -209,14 +209,14 @@ def test_rows_that_go_between_the_reads_of_two_lanes_hide_no_object(
             return pa.Table.from_pylist(rows)
 
     class Reader:
-        pace = ReadRateLimiter(1)
+        rate_limiter = ReadRateLimiter(1)
 
         def __init__(self, *_: object) -> None: ...
 
         def check_segment(self, row: dict[str, int]) -> None:
             read.append(("segment", row["ledger_id"], row["number"]))
 
-        def find_target(self, _: dict[str, int]) -> tuple[str]:
+        def find_tiered_store(self, _: dict[str, int]) -> tuple[str]:
             return ("bucket",)
 
         def check_copy(self, row: dict[str, int], _: str) -> None:
@@ -250,7 +250,7 @@ def test_findings_of_a_task_that_ran_twice_are_those_of_its_last_run(
     damaged = {3, 5}
 
     class Reader:
-        pace = ReadRateLimiter(1)
+        rate_limiter = ReadRateLimiter(1)
 
         def __init__(self, *_: object) -> None: ...
 
