@@ -1,4 +1,4 @@
-"""Bulk jobs of activities. A bulk job ends when its workflow is cancelled, and marks its output as this catalog's."""
+"""Execution of bulk jobs by activities, and the marks of their output with the catalog's id."""
 
 from collections.abc import Callable
 from contextvars import copy_context
@@ -34,20 +34,13 @@ class OwnedBulkOutput:
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def require_not_of_other_catalog(self, run_id: str) -> None:
-        """Require that no other catalog has output of a run with this id.
-
-        Raises:
-            PreconditionFailed: Another catalog has output of this run id.
-        """
+        """Raise `PreconditionFailed` if another catalog has output of a run with this id."""
         self._require_own_or_unmarked(run_id, self.read_owner(run_id))
 
     def mark_as_own(self, run_id: str) -> None:
-        """Mark the output of the run as this catalog's.
+        """Mark the output of the run as this catalog's. `PreconditionFailed` means that another catalog has marked it.
 
         The run's row must exist, because a marked folder without a run is forgotten.
-
-        Raises:
-            PreconditionFailed: Another catalog has marked the output.
         """
         with effect("reconciliation.mark_output"):
             owner = create_or_read_text(catalog_id_file(self._bulk.folder(run_id)), self._identities.catalog_id())
@@ -61,11 +54,7 @@ class OwnedBulkOutput:
             )
 
     def published_summary(self, run_id: str, name: str) -> BulkSummary:
-        """Return the summary that a job of the run has published.
-
-        Raises:
-            PreconditionFailed: This worker does not see a published output.
-        """
+        """Return the published summary of a job of the run. Raise `PreconditionFailed` if this worker sees none."""
         summary = self._bulk.published_summary(run_id, name)
         if summary is None:
             raise PreconditionFailed(f"run {run_id}: expected {name} to be published; every worker must see its output")
@@ -86,12 +75,8 @@ def run_bulk_job(
 ) -> BulkSummary:
     """Run a job until its output is published. Heartbeats carry the progress, and a cancellation ends the job.
 
-    Args:
-        bulk: Runner of bulk jobs.
-        name: Name of the job.
-        create_job: Called while heartbeats are sent.
-        master: Spark cluster. Empty: the cluster of the settings.
-        renew_claims: Called every 15 s.
+    `create_job` is called while heartbeats are sent. Heartbeats call `renew_claims` every 15 s. An empty `master`
+    selects the Spark cluster of the settings.
     """
     progress = BulkProgress(stage=name, done=0, tasks=0)
     context = copy_context()  # of the activity, for the thread that reports progress

@@ -36,11 +36,7 @@ def define_activity(*, name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def raise_if_cancelled() -> None:
-    """Raise if the activity was cancelled by its workflow, by a worker that ends, or by the server after a timeout.
-
-    Raises:
-        CancelledError: The activity was cancelled.
-    """
+    """Raise `CancelledError` if the activity was cancelled by its workflow, its ending worker, or the server."""
     if activity.in_activity() and activity.is_cancelled():
         raise CancelledError("Cancelled")
 
@@ -59,7 +55,6 @@ class _HeartbeatThread:
         self._thread: threading.Thread | None = None
 
     def start(self) -> bool:
-        """Start the thread. Return whether it runs. After a failed start, the beater is soon due again."""
         thread = threading.Thread(target=self._context.run, args=(self._beat_until_end,), name=self._name, daemon=True)
         try:
             thread.start()
@@ -143,13 +138,8 @@ def _send_heartbeats_meanwhile(beat: Callable[[], None], *, name: str) -> Iterat
 def send_heartbeats(details: Callable[[], Sequence[object]] = tuple) -> Iterator[None]:
     """Send heartbeats with `details` from a separate thread until the block, or the decorated activity, ends.
 
-    So a worker that is killed in a transaction is noticed before the activity's timeout.
-
     Heartbeats go on after a cancellation until the activity has ended its current unit of work. So no other worker
-    starts the activity before.
-
-    Raises:
-        CancelledError: The activity was cancelled before it began.
+    starts the activity before. `CancelledError` means that the activity was cancelled before it began.
     """
     raise_if_cancelled()
     with _send_heartbeats_meanwhile(lambda: activity.heartbeat(*details()), name="beating"):
@@ -195,9 +185,8 @@ def send_heartbeats_and_renew_many(
 class ClaimRenewingHeartbeats:
     """Heartbeats with counts of the work, and renewals of its claim at most every 15 s.
 
-    A throttled request or a blocked transaction may outlast a heartbeat timeout. A retry would then run beside the
-    first attempt (dust-tt/dust#4272). So a thread sends heartbeats too, even after a cancellation. The next count
-    raises the cancellation.
+    A throttled request may outlast a heartbeat timeout, and a retry would then run beside the first attempt
+    (dust-tt/dust#4272). So a thread sends heartbeats too, even after a cancellation. The next count raises it.
     """
 
     def __init__(self, renew: Callable[[], object], *, just_claimed: bool = False) -> None:
@@ -210,11 +199,7 @@ class ClaimRenewingHeartbeats:
         self._beating = _send_heartbeats_meanwhile(self._send_and_renew, name="heartbeats")
 
     def __enter__(self) -> Self:
-        """Renew the claim unless it was just taken, so that work starts under a live claim.
-
-        Raises:
-            ClaimHeld: Another workflow is at work.
-        """
+        """Renew the claim unless it was just taken. `ClaimHeld` means that another workflow is at work."""
         if not self._renewed_s:
             self._renew()
             self._renewed_s = time.monotonic()
@@ -225,12 +210,7 @@ class ClaimRenewingHeartbeats:
         self._beating.__exit__(None, None, None)
 
     def count_examined(self) -> None:
-        """Count one examined ledger.
-
-        Raises:
-            ClaimHeld: Another workflow took over.
-            CancelledError: The activity was cancelled.
-        """
+        """Count one examined ledger. Raise `ClaimHeld` if another workflow took over, or `CancelledError`."""
         self._examined += 1
         self._beat()
 

@@ -20,8 +20,6 @@ _SAMPLE = 20  # doubts in a result
 
 
 class CopyUploader(Protocol):
-    """Writer and prover of tiered copies."""
-
     def upload(self, ledger_id: LedgerId, uuid: str, *, timeout_s: float, topic: str | None) -> UploadAttemptResult:
         """Upload one ledger under a new uuid."""
 
@@ -31,8 +29,6 @@ class CopyUploader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadCopyInput:
-    """Input of one upload attempt."""
-
     ledger_id: int
     timeout_s: float  # afterwards nothing more is sent
     topic: str = ""  # encoded name that the ledger's topic must have; empty: any
@@ -40,8 +36,6 @@ class UploadCopyInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadCopyResult:
-    """Result of an upload attempt, with the proved content of storage."""
-
     answer: OffloadAnswer  # BEGUN: the copy is stored and proved, and must be published
     uuid: str = ""
     entries: int = 0
@@ -52,8 +46,6 @@ class UploadCopyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishCopyInput:
-    """Input of a publication: the copy of one attempt, with the lengths of its objects."""
-
     ledger_id: int
     uuid: str
     size_bytes: int = 0  # of the data object; 0: not known
@@ -62,8 +54,6 @@ class PublishCopyInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadCandidatesInput:
-    """Selection of a page of a topic's ledgers."""
-
     topic_id: int
     after: int  # ledger id, exclusive
     limit: int
@@ -82,8 +72,6 @@ class OffloadCandidates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovePrimariesInput:
-    """Page of offloaded ledgers whose primary copies are detached."""
-
     topic_id: int
     batch_id: str
     batch_workflow_id: str  # workflow that does phase two; it gets the claim
@@ -96,8 +84,6 @@ class RemovePrimariesInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovePrimariesResult:
-    """Result of detaching one page of primary copies."""
-
     ledgers: int
     intents: int
     catalog_epoch: int

@@ -1,11 +1,8 @@
 """Choice of the worker for the work of one topic, on the side of activities.
 
-The bundle owner does the work under its lease. A worker with a task of the shared queue looks the bundle owner up. If
-it is the owner itself, or if there is no owner, it does the work. Otherwise it returns a redirect, and a second
-activity does the work. If ZooKeeper does not answer, the work is done without a lease. Claims and fences in SQL keep
-such work correct.
-
-Source: Pulsar's topic lookup, by which any broker redirects a client to the owner.
+The bundle owner does the work under its lease. A worker of the shared queue looks the owner up: it works if it is the
+owner or if there is none, and redirects otherwise. If ZooKeeper does not answer, the work is done without a lease.
+Claims and fences in SQL keep such work correct. Source: Pulsar's topic lookup.
 """
 
 from dataclasses import dataclass
@@ -25,7 +22,6 @@ from logstore.validated_names import TopicName
 
 
 def owner_task_queue(worker_id: str) -> str:
-    """Return the task queue of one worker for topics of its bundles."""
     return f"sexton-owner-{worker_id}"
 
 
@@ -99,7 +95,6 @@ def find_lease(request: OwnerRoutedInput, owners: Owners) -> Lease | OwnerRedire
 
 
 def to_completed_work(lease: Lease | None, result: R) -> CompletedWork[R]:
-    """Return the answer for work that was done under the lease, or without a lease."""
     return CompletedWork(owner=lease.worker_id if lease else "", result=result)
 
 
@@ -113,12 +108,9 @@ def is_valid_topic_name(name: str) -> bool:
 
 
 def check_topic_name(topics: Topics, topic_id: int, name: str) -> None:
-    """Require that the topic has the encoded name. A topic's name never changes.
+    """Raise `InvalidInput` if the topic has another name. A topic's name never changes.
 
     Skip the check for an empty or invalid name, and for a topic that does not exist.
-
-    Raises:
-        InvalidInput: The topic has another name.
     """
     if not is_valid_topic_name(name):
         return

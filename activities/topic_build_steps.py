@@ -1,8 +1,4 @@
-"""Steps of jobs that build something for many topics by a bulk job.
-
-A step may run twice, and two attempts may overlap. The bulk job publishes its output once, and a compare-and-set
-switches each topic to the output.
-"""
+"""Steps of jobs that build something for many topics by a bulk job. Steps may run twice, and attempts may overlap."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -27,8 +23,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginBuildInput:
-    """Input of the first step of a build."""
-
     run_id: str
     actor: str = ""
     reason: str = ""
@@ -45,16 +39,12 @@ class BuildInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchTopicsPageInput:
-    """Page of a build's published output."""
-
     run_id: str
     page: int  # number of the part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchCounts:
-    """Counts of the topics of one page."""
-
     switched: int = 0  # topics that use the new build
     superseded: int = 0  # topics that keep something newer
     gone: int = 0  # topics that no longer exist
@@ -62,23 +52,19 @@ class SwitchCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcludeBuildInput:
-    """Build whose pages are all switched."""
-
     run_id: str
     counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSummary:
-    """Counts of a build, final or so far."""
-
     counts: dict[str, int] = field(default_factory=dict)  # topics by result, and `parts` of the output
     left_out: list[str] = field(default_factory=list)  # the first 20 topics that could not be read, with the reason
     done: bool = False
 
 
 class TopicBuildSteps:
-    """Steps of a build. `job` is the name of the bulk job."""
+    """Base class of the activities of a build. `job` is the name of the bulk job."""
 
     def __init__(
         self, *, kind: RunKind, job: str, runs: Reconciliation, identities: Identities, bulk: BulkJobs
@@ -105,11 +91,6 @@ class TopicBuildSteps:
         )
 
     def _published_folder(self, run_id: str) -> Path:
-        """Return the folder of the published output of a run.
-
-        Raises:
-            UnknownObject: The catalog was rebuilt since. The output belongs to an earlier epoch.
-        """
         self._runs.run(run_id)
         return Path(self._output.published_summary(run_id, self._job).folder)
 

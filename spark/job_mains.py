@@ -29,7 +29,6 @@ from spark.transactions.build_buffers import build_buffers
 
 
 def catalog_job_mains(addresses: CatalogAddresses) -> Mapping[str, JobMain]:
-    """Return the main functions of jobs that read the SQL catalog and S3 buckets."""
     mains: dict[str, Callable[[CatalogAddresses, JobContext, Any], BulkSummary]] = {
         ListStorageJob.name: list_storage,
         ReadLedgersAndIntentsJob.name: read_references,
@@ -44,5 +43,4 @@ def catalog_job_mains(addresses: CatalogAddresses) -> Mapping[str, JobMain]:
 
 
 def record_log_job_mains(records: BucketAddress) -> Mapping[str, JobMain]:
-    """Return the main functions of jobs that read the bucket of the record log."""
     return {RebuildRecords.name: partial(rebuild_records, records)}

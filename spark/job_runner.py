@@ -1,7 +1,6 @@
 """Bulk jobs on Spark: one job group per attempt, progress once a second, and cancellation of the whole group.
 
-Each attempt has its own thread, so that a caller can abandon it. A thread that hangs in a system call, in Java or in a
-dead file system reacts neither to an exception nor to a signal.
+Each attempt has its own thread, because a thread that hangs in Java or in a dead file system ends for no signal.
 """
 
 import logging
@@ -38,8 +37,6 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """Context of a job's main function, on the driver."""
-
     spark: "SparkSession"
     folder: Path  # of this attempt, for all output
     shared: SharedFolder  # the same folder, for checks in executors
@@ -51,13 +48,9 @@ class JobContext:
     def run_in_executors(self, description: str, tasks: Sequence[T], function: Callable[[T], R]) -> list[R]:
         """Run `function` on each task in executors, in parallel. Return the results in order.
 
-        Args:
-            description: Name of this step, for progress and for Spark.
-            tasks: Small values that can be pickled.
-            function: May run twice for a task, even at the same time. Its `SextonError` is raised here unchanged.
-
-        Raises:
-            PreconditionFailed: An executor does not see the folder of the attempt.
+        Tasks are small values that can be pickled. `function` may run twice for a task, even at the same time. Its
+        `SextonError` is raised here unchanged. `PreconditionFailed` means that an executor does not see the folder of
+        the attempt.
         """
         if not tasks:
             return []
@@ -113,11 +106,8 @@ class _ErrorReturningTask:
 class SparkBulkJobs:
     """Implementation of `BulkJobs`. It runs one job at a time, because a session for another master ends this session.
 
-    Args:
-        session: Session of this process.
-        publication: Published outputs.
-        mains: Returns the main functions by job name. Called once, when the first job runs.
-        stop_timeout_s: Time that a stopped attempt has to end before it is abandoned.
+    `mains` is called once, when the first job runs. A stopped attempt has `stop_timeout_s` to end before it is
+    abandoned.
     """
 
     def __init__(

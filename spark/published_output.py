@@ -5,12 +5,11 @@
     {root}/{run_id}/outputs/{job}-{hex}   the same folder after the attempt has completed
     {root}/{run_id}/kept                  files that others keep for the run
 
-Overlapping attempts never see each other's files, and no pointer names the folder of an attempt that died. A complete
-folder is moved before a pointer names it. So a task that outlives its attempt can no longer write to the folder. The
-process may die between any two calls, because the link publishes everything at once.
+A complete folder is moved before a pointer names it, so a task that outlives its attempt cannot write to the folder.
+The process may die between any two calls.
 
-If the machine dies, files that the pointer names may be lost. Syncing millions of facts to disk would cost as much as
-computing them. So the pointer has the length of every file, and output with a missing file is refused.
+Files are not synced to disk, because that would cost as much as computing them. So the pointer has the length of every
+file, and output with a missing file is refused.
 """
 
 import json
@@ -37,12 +36,7 @@ class PublishedOutputs:
         self._root = root
 
     def read_summary(self, run_id: str, name: str) -> BulkSummary | None:
-        """Return the published summary, or `None` if nothing is published.
-
-        Raises:
-            InvalidInput: The run id is malformed.
-            CorruptData: The pointer is not a summary, or a file that it names was lost.
-        """
+        """Return the published summary, or `None` if nothing is published. `CorruptData` means that a file was lost."""
         path = self._pointer_path(run_id, name)
         try:
             summary = BulkSummary(**json.loads(path.read_text(encoding="utf-8")))
@@ -76,7 +70,6 @@ class PublishedOutputs:
         return self.read_summary(run_id, name) or complete_summary
 
     def kept_folder(self, run_id: str) -> Path:
-        """Return the run's folder for files that are not the output of a job. Create the folder if absent."""
         folder = self._run_folder(run_id) / "kept"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -89,7 +82,6 @@ class PublishedOutputs:
         shutil.rmtree(folder, ignore_errors=True)
 
     def list_runs(self) -> list[str]:
-        """Return the ids of the runs that have a folder, ascending."""
         if not self._root.is_dir():
             return []
         return sorted(path.name for path in self._root.iterdir() if path.is_dir() and _RUN_ID.fullmatch(path.name))

@@ -1,8 +1,4 @@
-"""Check that an executor sees the same attempt folder as its driver.
-
-The setting `bulk_dir` may name a folder that only some machines see. Without this check, a task would fail because a
-file is absent, or would write output that nobody reads.
-"""
+"""Check that an executor sees the same attempt folder as its driver. Only some machines may see `bulk_dir`."""
 
 import os
 import socket
@@ -32,11 +28,7 @@ class SharedFolder:
         return SharedFolder(path, nonce)
 
     def require_visible(self) -> None:
-        """Check that this executor sees the folder and may write there. After one success, nothing is read again.
-
-        Raises:
-            PreconditionFailed: The executor cannot use the folder, or sees another folder under this path.
-        """
+        """Raise `PreconditionFailed` unless this executor sees the folder and may write there. Success is cached."""
         _require_visible(self)
 
 

@@ -46,8 +46,6 @@ _MAX_TASK_ATTEMPTS: Final = 4  # Spark's local mode would try once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkSettings:
-    """Address and resources of Spark."""
-
     scratch: Path  # for spills and shuffles; created if absent
     master: str = "local[*]"
     driver_memory: str = "1g"
@@ -57,10 +55,7 @@ class SparkSettings:
 class WarmSession:
     """The session of this process, started on first use and shared by its threads.
 
-    Args:
-        settings: Address and resources of Spark.
-        start_s: How long `get` waits for another thread that starts a session.
-        close_s: How long `close` waits for it.
+    `start_s` and `close_s` limit the waits of `get_session` and `close` for another thread that starts a session.
     """
 
     def __init__(
@@ -72,17 +67,14 @@ class WarmSession:
         self._master = self._started_master = ""
 
     def get_session(self, master: str = "", *, proceed: Callable[[], None] = lambda: None) -> "SparkSession":
-        """Return a session with the master. Start a new one if its Java process died or its master is another one.
+        """Return a session with the master, or with the master of the settings. Start a new session if necessary.
 
-        Args:
-            master: URL of the master; empty selects the one of the settings.
-            proceed: Called before a session ends or starts, and once a second while another thread starts one. It may
-                raise to give up; then nothing has changed.
+        `proceed` is called before a session ends or starts, and once a second while another thread starts one. It may
+        raise to give up. Then nothing has changed.
 
         Raises:
             InvalidInput: The master has an unknown form.
-            ServiceFailed: Java is missing or too old, the master cannot be reached, or the start of a session in
-                another thread hangs.
+            ServiceFailed: Java is missing or too old, the master cannot be reached, or another thread's start hangs.
         """
         master = master or self._settings.master
         require_spark_master_url(master)
@@ -205,7 +197,6 @@ def _make_properties(settings: SparkSettings) -> dict[str, str]:
 
 
 def _uses_only_loopback(master: str) -> bool:
-    """Return whether no other machine takes part."""
     if master.startswith(_LOCAL):
         return True
     hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]
@@ -241,7 +232,6 @@ def _is_alive(session: "SparkSession") -> bool:
 
 
 def _end_java() -> None:
-    """Kill the Java process of this process's gateway, and forget the gateway."""
     from pyspark import SparkContext  # noqa: PLC0415 - start-up time
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -258,10 +248,9 @@ def _end_java() -> None:
 
 
 def exclude_loaded_objects_from_gc() -> None:
-    """Exclude all objects loaded so far from garbage collection.
+    """Exclude all objects loaded so far from garbage collection, which Spark's processes run after every task.
 
-    Spark's processes collect after every task. A collection that visits all imported modules takes some 60 ms of CPU,
-    more than most tasks. Source: `gc.collect` in pyspark's `daemon.py`, and `gc.freeze` in Python's manual.
+    A collection that visits all imported modules takes 60 ms, more than most tasks. Source: pyspark's `daemon.py`.
     """
     _freeze(len(sys.modules))
 

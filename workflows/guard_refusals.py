@@ -8,7 +8,6 @@ from logstore.deletion.intents import GuardRefusal
 
 
 def find_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal | None:
-    """Return the refusal if the activity failed with an error of these types."""
     cause = error.cause
     if not isinstance(cause, ApplicationError) or cause.type is None or cause.type not in types:
         return None
@@ -16,11 +15,7 @@ def find_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal |
 
 
 def require_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusal:
-    """Return the refusal.
-
-    Raises:
-        ActivityError: The given error, if it has another type.
-    """
+    """Return the refusal. Raise the given error if it has another type."""
     refusal = find_refusal(error, types)
     if refusal is None:
         raise error
@@ -28,5 +23,4 @@ def require_refusal(error: ActivityError, types: Collection[str]) -> GuardRefusa
 
 
 def format_refusal(refusal: GuardRefusal) -> str:
-    """Format a refusal as Markdown for an operator."""
     return f"**Refused**, nothing changed: {refusal.message} ({refusal.type})"

@@ -1,7 +1,7 @@
 """Bounds of the input of jobs. Input beyond the bounds could make a job hang, or do something unintended.
 
-Bounds of policies hold for every run. Other bounds hold only for input from outside. If another job started or
-continued the run, the input was checked before, perhaps by another build.
+Bounds of policies hold for every run. Other bounds hold only for input from outside, because the input of a run that
+another job started was checked before, perhaps by another build.
 """
 
 import math
@@ -67,8 +67,6 @@ _MAX_BATCH_ID_CHARACTERS = 200  # with the workflow's name as prefix, within the
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """Rule for the values of a field."""
-
     phrase: str  # text after "expected" in a refusal
     refuses: Callable[[Any], str | None]  # phrase for a wrong value; None: the value is allowed
 
@@ -219,15 +217,9 @@ _OUTSIDE_RULES_BY_TYPE: Final[Mapping[type, Mapping[str, FieldRule]]] = {
 
 
 def check_input_bounds(request: object, *, queue: str, outside: bool = True) -> None:
-    """Require that all fields of a request are within their bounds.
+    """Raise `InvalidInput` if a field of a request is out of its bounds.
 
-    Args:
-        request: Input of a job, or argument of a signal or an update.
-        queue: Task queue of the job. Its workers also serve the queues beside it.
-        outside: Whether the request comes from outside, not from another job.
-
-    Raises:
-        InvalidInput: The message names the field, the bounds and the value.
+    `queue` is the task queue of the job. With `outside`, the request comes from outside, not from another job.
     """
     for path, parent, name, value in _list_fields(request, ""):
         rules = find_field_rules(type(parent), name, queue=queue, outside=outside)

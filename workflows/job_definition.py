@@ -9,8 +9,6 @@ from typing import Generic, Protocol, TypeVar
 
 
 class JobInput(Protocol):
-    """Input of a job."""
-
     def details(self) -> str:
         """Describe the job and the command that shows its progress, for the workflow's *static details*."""
 
@@ -21,7 +19,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class JobDefinition(Generic[Q, R]):
-    """Workflow with the name of its type."""
+    """Definition of a job: name, types of input and result, and forms of its id."""
 
     name: str
     request: type[Q]

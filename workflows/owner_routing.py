@@ -48,12 +48,10 @@ R = TypeVar("R")
 
 
 class OwnerRouter:
-    """Dispatch of one topic's activities in one workflow run.
+    """Router of one topic's activities in one workflow run.
 
-    Args:
-        topic: Encoded name. Empty: no topic or several topics, so any worker.
-        patience_s: Longest wait until an owner starts work.
-        owner: Presumed bundle owner. Empty: unknown.
+    Without a topic, any worker gets the work. `owner` is the presumed bundle owner, or empty. `patience_s` limits the
+    wait until an owner starts work.
     """
 
     def __init__(self, topic: str, *, patience_s: int, owner: str = "") -> None:

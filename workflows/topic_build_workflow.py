@@ -37,8 +37,6 @@ GUARDS = frozenset({"PreconditionFailed", "InvalidInput"})
 
 
 class TopicBuildActivities(NamedTuple):
-    """Activities of a build."""
-
     begin: Callable[[Any, BeginBuildInput], BuildSummary]
     build: Callable[[Any, BuildInput], BuildSummary]
     switch: Callable[[Any, SwitchTopicsPageInput], SwitchCounts]
@@ -46,7 +44,7 @@ class TopicBuildActivities(NamedTuple):
 
 
 class TopicBuildWorkflow:
-    """Run of a build. It creates a run id if the request has none."""
+    """Base class of workflows that build something for many topics. It creates a run id if the request has none."""
 
     def __init__(self, request: BuildTopicsInput, steps: TopicBuildActivities) -> None:
         self._request, self._steps = request, steps

@@ -20,8 +20,6 @@ from logstore.ports.catalog import DelayedIndex, Identities, Reconciliation, Run
 
 
 class DelayedIndexBuildActivities(TopicBuildSteps):
-    """Steps of a build of indexes."""
-
     def __init__(
         self,
         *,

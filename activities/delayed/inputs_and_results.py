@@ -8,8 +8,6 @@ from logstore.delayed.index_buckets import BucketSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueTopicsInput:
-    """Bounds of the next pages of topics."""
-
     after: int  # topic id, exclusive
     topics: int  # per page
     limit: int  # pages
@@ -24,8 +22,6 @@ class DueTopicPages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealTopicsInput:
-    """Due topics to seal."""
-
     topic_ids: list[int]
 
 
@@ -39,16 +35,12 @@ class SealTopicInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOverBucketLimit:
-    """Topic with more buckets than its limit."""
-
     topic_id: int
     topic: str  # encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedTopics:
-    """Totals of sealed topics."""
-
     topics: int = 0  # checked
     buckets: int = 0  # new
     messages: int = 0  # in new buckets
@@ -62,8 +54,6 @@ class SealedTopics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoosePairInput:
-    """Topic of which two buckets are to be chosen for a merge."""
-
     topic_id: int
     topic: str = ""  # encoded name that the topic must have
     max_buckets: int | None = None  # None: the limit of the settings
@@ -82,8 +72,6 @@ class ChoiceReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairChoice:
-    """Next two buckets to merge, or none."""
-
     chosen: ChoiceReason
     pair: list[BucketSummary] = field(default_factory=list)  # two neighbours, or none
     buckets: int = 0  # buckets of the topic
@@ -101,8 +89,6 @@ class MergePairInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedPair:
-    """Result of one merge."""
-
     switched: bool  # False: the list has changed, so choose again
     messages: int = 0  # in the new bucket
     passed: int = 0  # due messages that were left out
@@ -111,7 +97,5 @@ class MergedPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseListInput:
-    """Topic whose claim is to be released."""
-
     topic_id: int
     topic: str = ""  # encoded; only shown

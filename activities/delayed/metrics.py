@@ -21,7 +21,6 @@ _DESCRIPTIONS: Final = {
 
 
 def count_seal(result: SealResult) -> None:
-    """Count a seal that the catalog has committed."""
     _add_to_counter("sexton_delayed_sealed_buckets_total", result.buckets)
     _add_to_counter("sexton_delayed_sealed_messages_total", result.messages)
     _add_to_counter("sexton_delayed_dropped_buckets_total", result.dropped)

@@ -1,8 +1,7 @@
 """Activities that seal and merge index buckets.
 
-Every change compares and raises the list version of the topic's list. So a step may run twice, and two steps may
-overlap. One step is then overtaken, and the ledgers that it wrote are retired. Claims only save work. A workflow renews
-its claims, and they lapse by the catalog's clock.
+Each change compares and raises the list version of the topic's list. If two steps overlap, one is overtaken, and its
+new ledgers are retired. Claims only save work.
 """
 
 import logging
@@ -44,8 +43,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class IndexBucketActivities:
-    """Activities on the index buckets of topics."""
-
     def __init__(
         self, *, index: DelayedIndex, topics: Topics, sealer: Sealer, merger: Merger, limits: BucketLimits
     ) -> None:
@@ -160,7 +157,6 @@ class IndexBucketActivities:
 
     @contextmanager
     def _claim_list(self, topic_id: TopicId, details: Callable[[], Sequence[object]]) -> Iterator[bool]:
-        """Claim the topic's list while the block runs. Yield whether it is claimed."""
         claim = own_workflow_claim()
         with send_heartbeats(details):
             is_claimed = self._index.claim(topic_id, claim)

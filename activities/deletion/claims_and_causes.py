@@ -16,7 +16,6 @@ BATCH_CLAIM_S: Final = 120.0
 
 
 def own_workflow_claim(ttl_s: float = CLAIM_S) -> Claim:
-    """Return a claim of the workflow that called the activity."""
     info = activity.info()
     return Claim(workflow_id=info.workflow_id or "", run_id=info.workflow_run_id or "", ttl_s=ttl_s)
 
@@ -27,13 +26,10 @@ def batch_workflow_claim(workflow_id: str) -> Claim:
 
 
 def own_workflow_cause(actor: str, reason: str) -> Cause:
-    """Return a cause that names the workflow that called the activity."""
     return Cause(actor=actor, reason=reason, workflow_id=activity.info().workflow_id or "")
 
 
 class DetachArguments(TypedDict):
-    """Arguments of every method of phase one."""
-
     batch_id: str
     claim: Claim
     cause: Cause

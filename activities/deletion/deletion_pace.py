@@ -57,11 +57,7 @@ class DeletionPace:
             yield part
 
     def wait_for_rate(self, copies: Mapping[int, StoredCopy], heartbeats: ClaimRenewingHeartbeats) -> None:
-        """Send heartbeats until the removals are within the rate.
-
-        Raises:
-            ClaimHeld: Another workflow took over.
-        """
+        """Send heartbeats until the removals are within the rate. `ClaimHeld` means that another workflow took over."""
         if not self._rate:
             return
         now_s = self._clock()

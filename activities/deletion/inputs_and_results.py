@@ -29,11 +29,7 @@ class DetachInput(OwnerRoutedInput):
     generation: int | None = None
 
     def to_compound_operation(self) -> CompoundOperation:
-        """Return the compound operation.
-
-        Raises:
-            InvalidInput: The request is forced, names no or several ledgers, or names an unknown kind of copy.
-        """
+        """Return the compound operation. Raise `InvalidInput` unless it has one ledger and known copies, unforced."""
         ids = self.ledger_ids or []
         if len(ids) != 1 or self.force:
             raise InvalidInput("ledger_ids", expected="one ledger, not forced, of which copies are removed", found=ids)
@@ -49,8 +45,6 @@ class DetachInput(OwnerRoutedInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachResult:
-    """Counts of phase one."""
-
     ledgers: int
     intents: int
     catalog_epoch: int
@@ -59,8 +53,6 @@ class DetachResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRangesInput:
-    """Page of a batch's ranges."""
-
     batch_id: str
     catalog_epoch: int
     after: int  # row id, exclusive
@@ -70,16 +62,12 @@ class RowRangesInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRangesPage:
-    """Next ranges of a batch, empty at its end."""
-
     ranges: list[RowRange]  # at most `RowRangesInput.limit`
     stale: bool = False  # the catalog has another epoch; nothing may change
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkInput(OwnerRoutedInput):
-    """Range of a batch."""
-
     batch_id: str
     chunk: RowRange
     catalog_epoch: int
@@ -101,8 +89,6 @@ class ChunkResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteIntentInput(OwnerRoutedInput):
-    """Intent to delete."""
-
     key: IntentKey
     catalog_epoch: int
     retry_interval_s: int
@@ -121,8 +107,6 @@ class DeleteIntentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterInput(OwnerRoutedInput):
-    """Intent whose attempts are exhausted."""
-
     key: IntentKey
     catalog_epoch: int
     error: str  # of the last attempt; empty: the error in the row
@@ -130,8 +114,6 @@ class DeadLetterInput(OwnerRoutedInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertifyInput(OwnerRoutedInput):
-    """Batch to close."""
-
     batch_id: str
     actor: str
     reason: str
@@ -139,8 +121,6 @@ class CertifyInput(OwnerRoutedInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptStalledInput:
-    """Page of stalled intents and of newborn ledgers."""
-
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
     limit: int  # of stalled intents, and also of newborn ledgers
@@ -148,8 +128,6 @@ class AdoptStalledInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetDeletionsInput:
-    """Page of rows that ended long ago."""
-
     limit: int
     actor: str
     reason: str
@@ -165,14 +143,10 @@ class ForgetDeletionsResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldBatchInput:
-    """Paused batch."""
-
     batch_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseBatchInput:
-    """Batch that an operator paused or resumed."""
-
     batch_id: str
     paused: bool

@@ -1,9 +1,6 @@
-"""Activities of two-phase deletion, each with one side effect.
+"""Activities of two-phase deletion. Source: PIP-186.
 
-An activity may run twice, two attempts may overlap, and an attempt that was reported as failed may have succeeded.
-Each docstring says why that is harmless.
-
-Source: PIP-186.
+An activity may run twice, attempts may overlap, and an attempt that was reported as failed may have succeeded.
 """
 
 import math
@@ -81,8 +78,6 @@ from logstore.records.tombstone_rules import parse_delete_policy
 
 
 class LedgerDeletionActivities:
-    """Activities of two-phase deletion. The keys of `storages` are values of `CopyKind`."""
-
     def __init__(
         self,
         *,

@@ -1,13 +1,8 @@
-"""Prometheus counters of deletion.
+"""Prometheus counters of deletion. Source: PIP-186, "Metrics".
 
-A counter rises after the commit, by the changes of this call. So a repeated activity adds nothing. A counter misses
-changes if a worker dies between commit and count, or if a successful commit was reported as failed. It also misses
-objects that an attempt deleted before it died: the next attempt finds the copy ALREADY_GONE.
-
-Use counters for rates and alarms, and the rows in SQL for exact numbers. To keep labels few, no label names a topic or
-a ledger. A component that this build does not know has the label `UNKNOWN`.
-
-Source: PIP-186, "Metrics".
+A counter rises after the commit, by the changes of this call, so a repeated activity adds nothing. A counter misses
+changes if a worker dies before it counts, or if a successful commit was reported as failed. Exact numbers are in SQL.
+No label names a topic or a ledger. A component that this build does not know has the label `UNKNOWN`.
 """
 
 from collections import Counter
@@ -38,25 +33,21 @@ _DESCRIPTIONS = {
 
 
 def count_filed_intents(filed_counts: Iterable[FiledCount]) -> None:
-    """Count intents that phase one filed."""
     rows = Counter({_labels(count.component, count.copy): count.rows for count in filed_counts})
     _add_to_counter("sexton_deletion_ledgers_sent_total", rows)
 
 
 def count_taken_intents(intents: Iterable[DeletionIntent]) -> None:
-    """Count rows that phase two has taken."""
     _add_to_counter("sexton_deletion_received_total", Counter(map(_labels_of_intent, intents)))
 
 
 def count_failed_attempts(intents: Iterable[DeletionIntent]) -> None:
-    """Count failed attempts, one for each intent."""
     _add_to_counter("sexton_deletion_ledger_delete_failures_total", Counter(map(_labels_of_intent, intents)))
 
 
 def count_ended_intents(
     intents: Iterable[DeletionIntent], results: Sequence[IntentResult], changed: frozenset[int]
 ) -> None:
-    """Count the results of the rows whose ids are in `changed`."""
     labels_by_row = {intent.row_id: _labels_of_intent(intent) for intent in intents}
     counted = [(labels_by_row[result.row_id], result) for result in results if result.row_id in changed]
     outcomes = Counter((*labels, ("outcome", result.outcome.value)) for labels, result in counted)

@@ -1,7 +1,4 @@
-"""Steps of phase two on a set of intents: compare catalog and storage, delete, store the results.
-
-Source: PIP-186, second phase, steps 3 to 6.
-"""
+"""Steps of phase two on a set of intents: compare catalog and storage, delete, store the results. Source: PIP-186."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -116,11 +113,7 @@ def _inspect_copies(
 def remove_copies(
     examination: IntentExamination, storages: Storages, heartbeats: ClaimRenewingHeartbeats, pace: DeletionPace
 ) -> tuple[list[IntentResult], dict[int, SextonError]]:
-    """Remove the copies that belong to the catalog, kind by kind, at the given pace.
-
-    Returns:
-        Results of the examination and of the removal, and the error of each row without a result.
-    """
+    """Remove the catalog's own copies, kind by kind. Return all results, and the error of each row without a result."""
     results, error_by_row = list(examination.results), dict(examination.error_by_row)
     for kind in sorted({intent.copy for intent, _ in examination.own_copies.values()}):
         copies = {row: stored for row, (intent, stored) in examination.own_copies.items() if intent.copy is kind}
@@ -174,26 +167,22 @@ def delete_ledger_workflow_id(key: IntentKey) -> str:
 
 
 def intent_key(intent: DeletionIntent) -> IntentKey:
-    """Return the key of an intent."""
     return IntentKey(
         ledger_id=intent.ledger_id, copy=intent.copy.value, generation=intent.generation, openings=intent.openings
     )
 
 
 def select_unfinished_intents(intents: Sequence[DeletionIntent]) -> list[DeletionIntent]:
-    """Return the pending intents that have no workflow of their own."""
     return [intent for intent in intents if intent.state is DeletionState.PENDING and intent.handed_to is None]
 
 
 def result_of_ended_intent(intent: DeletionIntent) -> DeleteIntentResult:
-    """Return the result of an intent that ended earlier."""
     outcome = intent.outcome or Outcome.UNKNOWN
     is_stuck = intent.is_stuck and outcome is Outcome.DEAD_LETTERED
     return DeleteIntentResult(outcome=outcome, detail=intent.last_error or "", stuck=is_stuck)
 
 
 def format_error(error: SextonError) -> str:
-    """Return the text of an error for its row."""
     return f"{type(error).__name__}: {error}"
 
 
@@ -207,11 +196,7 @@ def to_retryable_error(error: SextonError, after_s: int) -> ApplicationError:
 
 
 def raise_if_nothing_answered(results: list[IntentResult], errors: dict[int, SextonError]) -> None:
-    """Fail the whole chunk if the store is down or refuses the credentials.
-
-    Raises:
-        StoreUnavailable: No row got an answer. Temporal retries the chunk before its rows are handed over.
-    """
+    """Raise `StoreUnavailable` if no row got an answer. Temporal then retries the whole chunk."""
     has_answer = any(result.outcome not in _OUTCOMES_WITHOUT_STORAGE for result in results)
     if errors and not has_answer and all(isinstance(error, _STORE_ERRORS) for error in errors.values()):
         first = next(iter(errors.values()))

@@ -21,8 +21,6 @@ _PAUSED_CLAIM_S = 900.0  # renewed every ten minutes: a renewal may come five mi
 
 
 class DeletionUpkeepActivities:
-    """Adoption of stalled work, removal of finished rows, and pauses of batches."""
-
     def __init__(self, *, upkeep: Upkeep, deletions: Deletions, ledgers: Ledgers, finished_retention_s: float) -> None:
         self._upkeep = upkeep
         self._deletions = deletions

@@ -13,8 +13,6 @@ from logstore.records.tombstone_rules import parse_delete_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDeletionOrder:
-    """Topic to delete, with the actor and the reason."""
-
     topic_id: int
     topic: str  # encoded; must be the name of `topic_id`
     actor: str
@@ -25,16 +23,12 @@ class TopicDeletionOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetDeletingResult:
-    """Time since which the topic is DELETING."""
-
     since_us: int  # by the catalog's clock
     catalog_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachAllInput:
-    """Input of `topic.detach_all`."""
-
     order: TopicDeletionOrder
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
@@ -42,16 +36,12 @@ class DetachAllInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTopicInput:
-    """Input of `topic.remove`."""
-
     order: TopicDeletionOrder
     since_us: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTopicResult:
-    """Whether the topic is gone, and counts of its copies since the deletion began."""
-
     gone: bool
     outcomes: dict[str, int] = field(default_factory=dict)
     objects: int = 0  # confirmed by storage
@@ -59,8 +49,6 @@ class RemoveTopicResult:
 
 
 class TopicDeletionActivities:
-    """Activities that delete a topic."""
-
     def __init__(self, *, phase_one: PhaseOne, ledgers: Ledgers) -> None:
         self._phase_one = phase_one
         self._ledgers = ledgers

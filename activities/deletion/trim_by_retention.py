@@ -41,15 +41,11 @@ class CursorSettler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollIdleLedgerInput:
-    """Input of `retention.roll_idle`."""
-
     topic_id: int
     topic: str = ""  # encoded; must be the name of `topic_id`
 
 
 class RetentionPreparation:
-    """Preparation of topics for retention."""
-
     def __init__(self, *, topics: Topics, roller: IdleLedgerRoller, settler: CursorSettler) -> None:
         self._topics = topics
         self._roller = roller
@@ -91,8 +87,6 @@ _MAX_TROUBLE_CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextTopicPagesInput:
-    """Input of `trimming.next_pages`."""
-
     after: int  # topic id, exclusive
     topics: int  # per page
     limit: int  # pages
@@ -109,15 +103,11 @@ class TopicIdRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextTopicPagesResult:
-    """Next pages of topics, empty at the end."""
-
     pages: list[TopicIdRange]  # at most `NextTopicPagesInput.limit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPageInput:
-    """Page of topics, and the batch for their ledgers."""
-
     page: TopicIdRange
     batch_id: str
     batch_workflow_id: str  # workflow of phase two, which gets the claim
@@ -127,8 +117,6 @@ class TrimPageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimPageResult:
-    """Counts of one page."""
-
     topics: int  # visited
     failed: int = 0  # topics that were skipped
     ledgers: int = 0  # detached
@@ -138,14 +126,10 @@ class TrimPageResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountBatchInput:
-    """Input of `trimming.count_batch`."""
-
     batch_id: str
 
 
 class TrimAllTopicsActivities:
-    """Activities that trim all topics."""
-
     def __init__(
         self,
         *,

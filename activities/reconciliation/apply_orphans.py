@@ -1,9 +1,7 @@
 """Apply of a finished plan, page by page. Each finding is checked again before anything is removed.
 
-Copies and rows get an intent for phase two, and a workflow runs the batch of these intents. Single objects are deleted
-here. Any step may run twice, even long after the first time. So each decision is stored before the first effect that
-would change it. Only deletions that storage confirms are counted. The fates of a page are one file, and an apply sums
-these files.
+Copies and rows get an intent for phase two. Single objects are deleted here. A step may run twice, even long after the
+first time, so each decision is stored before the first effect that would change it.
 """
 
 from dataclasses import asdict
@@ -66,8 +64,6 @@ _ROWS_PER_READ: Final = 1_000  # of a batch
 
 
 class ApplyOrphansActivities:
-    """Activities of an apply."""
-
     def __init__(
         self,
         *,

@@ -29,8 +29,6 @@ from logstore.reconciliation.services.run_checks import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyPreviewResult:
-    """Counts of an apply that would begin now, if nothing failed."""
-
     counts: ApplyCounts = field(default_factory=ApplyCounts)
     size_bytes: Mapping[str, int] = field(default_factory=dict)  # by kind, of findings that would be applied
 
@@ -47,11 +45,9 @@ class ApplyPreview:
     def preview(
         self, run_id: str, on_progress: Callable[[int, int], None] = lambda _done, _pages: None
     ) -> ApplyPreviewResult:
-        """Check every page as `Applying` does. Stored decisions of an unfinished apply count.
+        """Check every page as an apply does. Stored decisions of an unfinished apply count.
 
-        Args:
-            run_id: Of the plan.
-            on_progress: Called before each page with the number of pages done and the number of all pages.
+        `on_progress` gets the number of pages done and of all pages before each page.
 
         Raises:
             UnknownObject, PreconditionFailed, StaleCatalog, CatalogMismatch: The apply would refuse the plan.

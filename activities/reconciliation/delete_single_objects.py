@@ -41,8 +41,7 @@ class SingleObjectDeletion:
     ) -> int:
         """Delete the objects that are still orphans, and store each fate. Return the number of confirmed deletions.
 
-        Raises:
-            StoreUnavailable: Storage did not answer for every object. A retry deletes the same objects again.
+        `StoreUnavailable` means that storage did not answer for every object. A retry deletes the same objects again.
         """
         with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
             self._stored.confirm()

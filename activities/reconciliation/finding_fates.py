@@ -1,7 +1,6 @@
-"""Fates of a page's findings, kept in three files of a folder.
+"""Fates of a page's findings, in three files of a folder, each of which is replaced atomically.
 
-`kept` has the copies that were not filed, and `objects` has the fates of single objects. `fates` is made of them and of
-the batch's rows, and has the fate of every finding. Each file is replaced atomically.
+`kept` has the copies that were not filed, and `objects` the single objects. `fates` joins them with the batch's rows.
 """
 
 import re
@@ -25,17 +24,14 @@ _MAX_REASON_CHARS: Final = 200
 
 
 def kept_copy_files(folder: Path) -> FateFiles:
-    """Return the files of the copies that were not filed."""
     return FateFiles(folder / "kept")
 
 
 def single_object_fate_files(folder: Path) -> FateFiles:
-    """Return the files of the fates of single objects."""
     return FateFiles(folder / "objects")
 
 
 def page_fate_files(folder: Path) -> FateFiles:
-    """Return the files of the fates of all removable findings."""
     return FateFiles(folder / "fates")
 
 
@@ -134,7 +130,6 @@ def _strip_subject(reason: str) -> str:
 
 
 def count_fates(findings: Mapping[int, Finding], applied: Mapping[int, AppliedFinding]) -> ApplyCounts:
-    """Count the fates of a page by kind and by reason."""
     applied_by_kind: dict[str, int] = defaultdict(int)
     kept_by_reason: dict[str, int] = defaultdict(int)
     failures: dict[str, str] = {}

@@ -8,8 +8,6 @@ from logstore.reconciliation.findings import ApplyCounts, PlanResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginPlanInput:
-    """Input of `begin_plan`."""
-
     run_id: str
     actor: str
     reason: str = ""
@@ -20,15 +18,11 @@ class BeginPlanInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginPlanResult:
-    """Result of `begin_plan`."""
-
     done: PlanResult | None = None  # result of the plan, if it is already finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJobInput:
-    """Input of `run_bulk`."""
-
     run_id: str
     job: str  # name of the bulk job
     master: str = ""  # the Spark cluster; empty: the cluster of the settings
@@ -36,22 +30,16 @@ class BulkJobInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BulkJobResult:
-    """Result of `run_bulk`: the counts that the bulk job published."""
-
     counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStepInput:
-    """Input of the steps of a plan that has begun."""
-
     run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginApplyInput:
-    """Input of `begin_apply`."""
-
     run_id: str  # of the plan
     actor: str
     reason: str = ""
@@ -60,8 +48,6 @@ class BeginApplyInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginApplyResult:
-    """Result of `begin_apply`."""
-
     pages: int
     findings: int  # of removable kinds
     before_us: int  # the plan's cut-off
@@ -71,8 +57,6 @@ class BeginApplyResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyPageInput:
-    """Input of the steps of an apply for one page of findings."""
-
     run_id: str  # of the plan
     page: int
     before_us: int  # the plan's cut-off
@@ -87,8 +71,6 @@ class ApplyPageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiledPage:
-    """Result of `file_page`."""
-
     intents: int  # rows for phase two
     detached: int  # ledgers that left the catalog
     objects: int  # findings of single objects and uploads
@@ -96,8 +78,6 @@ class FiledPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginScrubInput:
-    """Input of `begin_scrub`."""
-
     run_id: str  # of a new run
     actor: str
     reason: str = ""
@@ -113,8 +93,6 @@ class BeginScrubResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutScrubInput:
-    """Input of `cut_scrub`."""
-
     run_id: str
     master: str = ""  # the Spark cluster; empty: the cluster of the settings
     bytes_per_s: int = SCRUB_RATE  # a page is some minutes at this rate
@@ -122,8 +100,6 @@ class CutScrubInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubPageInput:
-    """Input of `scrub_page`."""
-
     run_id: str
     page: int  # 0 or more
     bytes_per_s: int  # 1 or more
@@ -142,6 +118,4 @@ class ScrubCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcludeScrubInput:
-    """Input of `conclude_scrub`."""
-
     run_id: str

@@ -1,7 +1,6 @@
 """Decisions about a page, stored before the first effect that would change them.
 
-Every attempt must act on the same decision, even if nothing is left in storage by then. So the first stored decision
-counts for all attempts, even for attempts that overlap.
+The first stored decision counts for all attempts, even for attempts that overlap.
 """
 
 import json
@@ -28,7 +27,6 @@ def read_copy_answers(folder: Path, page: int) -> CopyAnswers | None:
 
 
 def store_copy_answers(folder: Path, page: int, answers: CopyAnswers) -> CopyAnswers:
-    """Store the answers unless answers are stored. Return the stored answers."""
     fields = {
         str(number): answer if isinstance(answer, str) else _copy_to_json(answer) for number, answer in answers.items()
     }
@@ -42,7 +40,6 @@ def read_kept_objects(folder: Path, page: int) -> ReasonsToKeepObjects | None:
 
 
 def store_kept_objects(folder: Path, page: int, kept: ReasonsToKeepObjects) -> ReasonsToKeepObjects:
-    """Store the decision unless one is stored. Return the stored decision."""
     return _reasons_from_json(
         _store_first_decision(
             _kept_objects_path(folder, page), {str(number): reason for number, reason in kept.items()}

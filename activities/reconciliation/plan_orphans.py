@@ -1,7 +1,7 @@
 """Steps of a plan: list, read, compare, verify. A plan writes nothing but its own run.
 
-Any step may run twice, and two attempts may overlap. A bulk job publishes its output once. A run's row keeps the first
-initial values and the first result. A plan without a result is not finished, and cannot be applied.
+A bulk job publishes its output once. A run's row keeps the first initial values and the first result. So steps may run
+twice, and attempts may overlap.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,12 +49,7 @@ _STEPS: Final = (
 
 
 class PlanOrphansActivities:
-    """Activities of a plan.
-
-    Args:
-        store_now_us: Clock of the object store, in microseconds since 1970. It measures the ages of objects.
-        finished_retention_s: Age at which finished runs and their output are removed.
-    """
+    """Activities of a plan. `store_now_us` is the clock of the object store, which measures the ages of objects."""
 
     def __init__(
         self,

@@ -27,12 +27,10 @@ class SingleObjectAnswers:
 
 
 def has_rows_to_file(page: Mapping[int, Finding]) -> bool:
-    """Return whether phase two has work for the page."""
     return any(is_copy(finding) or finding.kind in _ROW_KINDS for finding in page.values())
 
 
 def select_single_objects(page: Mapping[int, Finding]) -> dict[int, Finding]:
-    """Return the findings of the page that are removed by their keys."""
     return {number: finding for number, finding in page.items() if is_single_object(finding)}
 
 
@@ -76,7 +74,6 @@ def inspect_single_objects(
 def select_findings_to_file(
     page: Mapping[int, Finding], copies: Mapping[int, OrphanCopy | str], batch_id: str
 ) -> FindingsToFile:
-    """Return the findings to file, with the copies that storage shows."""
     rows = page.items()
     return FindingsToFile(
         batch_id=batch_id,

@@ -1,7 +1,7 @@
 """Steps of a scrub, which reads every stored object and writes nothing but its own run.
 
-Any step may run twice, and two attempts may overlap. Each page is a bulk job with its own output. So a scrub that
-failed or was cancelled can continue at the first page without output.
+Each page is a bulk job with its own output. So steps may run twice, and a scrub that failed or was cancelled continues
+at the first page without output.
 """
 
 import shutil
@@ -40,8 +40,6 @@ _FINDINGS_FOLDER: Final = "findings"
 
 
 class ScrubLedgersActivities:
-    """Activities of a scrub."""
-
     def __init__(
         self, *, reconciliation: Reconciliation, identities: Identities, stored: OrphanInspector, bulk: BulkJobs
     ) -> None:
@@ -172,11 +170,7 @@ class ScrubLedgersActivities:
         )
 
     def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
-        """Renew the claim on the run, and return the run's initial values.
-
-        Raises:
-            ClaimHeld: Another scrub has continued the run.
-        """
+        """Renew the claim on the run, and return the run's initial values."""
         summary = self._runs.run(run_id).summary
         self._runs.open_run(run_id, RunKind.SCRUB, claim=own_workflow_claim(_CLAIM_S), summary=summary)
         return summary

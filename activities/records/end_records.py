@@ -40,8 +40,6 @@ class _PageProgress:
 
 
 class EndRecordsActivities:
-    """Activities of `end-records`."""
-
     def __init__(
         self,
         *,

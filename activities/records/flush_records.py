@@ -1,7 +1,6 @@
 """Flushes of the record log: changes of the catalog are written into blocks.
 
-Several flushes may run at once. For each manifest number the store accepts one flush. If two flushes write a change,
-both record versions are equal. Claims only save work.
+Several flushes may run at once. The store accepts one flush for each manifest number. Claims only save work.
 """
 
 import time
@@ -25,8 +24,6 @@ _MIN_INTERVAL_S: Final = 0.05
 
 
 class FlushRecordsActivities:
-    """Activity of `flush-records`."""
-
     def __init__(self, *, records: Records, flusher: Flusher, interval_s: float) -> None:
         self._records, self._flusher = records, flusher
         self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes

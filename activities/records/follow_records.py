@@ -15,8 +15,6 @@ from logstore.stop_checks import raise_if_stopped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowInput:
-    """Input of `records.follow`."""
-
     seed: bool = False  # empty the database first, and apply everything
     watch_s: float = 0.0  # seconds for which to look for changes; 0: apply once
 
@@ -26,8 +24,6 @@ _LOG: Final = logging.getLogger(__name__)
 
 
 class FollowRecordsActivities:
-    """Activity of `follow-records`, for one replica."""
-
     def __init__(self, follower: Follower, *, interval_s: float) -> None:
         self._follower = follower
         self._interval_s = max(interval_s, _MIN_INTERVAL_S)  # between two checks for changes

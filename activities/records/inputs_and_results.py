@@ -7,8 +7,6 @@ from logstore.records.job_results import SelectionPosition
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlushInput:
-    """Input of `records.flush`."""
-
     watch_s: float = 0.0  # seconds for which to look for changes; 0: flush all changes once, including cursors
     actor: str = ""
     reason: str = ""
@@ -16,16 +14,12 @@ class FlushInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragmentInput:
-    """Input of `records.defragment`."""
-
     actor: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaidInput:
-    """Input of `records.raid`."""
-
     run_id: str
     eligible_age_s: float | None = None  # None: age in the workers' settings
     actor: str = ""
@@ -34,16 +28,12 @@ class RaidInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateInput:
-    """Input of `records.ship`."""
-
     actor: str = ""
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginEndingInput:
-    """Record function, and the records for which it will be called."""
-
     function: str
     topic_id: int = 0  # 0: all topics
     topic: str = ""  # encoded name, which must be the name of `topic_id`
@@ -53,16 +43,12 @@ class BeginEndingInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginEndingResult:
-    """Values for all pages of an `end-records` job."""
-
     now_us: int  # start by the catalog's clock; every record gets this time
     catalog_epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecordsPageInput:
-    """One page of ledgers, and the batch for its detached ledgers."""
-
     function: str
     topic_id: int  # 0: all topics
     after: SelectionPosition
@@ -79,8 +65,6 @@ class EndRecordsPageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecordsPageResult:
-    """Result of a page."""
-
     records: int = 0  # closed ledgers for which the function was called
     ended: int = 0  # detached ledgers; in a dry run: ledgers that would be detached
     kept: int = 0  # ledgers that the function selected but that stay
@@ -91,8 +75,6 @@ class EndRecordsPageResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildStepInput:
-    """Input of most steps of a rebuild."""
-
     rebuild: str  # id of the rebuild
     skip_unreadable: bool = False  # skip and name unreadable blocks, except blocks that hide messages
     master: str = ""  # Spark cluster; empty: cluster of the settings
@@ -102,8 +84,6 @@ class RebuildStepInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginRebuildResult:
-    """Source of a rebuild."""
-
     loaded: bool  # an earlier run of the command has loaded the database
     flushed_us: int  # moment of the lost catalog that the manifest shows
     blocks: int
@@ -112,8 +92,6 @@ class BeginRebuildResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltRowCounts:
-    """Counts of the rows that the bulk job has written."""
-
     records: int
     tombstones: int
     skipped: list[str] = field(default_factory=list)  # `key: error` of skipped blocks, capped
@@ -122,8 +100,6 @@ class RebuiltRowCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptShardsInput:
-    """Some shards of the primary bucket."""
-
     first: int  # inclusive
     end: int  # exclusive
     is_growing: bool = False  # whether the old catalog may still append
@@ -131,14 +107,10 @@ class AdoptShardsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedShardCounts:
-    """Counts of a comparison of some shards with storage."""
-
     objects: int
     staged: int  # ledgers whose objects differ from the catalog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedManifest:
-    """Number of the manifest of the new epoch."""
-
     manifest: int

@@ -31,7 +31,6 @@ def count_flush(flushed: FlushedRecords) -> None:
 
 
 def count_defragmentation(defragmented: DefragmentedBlocks) -> None:
-    """Count a pass over all blocks."""
     _add_to_counter(
         "sexton_records_defragmented_blocks_total", "Blocks that were rewritten or joined", defragmented.rewritten
     )
@@ -42,7 +41,6 @@ def count_defragmentation(defragmented: DefragmentedBlocks) -> None:
 
 
 def count_raid(raided: RaidedTombstones) -> None:
-    """Count a completed raid and its duration."""
     _add_to_counter("sexton_tombstones_raids_total", "Raids that came to their end", 1)
     _add_to_counter("sexton_tombstones_removed_total", "Tombstones that raids removed", raided.removed)
     _add_to_counter("sexton_tombstones_kept_total", "Tombstones that were old enough and stayed", raided.kept)
@@ -51,7 +49,6 @@ def count_raid(raided: RaidedTombstones) -> None:
 
 
 def count_shipment(shipped: ShippedBlocks) -> None:
-    """Count a shipment to one replica bucket, or its failure."""
     _add_to_counter("sexton_records_shipped_blocks_total", "Blocks that were copied into replicas", shipped.blocks)
     _add_to_counter("sexton_records_shipped_bytes_total", "Bytes of these", shipped.bytes)
     failures = int(bool(shipped.error))

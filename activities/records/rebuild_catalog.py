@@ -1,8 +1,6 @@
 """Rebuild of a catalog: one activity for each step. They run only in the process of the command, without a catalog.
 
-Any step may run twice, and the process may die in any step. The bulk job publishes its output once. The load is
-complete or absent. Only one manifest of a number can be stored. A later comparison with storage replaces the staged
-differences of an earlier one.
+Any step may run twice, and the process may die in any step.
 """
 
 import time
@@ -44,16 +42,12 @@ _MAX_UPLOAD_S: Final = 5.0  # from the last check of an old catalog's process to
 
 @dataclass(frozen=True, slots=True)
 class LoadedCatalog:
-    """Ports and services of the catalog after its load."""
-
     records: Records
     adopter: Adopter
     flusher: Flusher
 
 
 class RebuildCatalogActivities:
-    """Activities of the rebuild of one catalog into one database."""
-
     def __init__(
         self,
         *,
@@ -71,11 +65,9 @@ class RebuildCatalogActivities:
             bulk: Bulk jobs.
             database: Target of the rebuild.
             start: The record log.
-            markers: Function that returns the configured buckets with the catalog's marker. It refuses buckets of other
-                catalogs.
-            open_loaded: Function that opens the catalog in the target after the load.
-            require_no_workers: Function that refuses while a worker of the old catalog lives. `None`: the command takes
-                over.
+            markers: Returns the configured buckets with the catalog's marker. Refuses buckets of other catalogs.
+            open_loaded: Opens the catalog in the target after the load.
+            require_no_workers: Refuses while a worker of the old catalog lives. `None`: the command takes over.
             clock: Clock of waits.
         """
         self._clock = clock or Clock()

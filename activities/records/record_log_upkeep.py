@@ -24,8 +24,6 @@ _MAX_ERROR_CHARACTERS: Final = 300  # of a replica's error
 
 
 class DefragmentRecordsActivities:
-    """Activity of `defragment-records`."""
-
     def __init__(self, *, records: Records, defragmenter: Defragmenter, sweeper: Sweeper) -> None:
         self._records, self._defragmenter, self._sweeper = records, defragmenter, sweeper
 
@@ -75,10 +73,7 @@ class DefragmentRecordsActivities:
 
 
 class RaidTombstonesActivities:
-    """Activity of `raid-tombstones`."""
-
     def __init__(self, make_raider: Callable[[float | None], Raider]) -> None:
-        """Keep a function that creates a raider for an eligible age in seconds. `None`: age of the settings."""
         self._make_raider = make_raider
 
     @define_activity(name="records.raid")
@@ -119,8 +114,6 @@ class RaidTombstonesActivities:
 
 
 class ReplicateRecordsActivities:
-    """Activity of `replicate-records`."""
-
     def __init__(self, replication: Replication) -> None:
         self._replication = replication
 

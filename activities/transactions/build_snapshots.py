@@ -17,8 +17,6 @@ from logstore.transactions.services.buffer_snapshots import BufferSnapshots
 
 
 class TransactionSnapshotBuildActivities(TopicBuildSteps):
-    """Steps of a build of transaction snapshots."""
-
     def __init__(
         self, *, runs: Reconciliation, identities: Identities, bulk: BulkJobs, snapshots: BufferSnapshots
     ) -> None:

@@ -1,6 +1,6 @@
 """Activities of coordinators and broadcasts. They claim transactions in SQL and broadcast the decisions.
 
-All of them may run twice: decisions never change, claims lapse, and a second transaction marker is harmless.
+All may run twice: decisions never change, claims lapse, and a second transaction marker is harmless.
 """
 
 import threading
@@ -57,8 +57,6 @@ class _DrainProgress:
 
 
 class TransactionCoordinatorActivities:
-    """Activities of the transaction coordinators of one process."""
-
     def __init__(self, *, transactions: Transactions, broadcasts: Broadcaster, finished_retention_s: float) -> None:
         self._transactions, self._broadcasts = transactions, broadcasts
         self._retention_s = finished_retention_s
@@ -195,7 +193,6 @@ class TransactionCoordinatorActivities:
 
 
 def broadcast_workflow_id(txn: TransactionId) -> str:
-    """Return the id of the `broadcast-transaction` workflow of a transaction."""
     return f"broadcast-transaction/{txn.tc_id}-{txn.sequence}"
 
 
@@ -217,10 +214,10 @@ def _to_broadcast_state(transaction: StoredTransaction) -> BroadcastState:
 
 
 def _record_broadcast_durations(finished: Iterable[FinishedTransaction]) -> None:
-    """Record the time from the decision of each transaction until its last participant was settled.
+    """Record the time from the decision of each transaction until its last participant was told.
 
-    Only the call that finished a transaction records it, after the commit. A worker that dies in between records
-    nothing. Transactions without participants are not recorded, nor those whose last participant an operator resolved.
+    Only the call that finished a transaction records it. Transactions without participants are not recorded, nor those
+    whose last participant an operator resolved.
     """
     durations_s = [txn.duration_us / 1_000_000 for txn in finished if txn.duration_us is not None]
     if not durations_s:

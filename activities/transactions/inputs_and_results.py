@@ -7,8 +7,6 @@ from logstore.transactions.transaction_ids_and_states import OwedParticipant
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainInput:
-    """Coordinator to drain, and how long."""
-
     tc_id: int
     linger_s: float = 1.0  # time without work after which the drain returns
     most_s: float = 30.0  # time after which the drain returns, even if there is more work
@@ -16,8 +14,6 @@ class DrainInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainResult:
-    """Result of one drain."""
-
     finished: int = 0  # transactions that became final
     expired: int = 0  # transactions aborted after their deadline
     handed_over: list[str] = field(default_factory=list)  # ids of transactions; one page
@@ -27,16 +23,12 @@ class DrainResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastInput:
-    """Transaction whose participants are to be told."""
-
     txn: str  # tc:sequence
     wait_s: float = 0.0  # pause of the workflow after this call; the claim is extended by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BroadcastState:
-    """Progress of the broadcast of one transaction."""
-
     state: str
     settled: int
     owed: list[OwedParticipant] = field(default_factory=list)  # the first 20 participants that are owed
@@ -45,13 +37,9 @@ class BroadcastState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BusyCoordinatorsInput:
-    """Bound of one page of coordinators."""
-
     limit: int = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetTransactionsInput:
-    """Bound of one page of finished transactions."""
-
     limit: int = 1_000

@@ -1,10 +1,7 @@
 """`build-delayed-index`: build the index buckets of many topics from the delivery times in their logs.
 
-Each topic's log is cut into ranges, one per bucket, and one task reads each range. The task fetches one column of the
-segments that have delayed entries, and writes a snapshot file as a seal does. All ranges of a topic use the same
-frontier and the same time, so the buckets show one moment.
-
-Source: PIP-195, where one reader of the whole log rebuilds an index.
+Each topic's log is cut into ranges, one per bucket, and one task reads each range. All ranges of a topic use the same
+frontier and the same time, so the buckets show one moment. Source: PIP-195.
 """
 
 from collections import defaultdict
@@ -45,8 +42,6 @@ class _TopicPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SnapshotTask:
-    """Range of a log that becomes one bucket."""
-
     topic_id: TopicId
     number: int  # index of the range among the topic's ranges
     log_range: LogRange
@@ -62,7 +57,6 @@ class _SnapshotResult:
 
 
 def build_indexes(addresses: CatalogAddresses, run: JobContext, job: BuildIndexes) -> BulkSummary:
-    """Run the job on the driver."""
     cores = run.spark.sparkContext.defaultParallelism
     (topics,) = run.run_in_executors(
         "look at topics",

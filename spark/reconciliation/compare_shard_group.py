@@ -1,7 +1,6 @@
 """Comparison of one group of shards, by pure functions of Arrow tables that compute with numpy.
 
-A group has all objects and rows of its ledgers. The results are candidates in the schema of findings. Each candidate is
-checked again in storage and catalog before it becomes a finding.
+The results are candidates in the schema of findings, which are checked again in storage and catalog.
 """
 
 from collections.abc import Sequence
@@ -59,7 +58,6 @@ class GroupComparison:
 
 
 def compare_shard_group(group: ShardGroup, limits: ComparisonLimits) -> GroupComparison:
-    """Compare all ledgers and tiered copies of a group."""
     intents = IntentIds.from_table(group.intents)
     stored, rows = StoredLedgerObjects.from_table(group.objects), LedgerRowColumns.from_table(group.ledgers)
     row_index, has_row = find_positions(rows.ids, stored.ids)
@@ -176,8 +174,6 @@ def _segment_keys(ledgers: Ids, numbers: Any) -> list[str]:  # noqa: ANN401 - of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StoredPrimaryCopies:
-    """Stored objects of ledgers that have a primary copy in the catalog."""
-
     stored: StoredLedgerObjects
     rows: LedgerRowColumns
     row_index: npt.NDArray[np.intp]  # row of each stored ledger
@@ -285,7 +281,6 @@ class _StoredPrimaryCopies:
 def _find_absent_ledgers(
     stored: StoredLedgerObjects, rows: LedgerRowColumns, limits: ComparisonLimits, *, skipped: Mask
 ) -> pa.Table:
-    """Find live ledgers without any listed object."""
     _, is_stored = find_positions(stored.ids, rows.ids)
     is_settled = ~rows.creating & (rows.created_us < limits.rows_before_us)
     lost = ~is_stored & is_settled & (rows.primary == _LIVE) & ~skipped
@@ -298,7 +293,6 @@ def _find_absent_ledgers(
 def _find_lost_rows(
     stored: StoredLedgerObjects, rows: LedgerRowColumns, limits: ComparisonLimits, is_damaged: Mask, detail: str
 ) -> pa.Table:
-    """Find ledgers that have lost rows of copies or segments, and count their stored objects."""
     lost = is_damaged & ~rows.creating & (rows.created_us < limits.rows_before_us)
     ids = rows.ids[lost]
     stored_index, is_stored = find_positions(stored.ids, ids)

@@ -36,8 +36,6 @@ _UNPUBLISHED_COUNTS: Final = ("elsewhere", "unmeasured")
 
 @dataclass(frozen=True, slots=True)
 class _ComparisonInputs:
-    """Folders of the facts, and the limits that all groups share."""
-
     listed: Path
     references: Path
     folder: Path
@@ -46,7 +44,6 @@ class _ComparisonInputs:
 
 
 def compare_sides(addresses: CatalogAddresses, run: JobContext, job: CompareStorageWithCatalogJob) -> BulkSummary:
-    """Run the job on the driver."""
     listed, references = run.get_published_summary("list-storage"), run.get_published_summary("read-references")
     inputs = _ComparisonInputs(
         listed=Path(listed.folder),

@@ -83,7 +83,6 @@ def _make_copy_findings(pairs: Sequence[Row], kind: FindingKind, detail: str) ->
 def _find_absent_objects(
     copies: pa.Table, parts_by_copy: Mapping[tuple[int, str], set[str]], limits: ComparisonLimits
 ) -> pa.Table:
-    """Find live copies in listed buckets that lack their data or their index."""
     lost = [
         (copy, part)
         for copy in _select_settled_copies(copies, limits)
@@ -151,7 +150,6 @@ def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Compar
 
 
 def _select_settled_copies(copies: pa.Table, limits: ComparisonLimits) -> list[dict[str, Any]]:
-    """Return live copies in listed buckets, of ledgers that are old enough."""
     return [
         copy
         for copy in copies.filter(pc.equal(copies["state"], "LIVE")).to_pylist()
@@ -179,7 +177,6 @@ def count_tiered_overlap(group: ShardGroup, limits: ComparisonLimits) -> CopyOve
 
 
 def count_copies_elsewhere(copies: pa.Table, limits: ComparisonLimits) -> int:
-    """Return the number of copies in buckets or stores that were not listed."""
     return sum(not _is_listed(copy, limits) for copy in copies.select(["bucket", "endpoint"]).to_pylist())
 
 

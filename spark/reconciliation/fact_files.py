@@ -1,8 +1,7 @@
 """Files between the jobs of a reconciliation: facts about storage and catalog, split by groups of shards.
 
-A group has all objects and rows of its ledgers, so one task can compare them without a shuffle. Files are Arrow IPC
-without compression, named `{stem}-{task}-{group}.arrow`. A file is written under a temporary name and then renamed, so
-a task that runs twice leaves the same files.
+A group has all objects and rows of its ledgers, so one task compares them without a shuffle. Files are Arrow IPC named
+`{stem}-{task}-{group}.arrow`. A task that runs twice leaves the same files.
 """
 
 from collections.abc import Iterable, Iterator
@@ -154,7 +153,6 @@ class GroupedFactFiles:
 def write_ungrouped_facts(
     folder: Path, stem: str, task: int, batches: Iterable[pa.RecordBatch], schema: pa.Schema
 ) -> int:
-    """Write batches into one file without groups. Return the number of rows."""
     rows = 0
     with (
         replace_atomically(folder / f"{stem}-{task:05d}-all.arrow") as new,
@@ -177,7 +175,6 @@ def read_facts(folder: Path, stem: str, group: int | None, schema: pa.Schema) ->
 
 
 def read_ungrouped_batches(folder: Path, stem: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of the files without groups."""
     for path in sorted(folder.glob(f"{stem}-*-all.arrow")):
         with pa.memory_map(str(path)) as source:
             file = pa.ipc.open_file(source)

@@ -55,8 +55,6 @@ _TIERED_KEY: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _ListingTask:
-    """Part of a bucket that one task lists or reads from an inventory."""
-
     number: int
     address: BucketAddress
     ranges: tuple[KeyRange, ...] = ()
@@ -83,12 +81,6 @@ class _ListedCounts:
 
 
 def list_storage(addresses: CatalogAddresses, run: JobContext, job: ListStorageJob) -> BulkSummary:
-    """Run the job on the driver.
-
-    Raises:
-        InvalidInput: An inventory is damaged, incomplete, or of a bucket that is not the catalog's.
-        StoreUnavailable: A listing was not completed.
-    """
     inventories = _read_inventories(addresses, job, run)
     groups = choose_group_count(read_catalog_bounds(run, addresses.database_url)["ledgers"])
     tasks = _make_listing_tasks(addresses, inventories, parallel_tasks=run.spark.sparkContext.defaultParallelism)
@@ -148,7 +140,6 @@ def _make_listing_tasks(
 
 
 def _write_object_facts(task: _ListingTask, *, folder: Path, groups: int, primary: str) -> _ListedCounts:
-    """Write the objects of one part of a bucket into separate files. Runs in an executor."""
     bucket = task.address.bucket
     is_primary = bucket == primary
     stem, schema = ("objects", OBJECTS) if is_primary else ("tiered", TIERED_OBJECTS)

@@ -48,8 +48,6 @@ class _IdRange:
 
 @dataclass(frozen=True, slots=True)
 class _CatalogReader:
-    """Values that the tasks of one job share."""
-
     url: str
     folder: Path
     groups: int
@@ -72,11 +70,7 @@ class _CatalogReader:
 
 
 def read_references(addresses: CatalogAddresses, run: JobContext, job: ReadLedgersAndIntentsJob) -> BulkSummary:  # noqa: ARG001 - of every main
-    """Run the job on the driver, after storage was listed. Ledgers are read before intents.
-
-    Raises:
-        StoreUnavailable: The database did not answer.
-    """
+    """Run the job on the driver, after storage was listed. Ledgers are read before intents."""
     groups = run.get_published_summary("list-storage").counts["groups"]
     reader = _CatalogReader(addresses.database_url, run.folder, groups, addresses.application)
     (before,) = run.run_in_executors("look at the catalog and its lists", [reader], _write_list_facts)
@@ -113,10 +107,7 @@ def _split_id_range(first: int, last: int) -> list[_IdRange]:
 
 
 def _write_list_facts(reader: _CatalogReader) -> dict[str, int]:
-    """Write the lists into a file and return the bounds of ids. Runs in an executor.
-
-    Digests of owners are computed from lists, because there are fewer lists than ledgers.
-    """
+    """Write the lists into a file and return the bounds of ids."""
     with open_arrow_reader(reader.url) as connection:
         rows = connection.table(bulk_queries.select_ledger_lists())
     write_ungrouped_facts(reader.folder, "lists", 0, rows.to_batches(), rows.schema)
@@ -125,7 +116,6 @@ def _write_list_facts(reader: _CatalogReader) -> dict[str, int]:
 
 @lru_cache(maxsize=2)
 def _list_by_id(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the lists by id. Each executor process reads the lists once per run."""
     table = read_facts(folder, "lists", None, build_arrow_schema(bulk_queries.select_ledger_lists()))
     return {row["list_id"]: row for row in table.to_pylist()}
 
@@ -150,11 +140,7 @@ def _compute_owner_digest(folder: Path, list_id: int, application: str) -> int:
 
 
 def _write_ledger_facts(reader: _CatalogReader, ids: _IdRange) -> tuple[int, int]:
-    """Write ledgers with their references and primary copies, and write tiered copies. Runs in an executor.
-
-    Returns:
-        Number of ledgers, and number of their tiered copies.
-    """
+    """Write ledgers with their references and primary copies, and write tiered copies. Return both counts."""
     first, end = ids.first, ids.end
     with open_arrow_reader(reader.url) as connection:
         copies = connection.table(bulk_queries.select_copies(first, end))
@@ -186,8 +172,6 @@ def _write_ledger_facts(reader: _CatalogReader, ids: _IdRange) -> tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class _FactsByLedger:
-    """Facts about the ledgers of a range, read by other queries."""
-
     primary_ids: npt.NDArray[np.int64]  # ledgers with a primary copy, ascending
     is_live: npt.NDArray[np.int64]  # 1 or 0, for each of `primary_ids`
     named: set[tuple[int, str]]  # ledger and component of ledgers that a row of their component names

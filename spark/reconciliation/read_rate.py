@@ -5,13 +5,7 @@ from collections.abc import Callable
 
 
 class ReadRateLimiter:
-    """Limiter of the rate at which a task reads bytes. Time without reads does not raise the rate later.
-
-    Args:
-        bytes_per_s: Above 0.
-        clock: Monotonic seconds.
-        sleep: Waits for some seconds.
-    """
+    """Limiter of the bytes that a task reads per second. Time without reads does not raise the rate later."""
 
     def __init__(
         self,

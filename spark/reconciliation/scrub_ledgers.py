@@ -1,7 +1,6 @@
 """`cut-scrub` and `scrub-page`: read every stored segment and tiered copy at a bounded rate, and compare digests.
 
-A page is split into lanes, one for each task that can run at once. The lanes share the rate evenly, so the whole job
-keeps the rate. A task has one segment or one part of a tiered copy in memory.
+A page is split into lanes, one for each task that can run at once. The lanes share the rate evenly.
 """
 
 import json
@@ -61,8 +60,6 @@ class _LedgerIdRange:
 
 @dataclass(frozen=True, slots=True)
 class _ScrubLane:
-    """Part of a page that one task reads."""
-
     number: int
     lanes: int
     page: _LedgerIdRange
@@ -79,11 +76,6 @@ class _ScrubLane:
 
 
 def cut_scrub(addresses: CatalogAddresses, run: JobContext, job: CutScrubIntoPagesJob) -> BulkSummary:
-    """Run the job on the driver.
-
-    Raises:
-        StoreUnavailable: The database did not answer.
-    """
     cut = partial(_cut_into_pages, addresses.database_url, run.folder, max_objects=_MAX_PAGE_OBJECTS)
     (counts,) = run.run_in_executors("cut ledgers into pages", [job], cut)
     return BulkSummary(counts=counts)
@@ -120,11 +112,6 @@ def _read_ledger_sizes(catalog: ArrowReader, job: CutScrubIntoPagesJob) -> Itera
 
 
 def scrub_page(addresses: CatalogAddresses, run: JobContext, job: ScrubPageJob) -> BulkSummary:
-    """Run the job on the driver.
-
-    Raises:
-        StoreUnavailable: Storage or the database did not answer. This says nothing about the data.
-    """
     cut = json.loads(
         (Path(run.get_published_summary(CutScrubIntoPagesJob.name).folder) / _PAGES_FILE).read_text(encoding="utf-8")
     )
@@ -177,8 +164,6 @@ def _scrub_lane(addresses: CatalogAddresses, folder: Path, lane: _ScrubLane) -> 
 
 
 class _ObjectReader:
-    """Reader of the objects of one lane."""
-
     def __init__(self, addresses: CatalogAddresses, rate_limiter: ReadRateLimiter) -> None:
         self._addresses, self.rate_limiter = addresses, rate_limiter
 

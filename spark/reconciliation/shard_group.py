@@ -108,7 +108,6 @@ class LedgerRowColumns:
 
     @staticmethod
     def from_table(table: pa.Table) -> "LedgerRowColumns":
-        """Convert a table in the schema `LEDGERS`, in any order."""
         columns = [table[name].to_numpy() for name in LEDGERS.names if name != "list_id"]
         order = np.argsort(columns[0])
         return LedgerRowColumns(*(column[order] for column in columns))
@@ -126,7 +125,6 @@ class IntentIds:
 
     @staticmethod
     def from_table(table: pa.Table) -> "IntentIds":
-        """Convert a table in the schema `INTENTS`, in any order."""
         is_pending, is_primary = pc.equal(table["state"], "PENDING"), pc.equal(table["copy"], PRIMARY)
         is_dead, is_tiered = pc.invert(is_pending), pc.invert(is_primary)
         is_unreadable = pc.and_(is_tiered, pc.equal(table["uuid"], ""))

@@ -1,7 +1,7 @@
 """`verify-findings`: check each candidate again, first in storage and then in the catalog, and keep the true findings.
 
-Storage was listed and rows were read some time ago. An absence counts only if a HEAD finds nothing and the row still
-names the object. An orphan counts only if storage states its owner.
+An absence counts only if a HEAD finds nothing and the row still names the object. An orphan counts only if storage
+states its owner.
 """
 
 from collections import Counter
@@ -62,11 +62,6 @@ class _VerifyTask:
 
 
 def verify_findings(addresses: CatalogAddresses, run: JobContext, job: VerifyFindingsJob) -> BulkSummary:
-    """Run the job on the driver.
-
-    Raises:
-        StoreUnavailable: Storage or the database did not answer.
-    """
     folder = Path(run.get_published_summary("compare-sides").folder)
     pages = range(FindingFiles(folder).pages)
     starts = range(0, len(pages), _PAGES_PER_TASK)
@@ -194,7 +189,6 @@ def _is_still_missing(candidate: Finding, store: ObjectStore, names: Sequence[st
 
 
 def _make_row_checks(findings: Sequence[Finding], catalog: ArrowReader) -> dict[FindingKind, Callable[[Finding], bool]]:
-    """Return checks by kind: ledgers are still unreferenced, and intents are still stalled."""
     ledger_ids = [
         finding.ledger_id for finding in findings if _is_unreferenced(finding) and finding.ledger_id is not None
     ]

@@ -1,12 +1,10 @@
 """`rebuild-records`: write the newest version of every record of a manifest as rows of the catalog's tables.
 
-Topics and lists come first, because other records depend on them. Each task reads the blocks of one range of ids. Tasks
-exchange no record versions. The memory of a task grows with its range, and ranges are bounded.
+Topics and lists come first, because other records depend on them. Each task reads the blocks of one range of ids, which
+bounds its memory. One task holds all records of a kind with unique names. If a name was used again after a plain
+deletion, the newer record counts.
 
-Topics, lists and cursors have unique names, so one task holds all records of such a kind. If a name was used again
-after a plain deletion, the newer record counts.
-
-Source: Aerospike's cold start, which reads every block and keeps the newest version of each record.
+Source: Aerospike's cold start.
 """
 
 import math
@@ -84,11 +82,7 @@ class _RebuildTaskResult:
 def rebuild_records(records: BucketAddress, run: JobContext, job: RebuildRecords) -> BulkSummary:
     """Run the job on the driver.
 
-    Raises:
-        CorruptData, MissingData: A block differs from the manifest or is missing, and the job does not skip such
-            blocks. Blocks that may hide messages from readers are never skipped.
-        Unsupported: A newer build wrote a block. Such a block is never skipped.
-        StoreUnavailable: Storage did not answer.
+    Unreadable blocks are skipped if the job says so, except blocks that may hide messages and blocks of a newer build.
     """
     blocks = ColdStart(_open_log(records, job)).manifest(job.manifest).blocks
     cores = run.spark.sparkContext.defaultParallelism
@@ -160,8 +154,6 @@ def _run_rebuild_task(
 
 
 class _RecordRebuilder:
-    """Reader of the record versions of one task. It writes rows and counts them."""
-
     def __init__(self, log: RecordLog, files: RowFilesFolder, *, skip_unreadable: bool) -> None:
         self._log, self._files, self._skip_unreadable = log, files, skip_unreadable
         self.result = _RebuildTaskResult()
@@ -180,7 +172,6 @@ class _RecordRebuilder:
         self._write_rows(0, [build_table_rows(_K.CURSOR, cursors)])
 
     def rebuild_ledgers(self, task: _RebuildTask) -> None:
-        """Write the ledgers of one range with their segments and hidden entries."""
         (id_range,) = task.ranges
         ledgers = self._read_live_and_write_tombstones(_K.LEDGER, id_range)
         ledger_ids, all_listed = read_id_column(ledgers), np.load(self._files.listed_ledgers_path(), mmap_mode="r")
@@ -194,7 +185,6 @@ class _RecordRebuilder:
         self._count_records(ledgers, segments, hidden)
 
     def rebuild_kind_in_range(self, task: _RebuildTask) -> None:
-        """Write one range of a kind."""
         (kind,), (id_range,) = task.kinds, task.ranges
         live = self._read_live_and_write_tombstones(kind, id_range)
         if PARENT_BY_KIND.get(kind) is _K.TOPIC:

@@ -35,7 +35,6 @@ class KeyRange:
 
 
 def shard_key_range(shard: int) -> KeyRange:
-    """Return the range of a shard of the primary bucket, 0 to 255."""
     return KeyRange(prefix=shard_prefix(shard))
 
 
@@ -63,7 +62,6 @@ def list_outside_shards(store: ObjectStore) -> tuple[list[KeyRange], list[Object
 
 
 def to_record_batches(objects: Iterator[ObjectInfo]) -> Iterator[pa.RecordBatch]:
-    """Convert objects to record batches of `LISTING_SCHEMA`."""
     while rows := [(info.key, info.size_bytes, info.modified_us) for info in islice(objects, _ROWS_PER_BATCH)]:
         columns = [
             pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), LISTING_SCHEMA, strict=True)

@@ -54,7 +54,6 @@ _POSITION_FIELDS: Final = (("ledger_id", pa.int64()), ("entry_id", pa.int64()))
 
 
 def register_data_sources(spark: "SparkSession", addresses: CatalogAddresses) -> None:
-    """Register the formats in a session."""
     for source in (ObjectTable, LedgerTable, EntryTable):
         spark.dataSource.register(type(source.__name__, (source,), {"addresses": addresses}))
 
@@ -113,8 +112,6 @@ class _ObjectListingReader(DataSourceReader):
 
 
 class LedgerTable(DataSource):
-    """Rows of `ledger`."""
-
     addresses: ClassVar[CatalogAddresses]
 
     @classmethod

@@ -1,8 +1,6 @@
-"""Fast parser for millions of keys of the primary bucket.
+"""Fast parser for millions of keys of the primary bucket, which decodes eight characters at once.
 
-A key is parsed only if it has exactly the form that `segment_key` and `meta_key` of `logstore.log.ledgers` write. Every
-other key is foreign, so an object of another writer is never taken for a ledger's. Eight characters are decoded at
-once, as one 64-bit word.
+A key is parsed only if it has exactly the form that `segment_key` and `meta_key` of `logstore.log.ledgers` write.
 """
 
 from dataclasses import dataclass

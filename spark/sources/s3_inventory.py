@@ -1,8 +1,6 @@
 """Inventory files, which replace a listing: a manifest and its parts in Parquet or CSV, checked before use.
 
-A manifest states bucket, format, columns and time, and for each part its size and MD5. Keys in CSV parts are
-URL-encoded. The inventory of a versioned bucket also has object versions that are not the latest.
-
+Keys in CSV parts are URL-encoded. The inventory of a versioned bucket also has object versions that are not the latest.
 Source: Amazon S3 Inventory.
 """
 
@@ -53,8 +51,6 @@ class InventoryPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """Content of a checked manifest."""
-
     bucket: str
     created_us: int  # time at which the store began the inventory, by its clock
     format: str
@@ -63,15 +59,9 @@ class Inventory:
 
 
 def read_manifest(path: Path, *, now_us: int) -> Inventory:
-    """Read a manifest and find its parts in nearby folders.
+    """Read a manifest and find its parts in nearby folders. `now_us` is the present time by the store's clock.
 
-    Args:
-        path: A regular file.
-        now_us: Present time by the store's clock.
-
-    Raises:
-        InvalidInput: The manifest is malformed, of an unknown format or from the future. It lacks a column or names no
-            part. Or a part does not exist.
+    `InvalidInput` means that the manifest is malformed or from the future, lacks a column, or names an absent part.
     """
     try:
         manifest: Mapping[str, Any] = json.loads(read_regular_file(path, max_bytes=_MAX_MANIFEST_BYTES))
@@ -134,11 +124,7 @@ def _find_part_path(manifest: Path, key: str) -> str:
 
 
 def check_part_checksum(file: tuple[str, int, str]) -> int:
-    """Compare length and MD5 of a part with the manifest. Return the length in bytes.
-
-    Raises:
-        InvalidInput: Length or MD5 differs, or the part cannot be read.
-    """
+    """Return the length of a part in bytes. Raise `InvalidInput` if length or MD5 differs, or reading fails."""
     path, size_bytes, expected_md5 = file
     digest, length = hashlib.md5(usedforsecurity=False), 0
     try:
@@ -160,9 +146,7 @@ def check_part_checksum(file: tuple[str, int, str]) -> int:
 def list_inventory_parts(inventory: Inventory) -> list[InventoryPart]:
     """Return the parts for tasks: whole CSV parts, and Parquet parts of about a million rows.
 
-    Raises:
-        InvalidInput: A Parquet part lacks a column.
-        CorruptData: A Parquet part cannot be read.
+    `InvalidInput` means that a Parquet part lacks a column, and `CorruptData` that it cannot be read.
     """
     parts: list[InventoryPart] = []
     for path, _, _ in inventory.files:
@@ -191,11 +175,7 @@ def list_inventory_parts(inventory: Inventory) -> list[InventoryPart]:
 
 
 def read_part(part: InventoryPart) -> Iterator[pa.RecordBatch]:
-    """Read the latest object versions in a part, as record batches of `LISTING_SCHEMA`.
-
-    Raises:
-        CorruptData: The part cannot be read.
-    """
+    """Read the latest object versions in a part, in `LISTING_SCHEMA`. Raise `CorruptData` if it is unreadable."""
     columns: list[str] = [name for name in (*_REQUIRED_COLUMNS, *_VERSION_COLUMNS) if name in part.columns]
     try:
         for table in _read_csv(part, columns) if part.format == "CSV" else _read_parquet(part, columns):

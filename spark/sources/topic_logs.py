@@ -27,12 +27,9 @@ T = TypeVar("T")
 def order_topics_by_size(
     database_url: str, size_queries: Callable[[], Iterable[Select[Any]]], topics: Collection[int]
 ) -> list[int]:
-    """Return topics, largest first. Runs in an executor.
+    """Return topics, largest first. Without `topics`, return all topics of the queries. Runs in an executor.
 
-    Args:
-        database_url: URL of the catalog's database.
-        size_queries: Returns queries of `topic_id` and `size`. The sizes of a topic in several queries are added.
-        topics: Topics to order. If empty, all topics of the queries are ordered.
+    The queries have the columns `topic_id` and `size`. The sizes of a topic in several queries are added.
     """
     size_by_topic = Counter[int]()
     with open_arrow_reader(database_url) as connection:
@@ -48,7 +45,6 @@ def deal_round_robin(items: list[T], count: int) -> list[list[T]]:
 
 
 def is_active_topic(catalog: SqlCatalog, topic_id: TopicId) -> bool:
-    """Return whether the topic exists and is not being deleted."""
     try:
         return catalog.topics.get_by_id(topic_id).state is TopicState.ACTIVE
     except UnknownObject:

@@ -1,7 +1,4 @@
-"""`build-transaction-snapshots`: rebuild the transaction buffers of many topics from their whole logs.
-
-A log is read in order, so one task reads the whole log of a topic. Topics with most segments are distributed first.
-"""
+"""`build-transaction-snapshots`: rebuild the transaction buffers of many topics. One task reads a topic's whole log."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,7 +42,6 @@ class _BufferTaskResult:
 
 
 def build_buffers(addresses: CatalogAddresses, run: JobContext, job: BuildTransactionBuffersJob) -> BulkSummary:
-    """Run the job on the driver."""
     (topics,) = run.run_in_executors(
         "look at topics",
         [job.topics],

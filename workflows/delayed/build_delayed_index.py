@@ -29,8 +29,6 @@ _STEPS = TopicBuildActivities(
 
 @workflow.defn(name="build-delayed-index", versioning_behavior=VersioningBehavior.PINNED)
 class BuildDelayedIndex(TopicBuildWorkflow):
-    """Durable build of indexes of delayed messages of many topics."""
-
     @workflow.init
     def __init__(self, request: BuildDelayedIndexInput) -> None:
         super().__init__(request, _STEPS)

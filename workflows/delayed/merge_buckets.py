@@ -46,8 +46,6 @@ _MERGE = workflow.ActivityConfig(
 
 @workflow.defn(name="merge-buckets", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class MergeBuckets:
-    """Durable merges of one topic's buckets."""
-
     @workflow.init
     def __init__(self, request: MergeBucketsInput) -> None:
         self._request = request
@@ -118,7 +116,6 @@ class MergeBuckets:
 
 
 def format_merges(result: MergeBucketsResult) -> str:
-    """Return the progress for the Web UI."""
     outcome = f"**{result.outcome.value}** — " if result.outcome else ""
     totals = (
         f"{outcome}{result.merges:,} merges, {result.messages:,} messages written, {result.passed:,} left out as due;"

@@ -56,8 +56,6 @@ _MAX_TROUBLES = 20
 
 @workflow.defn(name="seal-buckets", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class SealBuckets:
-    """Durable seals of due topics."""
-
     @workflow.init
     def __init__(self, request: SealBucketsInput) -> None:
         self._request = request
@@ -143,7 +141,6 @@ class SealBuckets:
 
 
 def format_seals(result: SealBucketsResult) -> str:
-    """Return the progress for the Web UI."""
     troubles = "".join(f"- not sealed: {sentence}\n" for sentence in result.troubles)
     return (
         f"{result.topics:,} topics, {result.buckets:,} buckets with {result.messages:,} messages sealed,"

@@ -1,7 +1,6 @@
 """Start, progress and certificates of batches of deletions.
 
-A job that filed a batch starts the batch's `delete-ledgers` as a child. The child goes on when its parent ends or is
-cancelled, because filed intents must be deleted in any case.
+The child `delete-ledgers` goes on when its parent ends, because filed intents must be deleted in any case.
 """
 
 from collections.abc import Mapping
@@ -37,12 +36,10 @@ GUARDS = frozenset({LedgerStillNeeded.__name__, UnknownObject.__name__})
 
 
 def add_counts(left: Mapping[str, int], right: Mapping[str, int]) -> dict[str, int]:
-    """Add two counts by outcome."""
     return {name: left.get(name, 0) + right.get(name, 0) for name in sorted({*left, *right})}
 
 
 def add_chunk_result(progress: DeleteLedgersProgress, result: ChunkResult) -> DeleteLedgersProgress:
-    """Return the progress with the result of one more chunk."""
     return replace(
         progress,
         outcomes=add_counts(progress.outcomes, result.outcomes),
@@ -70,11 +67,7 @@ def complete_certificate(certificate: BatchCertificate, progress: DeleteLedgersP
 
 
 def require_rate(request: SetRateInput) -> None:
-    """Require that the rate is within its bounds.
-
-    Raises:
-        ApplicationError: `InvalidInput`, not retryable.
-    """
+    """Raise `ApplicationError` of type `InvalidInput` unless the rate is within its bounds."""
     if not 0 <= request.objects_per_s <= MAX_OBJECTS_PER_S:
         message = f"rate: expected 0 (unlimited) to {MAX_OBJECTS_PER_S:,} objects a second"
         message = f"{message}, found {request.objects_per_s:,}"
@@ -94,7 +87,6 @@ def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool =
 
 
 def format_batch(batch: DeleteLedgersProgress | BatchCertificate) -> str:
-    """Format a batch as Markdown for an operator."""
     if isinstance(batch, BatchCertificate) and batch.refused:
         return guard_refusals.format_refusal(batch.refused)
     parts = [f"{batch.objects:,} objects", f"{batch.size_bytes:,} bytes"]
@@ -119,10 +111,7 @@ class PhaseTwoRequest(Protocol):
 def build_batch_input(
     request: PhaseTwoRequest, batch_id: str, detached: DetachResult, *, owner: str = ""
 ) -> DeleteLedgersInput:
-    """Build the input of `delete-ledgers` for a batch that a job has detached.
-
-    `owner` is the worker that detached the ledgers as bundle owner, or empty.
-    """
+    """Build the input of `delete-ledgers`. `owner` is the bundle owner that detached the ledgers, or empty."""
     topic_request = request if isinstance(request, TrimTopicInput | DeleteTopicInput) else None
     return DeleteLedgersInput(
         batch_id=batch_id,
@@ -138,7 +127,6 @@ def build_batch_input(
 
 
 def add_certificate(before: T, certificate: BatchCertificate) -> T:
-    """Return a job's result with one more batch certificate."""
     return replace(
         before,
         outcomes=add_counts(before.outcomes, certificate.outcomes),
@@ -181,7 +169,6 @@ async def await_certificate(
     """Return the batch certificate. `None` if the batch took longer than `patience_s`, or failed.
 
     A recurring job needs this limit, because a batch may be paused. Another job adopts the rows of a failed batch.
-    `None` as `patience_s` means no limit.
     """
     ended, _ = await workflow.wait([batch], timeout=patience_s)
     if not ended:

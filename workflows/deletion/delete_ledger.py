@@ -59,8 +59,6 @@ def _delete_options(request: DeleteLedgerInput) -> workflow.ActivityConfig:
 
 @workflow.defn(name="delete-ledger", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteLedger:
-    """Phase two of one intent."""
-
     @workflow.init
     def __init__(self, request: DeleteLedgerInput) -> None:
         self._router = OwnerRouter(request.topic, patience_s=request.owner_patience_s)
@@ -121,8 +119,8 @@ def _find_error_type(error: ActivityError) -> str | None:
 async def start_delete_ledger(request: DeleteLedgerInput, *, batch_id: str) -> None:
     """Start `delete-ledger` for a row of a batch, unless it already runs.
 
-    The child is abandoned, because its retries may outlast the batch. The workflow id may be used again, because an
-    earlier run may have failed or found the row held by another workflow. A run on an ended row returns its outcome.
+    The child is abandoned, because its retries may outlast the batch. The workflow id may be used again. A run on an
+    ended row returns its outcome.
     """
     key = request.key
     try:

@@ -77,8 +77,6 @@ _HOLD_INTERVAL = timedelta(minutes=10)  # while paused; two thirds of the claim
 
 @workflow.defn(name="delete-ledgers", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteLedgers:
-    """Phase two of one batch, and phase one if ledgers are given."""
-
     @workflow.init
     def __init__(self, request: DeleteLedgersInput) -> None:
         self._request = request

@@ -36,8 +36,6 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="delete-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class DeleteTopic:
-    """Deletion of one topic."""
-
     @workflow.init
     def __init__(self, request: DeleteTopicInput) -> None:
         self._request = request

@@ -34,8 +34,6 @@ _MAX_FORGOTTEN_ROWS = 5_000  # per page; writers wait a tenth of a second for it
 
 @workflow.defn(name="sweep-deletions", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class SweepDeletions:
-    """Sweep of stalled and of old deletions."""
-
     @workflow.init
     def __init__(self, request: SweepDeletionsInput) -> None:
         self._request = request

@@ -45,8 +45,6 @@ _ROLL = workflow.ActivityConfig(
 
 @workflow.defn(name="trim-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TrimTopic:
-    """Trim of one topic."""
-
     @workflow.init
     def __init__(self, request: TrimTopicInput) -> None:
         self._request = request
@@ -94,7 +92,6 @@ class TrimTopic:
         return self._result
 
     async def _roll_idle_ledger(self) -> None:
-        """Roll the last ledger if it is due. A failure does not stop the trim (apache/pulsar#26431)."""
         try:
             roll = RollIdleLedgerInput(topic_id=self._request.topic_id, topic=self._request.topic)
             await workflow.execute_activity_method(RetentionPreparation.roll_idle, roll, **_ROLL)

@@ -45,8 +45,6 @@ _TRIM = workflow.ActivityConfig(
 
 @workflow.defn(name="trim-topics", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TrimTopics:
-    """Trim of all topics."""
-
     @workflow.init
     def __init__(self, request: TrimTopicsInput) -> None:
         self._request = request

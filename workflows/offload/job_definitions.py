@@ -34,7 +34,6 @@ class OffloadLedgerInput:
     policy: OffloadPolicy = field(default_factory=OffloadPolicy)
 
     def details(self) -> str:
-        """Return the *static details*: the work of the job, and the command that shows its progress."""
         return (
             f"Copies ledger {self.ledger_id} to the tiered bucket, and `sexton ledger explain {self.ledger_id}` "
             "shows its copies."
@@ -104,7 +103,6 @@ class OffloadTopicInput:
     carried: OffloadTopicResult = field(default_factory=OffloadTopicResult)
 
     def details(self) -> str:
-        """Return the *static details*: the work of the job, and the command that shows its progress."""
         return (
             f"Copies closed ledgers of `{self.topic}` to the tiered bucket, and `sexton ledger list {self.topic}` "
             "shows which copies each has."

@@ -44,14 +44,11 @@ def _upload_options(policy: OffloadPolicy) -> workflow.ActivityConfig:
 
 @workflow.defn(name="offload-ledger", versioning_behavior=VersioningBehavior.PINNED)
 class OffloadLedger:
-    """Workflow `offload-ledger`."""
-
     def __init__(self) -> None:
         self._progress = OffloadLedgerProgress(step="uploading")
 
     @workflow.run
     async def run(self, request: OffloadLedgerInput) -> OffloadLedgerResult:
-        """Upload and publish until a copy is LIVE or the ledger is gone."""
         search_attributes.ensure_topic(request.topic)
         workflow.set_current_details(f"Offloading ledger **{request.ledger_id}**")
         for turn in range(1, _MAX_TURNS + 1):

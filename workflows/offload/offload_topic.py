@@ -68,8 +68,6 @@ _REMOVAL: workflow.ActivityConfig = {
 
 @workflow.defn(name="offload-topic", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class OffloadTopic:
-    """Workflow `offload-topic`."""
-
     @workflow.init
     def __init__(self, request: OffloadTopicInput) -> None:
         self._request = request
@@ -81,7 +79,6 @@ class OffloadTopic:
 
     @workflow.run
     async def run(self, request: OffloadTopicInput) -> OffloadTopicResult:
-        """Serve the asks in turn."""
         search_attributes.ensure_topic(request.topic)
         while self._asks:
             try:
@@ -264,7 +261,6 @@ def _next_ids(ledger_ids: list[int] | None, after: int, limit: int) -> list[int]
 
 
 def _size_of_ask(ask: OffloadAsk) -> int:
-    """Return the approximate size of the ask in a workflow payload, in bytes."""
     texts = len(ask.actor.encode()) + len(ask.reason.encode())
     return _BYTES_PER_ASK + texts + _BYTES_PER_ID * len(ask.ledger_ids or ())
 

@@ -61,8 +61,6 @@ _RETRY_INTERVAL = timedelta(seconds=10)  # while an earlier apply's batch of the
 
 @workflow.defn(name="apply-orphans", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class ApplyOrphans:
-    """Workflow `apply-orphans`."""
-
     @workflow.init
     def __init__(self, request: ApplyOrphansInput) -> None:
         self._request = request
@@ -116,7 +114,6 @@ class ApplyOrphans:
 
     @set_rate.validator
     def check_rate(self, wanted: SetRateInput) -> None:
-        """Refuse an invalid rate, before it is in the history."""
         require_rate(wanted)
 
     def _set_progress(self, progress: ApplyOrphansProgress) -> ApplyOrphansProgress:

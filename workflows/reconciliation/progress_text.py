@@ -34,12 +34,10 @@ _LABEL_BY_COUNT: Final = {
 
 
 def refusal_by_guard(error: ActivityError) -> GuardRefusal | None:
-    """Return the refusal of a guard, or `None` for another failure."""
     return find_refusal(error, GUARDS)
 
 
 def add_page_counts(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:
-    """Return the progress after one more page with these counts."""
     total = add_apply_counts(progress.counts, counts)
     applied, skipped = sum(total.applied.values()), sum(total.skipped.values())
     done = applied + skipped + total.failed
@@ -56,7 +54,6 @@ def add_page_counts(progress: ApplyOrphansProgress, counts: ApplyCounts) -> Appl
 
 
 def format_plan(progress: ReconcileOrphansProgress, findings: str) -> str:
-    """Return the step and the counts of a plan, followed by its findings."""
     counts = "".join(
         f"- {progress.counts[job][name]:,} {label}\n"
         for (job, name), label in _LABEL_BY_COUNT.items()
@@ -76,7 +73,6 @@ def format_findings(result: PlanResult) -> str:
 
 
 def format_scrub(progress: ScrubLedgersProgress, step: str, findings: str = "") -> str:
-    """Return the step and the counts of a scrub, followed by its findings."""
     paused = "**paused** before the next page, " if progress.paused else ""
     return (
         f"run `{progress.run_id}`: {paused}{step}\n\n"
@@ -88,7 +84,6 @@ def format_scrub(progress: ScrubLedgersProgress, step: str, findings: str = "") 
 
 
 def format_apply(progress: ApplyOrphansProgress, step: str) -> str:
-    """Return the step and the counts of an apply."""
     phrases = [
         f"{progress.pages_done:,} of {progress.pages:,} pages",
         f"{progress.objects:,} objects",

@@ -53,8 +53,6 @@ _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
 
 @workflow.defn(name="reconcile-orphans", versioning_behavior=VersioningBehavior.PINNED)
 class ReconcileOrphans:
-    """Workflow `reconcile-orphans`."""
-
     @workflow.init
     def __init__(self, request: ReconcileOrphansInput) -> None:
         self._request = request

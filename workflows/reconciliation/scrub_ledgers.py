@@ -42,8 +42,6 @@ _CONCLUDE_OPTIONS: workflow.ActivityConfig = {
 
 @workflow.defn(name="scrub-ledgers", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class ScrubLedgers:
-    """Workflow `scrub-ledgers`."""
-
     @workflow.init
     def __init__(self, request: ScrubLedgersInput) -> None:
         self._request, self._progress = request, request.carried

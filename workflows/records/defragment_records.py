@@ -30,8 +30,6 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="defragment-records", versioning_behavior=VersioningBehavior.PINNED)
 class DefragmentRecords:
-    """One pass over all blocks of the record log."""
-
     @workflow.run
     async def run(self, request: DefragmentRecordsInput) -> DefragmentRecordsResult:
         if request.scheduled:
@@ -58,7 +56,6 @@ class DefragmentRecords:
 
 
 def describe_result(result: DefragmentRecordsResult) -> str:
-    """Format the result as Markdown for the Web UI."""
     if result.refused:
         return guard_refusals.format_refusal(result.refused)
     if result.joined:

@@ -52,8 +52,6 @@ _PAGE = workflow.ActivityConfig(
 
 @workflow.defn(name="end-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class EndRecords:
-    """Selection of records by a record function, and their deletion."""
-
     @workflow.init
     def __init__(self, request: EndRecordsInput) -> None:
         self._request = request
@@ -128,11 +126,7 @@ class EndRecords:
         return page
 
     async def _delete_batch(self) -> None:
-        """Run phase two. Count detached ledgers by their rows.
-
-        The results of pages are not enough: an activity whose result was lost has detached ledgers too. But they
-        include rows that a sweep has taken up meanwhile.
-        """
+        """Run phase two. Count detached ledgers by their rows, because the result of an activity may have been lost."""
         request = self._request
         batch = CountBatchInput(batch_id=request.batch_id)
         detached: DetachResult = await workflow.execute_activity_method(
@@ -167,7 +161,6 @@ class EndRecords:
 
 
 def describe_result(request: EndRecordsInput, result: EndRecordsResult) -> str:
-    """Format the result so far as Markdown for the Web UI."""
     if result.refused:
         return guard_refusals.format_refusal(result.refused)
     verb = "would end" if request.dry_run else "ended"

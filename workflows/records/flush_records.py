@@ -41,8 +41,6 @@ _MAX_NEW_BLOCKS = 1_000
 
 @workflow.defn(name="flush-records", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class FlushRecords:
-    """Flushes of the record log, repeated or once."""
-
     @workflow.init
     def __init__(self, request: FlushRecordsInput) -> None:
         self._request = request
@@ -114,7 +112,6 @@ class FlushRecords:
 
 
 def describe_result(result: FlushRecordsResult) -> str:
-    """Format the counts as Markdown for the Web UI."""
     flushed = result.done
     notes = "\n\nAnother job is at work on the record log." if flushed.held else ""
     if flushed.refused:

@@ -40,8 +40,6 @@ GUARDS = frozenset(
 
 @workflow.defn(name="follow-records", versioning_behavior=VersioningBehavior.PINNED)
 class FollowRecords:
-    """Steps of one replica's database."""
-
     @workflow.run
     async def run(self, request: FollowRecordsInput) -> FollowRecordsResult:
         follow_input = FollowInput(seed=request.seed, watch_s=request.watch_s)
@@ -56,7 +54,6 @@ class FollowRecords:
 
 
 def describe_result(result: FollowRecordsResult) -> str:
-    """Format the result as Markdown for the Web UI."""
     if result.refused:
         return guard_refusals.format_refusal(result.refused)
     followed = result.done

@@ -27,8 +27,6 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="raid-tombstones", versioning_behavior=VersioningBehavior.PINNED)
 class RaidTombstones:
-    """One raid."""
-
     @workflow.run
     async def run(self, request: RaidTombstonesInput) -> RaidTombstonesResult:
         if request.scheduled:
@@ -60,7 +58,6 @@ class RaidTombstones:
 
 
 def describe_result(result: RaidTombstonesResult) -> str:
-    """Format the result as Markdown for the Web UI."""
     if result.refused:
         return guard_refusals.format_refusal(result.refused)
     if result.joined:

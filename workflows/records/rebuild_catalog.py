@@ -62,8 +62,6 @@ GUARDS = frozenset(
 
 @workflow.defn(name="rebuild-catalog", versioning_behavior=VersioningBehavior.PINNED)
 class RebuildCatalog:
-    """One rebuild from one manifest into one database."""
-
     @workflow.init
     def __init__(self, request: RebuildCatalogInput) -> None:
         self._step = RebuildStepInput(

@@ -1,9 +1,7 @@
-"""Activity options of record log jobs. A job runs at most once at a time.
+"""Activity options of record log jobs, of which each runs at most once at a time.
 
-The activities have their own queue, because a flush holds a thread while it waits.
-
-A schedule appends its time to the workflow id. A start by a person does not. So a scheduled run only starts the job as
-its child, under the id that a person's start uses too.
+The activities have their own queue, because a flush holds a thread while it waits. A schedule appends its time to the
+workflow id. So a scheduled run starts the job as its child, under the id that a person's start uses too.
 """
 
 from datetime import timedelta

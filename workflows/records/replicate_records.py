@@ -27,8 +27,6 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="replicate-records", versioning_behavior=VersioningBehavior.PINNED)
 class ReplicateRecords:
-    """One shipment to every replica bucket."""
-
     @workflow.run
     async def run(self, request: ReplicateRecordsInput) -> ReplicateRecordsResult:
         if request.scheduled:
@@ -53,7 +51,6 @@ class ReplicateRecords:
 
 
 def describe_result(result: ReplicateRecordsResult) -> str:
-    """Format the result as Markdown for the Web UI."""
     if result.refused:
         return guard_refusals.format_refusal(result.refused)
     if result.joined:

@@ -25,8 +25,6 @@ with workflow.unsafe.imports_passed_through():
 
 @workflow.defn(name="sweep-records", versioning_behavior=VersioningBehavior.PINNED)
 class SweepRecords:
-    """Start of `flush-records`, unless it runs."""
-
     @workflow.run
     async def run(self, request: SweepRecordsInput) -> SweepRecordsResult:
         started = list[str]()

@@ -36,8 +36,6 @@ def _broadcast_options(queue: str) -> workflow.ActivityConfig:
 
 @workflow.defn(name="broadcast-transaction", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class BroadcastTransaction:
-    """Durable broadcast of one transaction's decision."""
-
     @workflow.init
     def __init__(self, request: BroadcastTransactionInput) -> None:
         self._progress = request.carried or BroadcastProgress()

@@ -29,8 +29,6 @@ _STEPS = TopicBuildActivities(
 
 @workflow.defn(name="build-transaction-snapshots", versioning_behavior=VersioningBehavior.PINNED)
 class BuildTransactionSnapshots(TopicBuildWorkflow):
-    """Durable build of transaction snapshots of many topics."""
-
     @workflow.init
     def __init__(self, request: BuildTransactionSnapshotsInput) -> None:
         super().__init__(request, _STEPS)

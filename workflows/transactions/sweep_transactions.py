@@ -32,8 +32,6 @@ _TRANSACTIONS_PER_PAGE = 1_000
 
 @workflow.defn(name="sweep-transactions", versioning_behavior=VersioningBehavior.PINNED)
 class SweepTransactions:
-    """Periodic sweep of coordinators and finished transactions."""
-
     @workflow.run
     async def run(self, request: SweepTransactionsInput) -> SweepTransactionsResult:
         busy = await workflow.execute_activity_method(

@@ -47,8 +47,6 @@ _MAX_OWED_IDS = 20
 
 @workflow.defn(name="transaction-coordinator", versioning_behavior=VersioningBehavior.AUTO_UPGRADE)
 class TransactionCoordinator:
-    """Endless loop of one coordinator."""
-
     @workflow.init
     def __init__(self, request: CoordinatorInput) -> None:
         self._request = request
