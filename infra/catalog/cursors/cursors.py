@@ -125,7 +125,7 @@ class SqlCursors(CatalogAdapter):
     def fold_snapshot(
         self, connection: Connection, change: SnapshotChange, snapshot: CursorSnapshot, *, limit_bytes: int
     ) -> bool:
-        topic = read_topic(connection, change.topic_id, share=True)
+        topic = read_topic(connection, change.topic_id, share_lock=True)
         _lock_cursor_list(connection, change.topic_id, change.subscription)
         cursor = _lock_cursor_if_unchanged(connection, change, topic)
         if cursor is None or cursor.snapshot_ledger != snapshot.ledger_id:

@@ -80,7 +80,7 @@ class SqlDelayedIndex(CatalogAdapter):
     def switch(self, connection: Connection, switch: BucketSwitch) -> bool:
         added_ids = [new.bucket.bucket_id for new in switch.added]
         try:
-            topic = read_topic(connection, switch.topic_id, share=True)
+            topic = read_topic(connection, switch.topic_id, share_lock=True)
         except UnknownObject:
             for ledger_id in added_ids:
                 reopen_newborn_intent(connection, ledger_id)

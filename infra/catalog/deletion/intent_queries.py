@@ -208,13 +208,13 @@ _LOCKED_COLUMNS = [_P[name] for name in _NAMES]
 
 
 def lock_held_intents(
-    connection: Connection, row_ids: Iterable[int], holder: str, *, unclaimed: bool = False
+    connection: Connection, row_ids: Iterable[int], holder: str, *, only_unclaimed: bool = False
 ) -> dict[int, Row[Any]]:
     """Lock the PENDING rows of a holder, in ascending order: a batch, or the workflow with the claim of a row.
 
-    `unclaimed` leaves out rows with a workflow of their own.
+    `only_unclaimed` leaves out rows with a workflow of their own.
     """
-    query = _compile_intent_lock(connection.dialect.name, unclaimed=unclaimed)
+    query = _compile_intent_lock(connection.dialect.name, unclaimed=only_unclaimed)
     return {row.row_id: row for row in query.execute(connection, ((row_id,) for row_id in row_ids), holder=holder)}
 
 

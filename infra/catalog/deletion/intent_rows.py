@@ -54,7 +54,7 @@ def replace_ledgers_by_intents(
         *select_intents_to_file(to_delete, batch_id, now_us, cause, durable=durable)
     )
     filed = connection.execute(filing, execution_options=_COUNTED).rowcount
-    remove_ledgers(connection, to_delete & _has_intent(), buried_us=now_us if durable else None)
+    remove_ledgers(connection, to_delete & _has_intent(), tombstone_us=now_us if durable else None)
     return filed
 
 
@@ -182,13 +182,15 @@ def adopt_stalled_intents(
     return move_intents_to_batch(connection, *where, batch_id=batch_id)
 
 
-def move_intents_to_batch(connection: Connection, *rows: ColumnElement[bool], batch_id: str, again: int = 0) -> int:
-    """Move intents to another batch and clear their claims. Return their number. `again` is added to `openings`.
+def move_intents_to_batch(
+    connection: Connection, *rows: ColumnElement[bool], batch_id: str, added_openings: int = 0
+) -> int:
+    """Move intents to another batch and clear their claims. Return their number.
 
     An earlier statement must have locked the rows. On PostgreSQL, a statement that waits for a row lock reads that row
     again, but reads `run` as it was before the wait. It could take rows that another batch has just adopted.
     """
-    new_values = {"batch_id": batch_id, "openings": _P.openings + again, **NO_CLAIM_COLUMNS}
+    new_values = {"batch_id": batch_id, "openings": _P.openings + added_openings, **NO_CLAIM_COLUMNS}
     return connection.execute(update(t.pending_deletion).where(*rows).values(new_values)).rowcount
 
 
@@ -259,7 +261,7 @@ def hand_over_intents(
     connection: Connection, row_ids: Mapping[int, str], batch_id: str, errors: Mapping[int, str], *, until_us: int
 ) -> frozenset[int]:
     """Move claims of PENDING rows to workflows of their own, whose ids are in `row_ids`. Return the moved rows."""
-    rows = lock_held_intents(connection, row_ids, batch_id, unclaimed=True)
+    rows = lock_held_intents(connection, row_ids, batch_id, only_unclaimed=True)
     statement = (
         update(t.pending_deletion)
         .where(_P.row_id == bindparam("row"))

@@ -62,7 +62,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
     ) -> list[LedgerId]:
         def read(connection: Connection) -> list[LedgerId]:
             view = self._read_list_view(connection, topic_id, lock=False)
-            return list(select_ledgers_to_detach(connection, view, ledger_ids, force=force, rolled=rolled).ids)
+            return list(select_ledgers_to_detach(connection, view, ledger_ids, force=force, rolled_ledger=rolled).ids)
 
         return self._db.read(read)
 
@@ -84,7 +84,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
             batch_id=batch_id,
             claim=claim,
             cause=cause,
-            request=fingerprint_request(f"{topic_id}/{force}{suffix}", ledger_ids, without="retention"),
+            request=fingerprint_request(f"{topic_id}/{force}{suffix}", ledger_ids, text_if_no_ids="retention"),
             ending=EndingOperation.RETENTION if ledger_ids is None else EndingOperation.DELETE,
             durable=durable,
         )
@@ -250,7 +250,7 @@ class SqlPhaseOne(LeaseBoundAdapter):
         return self._db.write(behind)
 
     def _read_list_view(self, connection: Connection, topic_id: TopicId, *, lock: bool) -> TopicListView:
-        topic = read_topic(connection, topic_id, share=lock)
+        topic = read_topic(connection, topic_id, share_lock=lock)
         list_id = read_data_list_id(connection, topic_id, lock=lock)
         marks = read_mark_delete_positions(connection, topic_id)
         last = read_last_ledger_id(connection, list_id)

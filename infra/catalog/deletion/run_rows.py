@@ -140,12 +140,12 @@ def find_earlier_summary(connection: Connection, batch_id: str, request: str) ->
     return summary
 
 
-def fingerprint_request(request: str, ids: Sequence[int] | None, *, without: str = "all") -> str:
+def fingerprint_request(request: str, ids: Sequence[int] | None, *, text_if_no_ids: str = "all") -> str:
     """Return a digest, by which a repeated request is told from another request.
 
-    `without` replaces `ids` if they are `None`.
+    `text_if_no_ids` replaces `ids` if they are `None`.
     """
-    id_list = without if ids is None else ",".join(str(number) for number in sorted(set(ids)))
+    id_list = text_if_no_ids if ids is None else ",".join(str(number) for number in sorted(set(ids)))
     return hashlib.sha256(f"{request}/{id_list}".encode()).hexdigest()
 
 

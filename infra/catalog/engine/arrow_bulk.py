@@ -206,7 +206,7 @@ def _translate_driver_error(error: Exception, url: URL) -> SextonError | None:
     if is_sqlite and "file is not a database" in message:
         return ServiceFailed("database", f"{url.database} is no SQLite database", advice=database_errors.URL_ADVICE)
     if is_sqlite and _DISK_FAILURE_TEXT.search(message):
-        return StoreUnavailable(database_errors.describe_unopened_file(url, reading=True))
+        return StoreUnavailable(database_errors.describe_unopened_file(url, must_exist=True))
     if not is_sqlite and _CONNECTION_LOSS_TEXT.search(message):
         was_connected = "Failed to connect" not in message
         return StoreUnavailable(

@@ -73,18 +73,19 @@ def format_driver_message(error: DBAPIError) -> str:
     return " ".join(str(error.orig).split())
 
 
-def describe_unopened_file(url: URL, *, reading: bool = False) -> str:
-    """Describe why a SQLite file cannot be opened. `reading` means that the file must exist."""
-    return f"database: {url.database} cannot be opened: {_describe_open_obstacle(url, reading=reading)}; {URL_ADVICE}"
+def describe_unopened_file(url: URL, *, must_exist: bool = False) -> str:
+    """Describe why a SQLite file cannot be opened."""
+    obstacle = _describe_open_obstacle(url, must_exist=must_exist)
+    return f"database: {url.database} cannot be opened: {obstacle}; {URL_ADVICE}"
 
 
-def _describe_open_obstacle(url: URL, *, reading: bool) -> str:
+def _describe_open_obstacle(url: URL, *, must_exist: bool) -> str:
     path = Path(str(url.database))
     if path.is_dir():
         return "it is a folder"
     if not path.parent.is_dir():
         return "its folder does not exist"
-    if not path.exists() and reading:
+    if not path.exists() and must_exist:
         return "it does not exist"
     return "no permission" if not os.access(path if path.exists() else path.parent, os.R_OK | os.W_OK) else "it is busy"
 

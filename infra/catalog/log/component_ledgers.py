@@ -89,7 +89,7 @@ def lock_topic_or_reopen_intent(connection: Connection, topic_id: TopicId, ledge
     Storage is then searched again for late objects.
     """
     try:
-        return read_topic(connection, topic_id, share=True)
+        return read_topic(connection, topic_id, share_lock=True)
     except UnknownObject:
         reopen_newborn_intent(connection, ledger_id)
         return None

@@ -253,13 +253,13 @@ def insert_missing_copies(connection: Connection, topic_id: TopicId) -> None:
     connection.execute(insert(t.ledger_copy).from_select(["ledger_id", *columns, "context"], rows))
 
 
-def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, buried_us: int | None = None) -> None:
+def remove_ledgers(connection: Connection, condition: ColumnElement[bool], *, tombstone_us: int | None = None) -> None:
     """Remove ledgers with copies and segments, and raise the versions of their lists, which the caller has locked.
 
-    Each selected ledger has intents, or a rebuild leaves it out. `buried_us` is the time of tombstones to leave.
+    Each selected ledger has intents, or a rebuild leaves it out. `tombstone_us` is the time of tombstones to leave.
     """
-    if buried_us is not None:
-        insert_ledger_tombstones(connection, condition, now_us=buried_us)
+    if tombstone_us is not None:
+        insert_ledger_tombstones(connection, condition, now_us=tombstone_us)
     listed = select(t.ledger.c.list_id).where(condition, t.ledger.c.place.is_not(None))
     change = update(t.ledger_list).where(_LISTS.list_id.in_(listed))
     connection.execute(change.values(version=_LISTS.version + 1))

@@ -82,10 +82,10 @@ def share_lock_topics(connection: Connection, ids: Iterable[int]) -> set[int]:
     return {row.topic_id for row in connection.execute(locked) if row.state == TopicState.ACTIVE.value}
 
 
-def read_topic(connection: Connection, topic_id: TopicId, *, share: bool = False) -> Topic:
-    """Read a topic. With `share`, take a share lock, so that a deletion of its rows waits."""
+def read_topic(connection: Connection, topic_id: TopicId, *, share_lock: bool = False) -> Topic:
+    """Read a topic. With `share_lock`, take a share lock, so that a deletion of its rows waits."""
     query = TOPIC_QUERY.where(t.topic.c.topic_id == topic_id)
-    row = connection.execute(add_share_lock(query) if share else query).first()
+    row = connection.execute(add_share_lock(query) if share_lock else query).first()
     if row is None:
         raise UnknownObject("topic_id", expected="an existing topic", found=topic_id)
     return topic_from_row(row)

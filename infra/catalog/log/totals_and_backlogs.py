@@ -169,16 +169,16 @@ def read_frontier(connection: Connection, topic_id: TopicId, from_ledger: int) -
 
 
 def read_last_position(
-    connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None, empty_too: bool = False
+    connection: Connection, topic_id: TopicId, *, before: LedgerId | None = None, include_empty: bool = False
 ) -> Position | None:
     """Return the topic's last entry, or the last entry of ledgers before `before`, or `None`.
 
-    With `empty_too`, the result may be the position before the first entry of an empty last ledger. It never moves
+    With `include_empty`, the result may be the position before the first entry of an empty last ledger. It never moves
     back.
     """
     c, list_id = t.ledger.c, select_list_id(topic_id, Component.MANAGED_LEDGER, {}).scalar_subquery()
     conditions = [c.list_id == list_id, c.place.is_not(None)]
-    conditions += [] if empty_too else [c.entries > 0]
+    conditions += [] if include_empty else [c.entries > 0]
     conditions += [] if before is None else [c.ledger_id < before]
     row = connection.execute(
         select(c.ledger_id, c.entries).where(*conditions).order_by(c.place.desc()).limit(1)

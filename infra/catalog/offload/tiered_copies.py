@@ -204,7 +204,7 @@ class SqlOffloads(CatalogAdapter):
         request = fingerprint_request(f"primaries/{topic_id}", ledger_ids)
 
         def lock() -> tuple[Topic, int]:
-            return read_topic(connection, topic_id, share=True), read_data_list_id(connection, topic_id, lock=True)
+            return read_topic(connection, topic_id, share_lock=True), read_data_list_id(connection, topic_id, lock=True)
 
         locked = lock_or_find_earlier_detach(connection, batch_id, request, lock)
         if isinstance(locked, DetachedBatch):
@@ -252,7 +252,7 @@ def _lock_topic_and_list(connection: Connection, ledger_id: LedgerId) -> tuple[i
     """Lock topic and list of a listed ledger, in this order. Return list id and topic state, or `None` for both."""
     row = _read_listed_ledger(connection, ledger_id)
     try:
-        topic = read_topic(connection, row.topic_id, share=True) if row else None
+        topic = read_topic(connection, row.topic_id, share_lock=True) if row else None
         list_id = read_data_list_id(connection, topic.topic_id, lock=True) if topic else None
     except UnknownObject:
         return None, None

@@ -34,12 +34,17 @@ def _ledger_adapter() -> "TypeAdapter[StagedLedger]":
 
 
 def replace_staged_ledgers(
-    connection: Connection, shard: int, ledgers: Sequence[StagedLedger], *, above: LedgerId, up_to: LedgerId | None
+    connection: Connection,
+    shard: int,
+    ledgers: Sequence[StagedLedger],
+    *,
+    above_id: LedgerId,
+    up_to_id: LedgerId | None,
 ) -> None:
-    """Replace the unsettled rows of a part of a shard: ids above `above`, up to and including `up_to`."""
-    part = [_A.shard == shard, _A.ledger_id > above, _A.adoptee.is_(None)]
-    if up_to is not None:
-        part.append(_A.ledger_id <= up_to)
+    """Replace the unsettled rows of a part of a shard: ids above `above_id`, up to and including `up_to_id`."""
+    part = [_A.shard == shard, _A.ledger_id > above_id, _A.adoptee.is_(None)]
+    if up_to_id is not None:
+        part.append(_A.ledger_id <= up_to_id)
     connection.execute(delete(t.adoption).where(*part))
     rows = [
         {

@@ -96,7 +96,7 @@ class SqlAdoption(CatalogAdapter):
         up_to: LedgerId | None = None,
     ) -> None:
         _require_adopting(connection)
-        replace_staged_ledgers(connection, shard, ledgers, above=above, up_to=up_to)
+        replace_staged_ledgers(connection, shard, ledgers, above_id=above, up_to_id=up_to)
 
     def count_absent_ledgers(self) -> AbsenceCounts:
         return self._db.read(_count_absent_ledgers)
@@ -123,7 +123,7 @@ class SqlAdoption(CatalogAdapter):
         close_followed_ledgers(connection, now_us=now_us)
         recount_unsealed_entries_of_all_topics(connection)
         # workflows of these intents name another epoch, and may still run under the next workflow id
-        move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", again=1)
+        move_intents_to_batch(connection, _P.state == DeletionState.PENDING.value, batch_id="", added_openings=1)
 
     def report(self) -> AdoptionReport:
         return self._db.read(_build_report)

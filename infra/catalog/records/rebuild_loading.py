@@ -207,7 +207,7 @@ def _set_next_row_numbers(writer: ArrowWriter, load: CatalogLoad) -> None:
 def _build_unrecorded_rows_of_load(load: CatalogLoad) -> Iterator[tuple[str, pa.Table]]:
     pending = f'{{"{load.stamp}": {load.now_us}}}'
     yield from build_unrecorded_rows(
-        load.manifest, epoch=load.epoch, state=ADOPTING, rebuild=load.rebuild, pending=pending
+        load.manifest, epoch=load.epoch, state=ADOPTING, rebuild=load.rebuild, pending_stamps=pending
     )
     markers = [{"role": role.value, "bucket": bucket, "marked_us": load.now_us} for role, bucket in load.markers]
     if markers:
@@ -215,12 +215,11 @@ def _build_unrecorded_rows_of_load(load: CatalogLoad) -> Iterator[tuple[str, pa.
 
 
 def build_unrecorded_rows(
-    manifest: Manifest, *, epoch: int, state: str, pending: str = "{}", rebuild: str | None = None
+    manifest: Manifest, *, epoch: int, state: str, pending_stamps: str = "{}", rebuild: str | None = None
 ) -> Iterator[tuple[str, pa.Table]]:
     """Yield the rows that no record has, by table: catalog, record log and coordinators.
 
-    `pending` are pending stamps as JSON. `rebuild` is the unfinished rebuild that loaded the catalog, or the name of a
-    replica.
+    `pending_stamps` are JSON. `rebuild` is the unfinished rebuild that loaded the catalog, or the name of a replica.
     """
     ceilings = manifest.ceilings
     catalog = {
@@ -234,7 +233,7 @@ def build_unrecorded_rows(
         "id": 1,
         "manifest": manifest.number,
         "stamp": manifest.stamp,
-        "pending": pending,
+        "pending": pending_stamps,
         "state": state,
         "rebuild": rebuild,
         "ledger_ceiling": ceilings.ledger,

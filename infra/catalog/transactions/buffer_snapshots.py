@@ -81,7 +81,7 @@ class SqlTransactionSnapshots(CatalogAdapter):
 def _read_buffer(connection: Connection, topic_id: TopicId) -> TransactionBuffer:
     """Read at one moment. A transaction that is open at that moment has no marker up to the last entry."""
     return TransactionBuffer(
-        read_to=read_last_position(connection, topic_id, empty_too=True) or EARLIEST,
+        read_to=read_last_position(connection, topic_id, include_empty=True) or EARLIEST,
         open=read_open_entries(connection, topic_id),
         hidden=read_buffers(connection, [topic_id])[topic_id].hidden,
     )

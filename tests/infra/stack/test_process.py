@@ -156,7 +156,7 @@ def test_process_whose_pid_file_cannot_be_written_does_not_survive(
         raise ServiceFailed("home", "the disk is full", advice="free some space")
 
     monkeypatch.setattr(subprocess, "Popen", spy)
-    monkeypatch.setattr(StackHome, "write", full)
+    monkeypatch.setattr(StackHome, "write_file", full)
     with pytest.raises(ServiceFailed, match="the disk is full"):
         process.start(_SLEEP, cwd=process.home.scratch, env=os.environ)
     assert_eventually(lambda: not psutil.pid_exists(started[0]))
