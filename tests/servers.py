@@ -18,7 +18,7 @@ from infra.stack.tcp_ports import RequestedPorts
 from logstore.offload.tiered_copy import CopyLocation
 from tests.migrated import migrate
 from tests.shared import worker_number
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 _SHARED = "stack"
@@ -83,7 +83,7 @@ def settings_on(where: embedded_stack.StackAddresses, home: Path, **changes: obj
 
 def mark_buckets(settings: Settings) -> None:
     """Let the buckets be the catalog's, before a test puts something of others there."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.objects.require()
         log.buckets(CopyLocation(settings.tiered_bucket)).require()
         log.record_objects.require()

@@ -19,11 +19,11 @@ def own_build(settings: Settings) -> WorkerDeploymentVersion | None:
     """Return the build of a worker with these settings, or `None` without Worker Versioning."""
     if not settings.deployment_name:
         return None
-    return WorkerDeploymentVersion(settings.deployment_name, settings.build_id or code_build_id())
+    return WorkerDeploymentVersion(settings.deployment_name, settings.build_id or compute_code_build_id())
 
 
 @cache
-def code_build_id() -> str:
+def compute_code_build_id() -> str:
     """Return Sexton's version and a digest of all installed code, as in `0.1.0-1f2e3d4c5b6a`."""
     digest = hashlib.sha256()
     for package in _PACKAGES:

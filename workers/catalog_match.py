@@ -28,7 +28,7 @@ from logstore.offload.tiered_copy import CopyLocation
 from logstore.ports.catalog import Identities
 from logstore.ports.object_storage import Buckets, OwnedStore
 from logstore.records.services.manifest_publication import require_current
-from workers.assembly.checked_buckets import own_buckets_by_name
+from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name
 from workers.settings import Settings
 
 CATALOG_SCHEDULE: Final = "sexton-catalog"
@@ -37,19 +37,19 @@ _CATALOG: Final = "catalog_id"
 _log = logging.getLogger(__name__)
 
 
-async def require_namespace(client: Client, catalog_id: str) -> None:
+async def mark_namespace_as_own(client: Client, catalog_id: str) -> None:
     """Mark the namespace as this catalog's if it has no mark. Idempotent."""
-    if await compare_namespace(client, catalog_id):
+    if await compare_namespace_mark(client, catalog_id):
         return
     try:
         # Not encrypted: the id is no secret, and must stay readable when today's keys are gone.
         (plain,) = PayloadConverter.default.to_payloads([catalog_id])
-        await client.create_schedule(CATALOG_SCHEDULE, _make_mark(catalog_id), memo={_CATALOG: plain})
+        await client.create_schedule(CATALOG_SCHEDULE, _make_mark_schedule(catalog_id), memo={_CATALOG: plain})
     except ScheduleAlreadyRunningError:  # another process was faster
-        await compare_namespace(client, catalog_id)
+        await compare_namespace_mark(client, catalog_id)
 
 
-async def compare_namespace(client: Client, catalog_id: str) -> bool:
+async def compare_namespace_mark(client: Client, catalog_id: str) -> bool:
     """Return whether the namespace has this catalog's mark. Raise `CatalogMismatch` for another catalog's mark."""
     try:
         memo_id = (await (await client.get_schedule_handle(CATALOG_SCHEDULE).describe()).memo()).get(_CATALOG)
@@ -67,7 +67,7 @@ async def compare_namespace(client: Client, catalog_id: str) -> bool:
     return True
 
 
-def _make_mark(catalog_id: str) -> Schedule:
+def _make_mark_schedule(catalog_id: str) -> Schedule:
     """Return a paused schedule. No worker polls its queue, so a run that a user triggers times out."""
     return Schedule(
         action=ScheduleActionStartWorkflow(
@@ -78,7 +78,7 @@ def _make_mark(catalog_id: str) -> Schedule:
     )
 
 
-def list_buckets(settings: Settings) -> tuple[tuple[BucketRole, str], ...]:
+def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str], ...]:
     """Return role and name of each bucket in the settings."""
     return (
         (BucketRole.PRIMARY, settings.primary_bucket),
@@ -88,16 +88,17 @@ def list_buckets(settings: Settings) -> tuple[tuple[BucketRole, str], ...]:
     )
 
 
-def adopt_buckets(settings: Settings, database: Database) -> dict[str, str]:
+def mark_unmarked_buckets(settings: Settings, database: Database) -> dict[str, str]:
     """Mark each unmarked bucket as the catalog's, if its store answers. Return a phrase about each bucket."""
-    get_bucket = own_buckets_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
+    get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(SqlCatalog(database).identities))
     error_by_bucket = {
-        bucket: _try_to_compare(get_bucket(role, bucket).require) for role, bucket in list_buckets(settings)
+        bucket: _catch_unanswered_comparison(get_bucket(role, bucket).require)
+        for role, bucket in list_configured_buckets(settings)
     }
     return {bucket: f"not marked yet: {error}" if error else "marked" for bucket, error in error_by_bucket.items()}
 
 
-def _try_to_compare(compare: Callable[[], object]) -> SextonError | None:
+def _catch_unanswered_comparison(compare: Callable[[], object]) -> SextonError | None:
     try:
         compare()
     except (CatalogMismatch, CatalogOutdated):
@@ -107,7 +108,7 @@ def _try_to_compare(compare: Callable[[], object]) -> SextonError | None:
     return None
 
 
-def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -> None:
+def compare_buckets_with_catalog(objects: OwnedStore, buckets: Buckets, settings: Settings) -> None:
     """Compare the primary and tiered buckets with the catalog when a process starts.
 
     A bucket that cannot be compared now is compared at its first use.
@@ -118,14 +119,14 @@ def compare_buckets(objects: OwnedStore, buckets: Buckets, settings: Settings) -
         ServiceRefused: The store refuses the primary bucket: it is missing, or permissions or keys are wrong.
     """
     for store in (objects, buckets(CopyLocation(settings.tiered_bucket))):
-        error = _try_to_compare(store.require)
+        error = _catch_unanswered_comparison(store.require)
         if store is objects and isinstance(error, ServiceRefused) and not error.may_pass:
             raise error
         if error:
             _log.warning("a bucket is compared with the catalog at its first use: %s", error)
 
 
-def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> None:
+def compare_catalog_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> None:
     """Compare the catalog with the newest manifest of its record log. Skip a bucket without a mark.
 
     Raises:
@@ -133,21 +134,21 @@ def compare_with_newest_manifest(settings: Settings, catalog: SqlCatalog) -> Non
         CatalogMismatch: The bucket belongs to another catalog.
         StoreUnavailable, ServiceRefused: The store does not answer or refuses.
     """
-    get_bucket = own_buckets_by_name(settings, MarkerChecker(catalog.identities), hasty=True)
+    get_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(catalog.identities), fails_fast=True)
     records = get_bucket(BucketRole.RECORDS, settings.records_bucket)
     if records.check() is MarkerState.OURS:
         require_current(catalog.records, records)
 
 
-def refuse_foreign_bucket(settings: Settings, identities: Identities) -> None:
+def refuse_foreign_primary_bucket(settings: Settings, identities: Identities) -> None:
     """Raise `CatalogMismatch` if the primary bucket is another catalog's, or if this catalog has marked another bucket.
 
     A store that does not answer or refuses is accepted, because jobs wait for it.
     """
     if not settings.has_object_store:
         return
-    store = own_buckets_by_name(settings, MarkerChecker(identities), hasty=True)(
+    store = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)(
         BucketRole.PRIMARY, settings.primary_bucket
     )
-    if error := _try_to_compare(store.check):
+    if error := _catch_unanswered_comparison(store.check):
         _log.info("the primary bucket is left to the workers: %s", error)

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from logstore.log.entries import NewEntry, ProducedEntries
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import load_settings
 
 SUBSCRIPTION = "bell"
@@ -24,7 +24,7 @@ SUBSCRIPTION = "bell"
 
 def main(delays_s: list[float]) -> None:
     settings = load_settings({}, os.environ, Path.cwd()).settings
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         topic = log.catalog.topics.get("persistent://home/main/reminders")
         now_ms = time.time_ns() // 1_000_000
         reminders = [

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from logstore.errors import PreconditionFailed
 from logstore.log.entries import NewEntry
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.settings import load_settings
 
@@ -26,7 +26,7 @@ SUBSCRIPTION = "shipping"
 
 async def main() -> None:
     settings = load_settings({}, os.environ, Path.cwd()).settings
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         paid, *targets = (
             log.catalog.topics.get(f"persistent://shop/main/{name}") for name in ("paid", "shipped", "invoices")
         )

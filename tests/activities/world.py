@@ -41,9 +41,9 @@ from tests.fakes.bulk import FakeBulkJobs
 from tests.fakes.objects import FakeObjectStore
 from tests.fakes.owners import NobodyOwns
 from tests.migrated import migrate
-from workers.assembly.activities import Activities, create_activities
-from workers.assembly.log_store import LogStore, Policies, Stores, assemble
-from workers.assembly.record_log_services import NamedFunctions, RecordPolicies
+from workers.assembly.activities import WorkerActivities, create_activities
+from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
+from workers.assembly.record_log_services import ImportedRecordFunctions, RecordLogPolicies
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class World:
     objects: PartlyBlind
     topic: Topic
     log: LogStore
-    activities: Activities
+    activities: WorkerActivities
     tiered: PartlyBlind
     record_objects: FakeObjectStore
     bulk: FakeBulkJobs
@@ -223,20 +223,20 @@ def open_world(folder: Path) -> World:
     bulk = FakeBulkJobs(folder / "bulk")
     opened = ExitStack()
     log = opened.enter_context(
-        assemble(
+        assemble_log_store(
             catalog=catalog,
-            stores=Stores(
+            stores=LogStoreBuckets(
                 primary=objects,
                 tiered={CopyLocation(BUCKET): tiered}.__getitem__,
                 records=record_objects,
                 now_us=lambda: objects.now_us,
             ),
-            policies=Policies(
+            policies=LogStorePolicies(
                 scratch=folder / "tmp",
                 driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
-                records=RecordPolicies(
+                records=RecordLogPolicies(
                     clock_bound_s=10**10,  # the fake's clock is its own
-                    functions=NamedFunctions(REFERENCES),
+                    functions=ImportedRecordFunctions(REFERENCES),
                 ),
             ),
             bulk=bulk,

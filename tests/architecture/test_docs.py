@@ -12,7 +12,7 @@ from temporalio.workflow import _Definition
 from tests.architecture.source import FOLDERS, ROOT
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.reference.settings_page import render_settings_page
-from workers.reference.workflows_page import render_page
+from workers.reference.workflows_page import render_workflows_page
 from workers.settings.model import Settings
 
 _PATH = re.compile(rf"`((?:{'|'.join((*FOLDERS, 'tests', 'docs'))})/[\w./-]*\w)`")
@@ -49,7 +49,9 @@ def test_list_of_folders_has_the_contents_of_every_folder() -> None:
     assert listed == {folder: _inside(ROOT / folder) for folder in FOLDERS}
 
 
-@pytest.mark.parametrize(("page", "render"), [("workflows.md", render_page), ("settings.md", render_settings_page)])
+@pytest.mark.parametrize(
+    ("page", "render"), [("workflows.md", render_workflows_page), ("settings.md", render_settings_page)]
+)
 def test_page_of_the_reference_is_what_the_code_says(page: str, render: Callable[[], str]) -> None:
     """`make reference` was run after the last edit."""
     assert (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8") == render()

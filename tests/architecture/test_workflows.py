@@ -36,7 +36,7 @@ def test_activities_that_are_routed_are_served_by_owners() -> None:
         node
         for module in modules("workers")
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.FunctionDef) and node.name == "owner_activities"
+        if isinstance(node, ast.FunctionDef) and node.name == "list_owner_activities"
     ]
     served = {node.attr for node in ast.walk(serve) if isinstance(node, ast.Attribute)}
     assert routed

@@ -41,7 +41,7 @@ from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.reconciliation_speed import peak_memory
 from tests.benchmarks.stage import Stage, stage
-from workers.assembly.log_store_from_settings import store_address
+from workers.assembly.log_store_from_settings import executor_store_address
 from workers.settings import load_settings
 
 _ROUNDS: Final = 3
@@ -56,7 +56,9 @@ def beside_bare(on: Stage, records: int, folder: Path) -> dict[str, Any]:
     manifest = _put(on, records, folder / "copies")
     session = WarmSession(SparkSettings(scratch=folder / "spark", master="local[2]"))
     try:
-        mains = record_log_job_mains(store_address(on.settings, BucketRole.RECORDS, on.settings.records_bucket))
+        mains = record_log_job_mains(
+            executor_store_address(on.settings, BucketRole.RECORDS, on.settings.records_bucket)
+        )
         jobs = SparkBulkJobs(session, PublishedOutputs(folder / "bulk"), lambda: mains)
         with peak_memory() as peak:  # in a round of its own: to look at the pages of all processes takes time from them
             found = _ours(jobs, manifest, folder, "warm-up")

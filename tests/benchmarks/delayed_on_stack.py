@@ -25,7 +25,7 @@ from spark.job_runner import SparkBulkJobs
 from spark.published_output import PublishedOutputs
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage
-from workers.assembly.log_store_from_settings import native_addresses, open_log
+from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
 
 _SEGMENT: Final = 2_000  # entries
 _DAY_MS: Final = 86_400_000
@@ -74,7 +74,7 @@ def _first(on: Stage, topic: Topic) -> float:
     Messages of an hour may come early, so that there are some.
     """
     settings = on.settings.model_copy(update={"delayed_tolerance": _DUE_MS / 1_000})
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.objects.require()
         began = time.perf_counter()
         with log.delivery.consumer(topic) as consumer:
@@ -108,7 +108,7 @@ def building(on: Stage, entries: int, tell: Callable[[str], None]) -> dict[str, 
 def _built(on: Stage, topic: Topic, entries: int, cores: int, folder: Path) -> float:
     session = WarmSession(SparkSettings(scratch=folder / "spark", master=f"local[{cores}]"))
     jobs = SparkBulkJobs(
-        session, PublishedOutputs(folder / "bulk"), lambda: catalog_job_mains(native_addresses(on.settings))
+        session, PublishedOutputs(folder / "bulk"), lambda: catalog_job_mains(executor_addresses(on.settings))
     )
     times = []
     try:

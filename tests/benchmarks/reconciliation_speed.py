@@ -46,7 +46,7 @@ from spark.reconciliation.read_catalog_rows import read_references
 from spark.sources.store_addresses import BucketAddress, CatalogAddresses
 from spark.warm_session import SparkSettings, WarmSession
 from tests.benchmarks.stage import Stage, make_ledgers, stage
-from workers.assembly.log_store_from_settings import native_addresses
+from workers.assembly.log_store_from_settings import executor_addresses
 from workers.settings import load_settings
 
 _ROUNDS: Final = 3
@@ -86,7 +86,7 @@ def listing_beside_paginator(on: Stage) -> dict[str, Any]:
     make_ledgers(on, "persistent://bench/reconciliation/listed", ledgers=_LISTED // 10, segments=9)
     folder = on.settings.home / "listing"
     folder.mkdir()
-    with _jobs(folder, native_addresses(on.settings)) as jobs:
+    with _jobs(folder, executor_addresses(on.settings)) as jobs:
         rounds = [(_listed(jobs, f"listing-{number}"), _paginated(on)) for number in range(_ROUNDS + 1)][1:]
     ours, bare = (statistics.median(each) for each in zip(*rounds, strict=True))
     return {

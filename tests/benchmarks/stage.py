@@ -22,13 +22,13 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from tests.benchmarks.puts import Put, put_all
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.demo.temporary_homes import remove_home
 from workers.operations.embedded_stack import (
+    add_stack_addresses,
     prepare_catalog_and_namespace,
-    stack_options,
+    stack_options_from_settings,
     start_worker,
-    with_stack_addresses,
 )
 from workers.settings import Settings
 
@@ -65,12 +65,12 @@ def stage(settings: Settings, *, workers: int = 1) -> Iterator[Stage]:
     home = Path(tempfile.mkdtemp(prefix="sexton-bench-"))
     own = settings.with_changes(home=home, database_url="", bulk_dir="")
     try:
-        where = embedded_stack.start_stack(stack_options(own, free_ports=True, in_memory=True))
-        own = with_stack_addresses(own, where)
+        where = embedded_stack.start_stack(stack_options_from_settings(own, free_ports=True, in_memory=True))
+        own = add_stack_addresses(own, where)
         prepare_catalog_and_namespace(own)
         for number in range(workers):
             start_worker(own, name=f"worker-{number + 1}")
-        with open_log(own) as log:
+        with open_log_store(own) as log:
             yield Stage(settings=own, log=log)
     finally:
         remove_home(home)

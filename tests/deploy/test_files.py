@@ -19,10 +19,10 @@ from infra.coordination.zookeeper_errors import PemFiles
 from logstore.identity.bucket_markers import BucketRole
 from tests.architecture.source import ROOT
 from tests.tls import Authority
-from workers.assembly.log_store_from_settings import store_address
-from workers.client.payload_encryption import EncryptingCodec, data_converter, read_payload_keys
-from workers.client.temporal_credentials import temporal_access
-from workers.hosting.bundle_ownership import parse_ensemble
+from workers.assembly.log_store_from_settings import executor_store_address
+from workers.client.payload_encryption import EncryptingCodec, make_data_converter, read_payload_keys
+from workers.client.temporal_credentials import read_temporal_credentials
+from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.hosting.worker_process import FORCED_EXIT_DELAY_S
 from workers.settings import Settings, load_settings, parse_duration
 from workflows import search_attributes
@@ -217,7 +217,7 @@ def test_settings_that_files_tell_exist_and_are_taken(tmp_path: Path, secrets: P
     for where, told in _told_settings(secrets):
         assert told, where
         loaded = load_settings({}, dict(told), tmp_path)
-        data_converter(loaded.settings.payload_key_file)
+        make_data_converter(loaded.settings.payload_key_file)
         if "container" not in where:
             assert loaded.settings.s3_secret_key.get_secret_value(), where
 
@@ -268,13 +268,13 @@ def test_settings_for_files_of_certificates_are_taken_by_every_client(tmp_path: 
     given = {name: value.replace("/etc/sexton", str(tmp_path)) for name, value in said.items()}
     told = _only("ConfigMap")["data"] | _SECRETS | given | {"SEXTON_S3_ENDPOINT": "https://s3.storage:8333"}
     settings = load_settings({"home": str(tmp_path)}, told, tmp_path).settings
-    access, ensemble = temporal_access(settings), parse_ensemble(settings)
+    access, ensemble = read_temporal_credentials(settings), ensemble_from_settings(settings)
     assert access.tls is not None
     assert access.tls.client_cert == (tmp_path / "worker.pem").read_bytes()
     assert access.api_key == "key"
     assert ensemble.protected
     assert ensemble.tls == PemFiles(**{one: str(tmp_path / name) for one, name in _FILES.items()})
-    assert store_address(settings, BucketRole.PRIMARY, "b").ca_file == str(tmp_path / "ca.pem")
+    assert executor_store_address(settings, BucketRole.PRIMARY, "b").ca_file == str(tmp_path / "ca.pem")
     assert _first_key(settings) == "one"
 
 
@@ -282,7 +282,7 @@ _FILES: Final = {"ca": "ca.pem", "cert": "worker.pem", "key": "worker.key"}
 
 
 def _first_key(settings: Settings) -> str:
-    codec = data_converter(settings.payload_key_file).payload_codec
+    codec = make_data_converter(settings.payload_key_file).payload_codec
     assert isinstance(codec, EncryptingCodec)
     return codec.first_key_name
 

@@ -21,7 +21,7 @@ from temporalio.worker import (
 )
 from temporalio.workflow import Info, ParentInfo, _Definition
 
-from workers.hosting.interceptors import WorkflowEdge
+from workers.hosting.interceptors import WorkflowDetailsInterceptor
 from workers.hosting.temporal_workers import FAILURES, WORKFLOWS
 
 NAMESPACE: Final = "default"
@@ -29,7 +29,9 @@ QUEUE: Final = "shared"
 _LONG: Final = timedelta(days=1)
 _CONVERTER: Final = pydantic_data_converter.payload_converter  # one for all: it remembers how it reads each type
 _RUNNER: Final = UnsandboxedWorkflowRunner()
-_EDGE: Final = WorkflowEdge().workflow_interceptor_class(WorkflowInterceptorClassInput(unsafe_extern_functions={}))
+_EDGE: Final = WorkflowDetailsInterceptor().workflow_interceptor_class(
+    WorkflowInterceptorClassInput(unsafe_extern_functions={})
+)
 DEFINITIONS: Final = {found.name: found for found in map(_Definition.must_from_class, WORKFLOWS)}
 
 

@@ -143,7 +143,7 @@ def worker(secured: Secured) -> Iterator[subprocess.Popen[bytes]]:
         async def registered() -> bool:
             with suppress(RPCError):
                 await workflow_search.register_search_attributes(own)
-                return not await workflow_search.missing_search_attributes(own)
+                return not await workflow_search.find_missing_search_attributes(own)
             return False
 
         await assert_eventually(registered)

@@ -30,7 +30,7 @@ from tests.faults.auditor import Seen, look, payload_of
 from tests.faults.scene import PLANTED, TopicPlan, Trouble
 from tests.servers import CATALOG_ID
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.client.temporal_connection import connect_client
 from workers.operations.embedded_stack import start_worker
@@ -146,7 +146,7 @@ class RealWorld:
     def process(self, *, registration_timeout_s: float = 600) -> Iterator[LogStore]:
         """The log as any process opens it."""
         del registration_timeout_s
-        with open_log(self.settings) as log:
+        with open_log_store(self.settings) as log:
             yield log
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ async def ended(handle: WorkflowHandle[Any, Any], *, within_s: float = ENDS_WITH
 async def trim(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
     """Trim every topic and wait until no intent is unfinished: what was handed over may outlive its trim."""
     sexton = await Sexton.connect(world.settings)
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         topics = [log.catalog.topics.get(plan.name) for plan in plans]
     for handle in [await sexton.trim_topic(topic, reason="a test", actor="tests") for topic in topics]:
         await ended(handle)
@@ -218,7 +218,7 @@ async def trim(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
 async def delete_topics(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
     """Delete every topic as a whole, those that are left, and wait until no intent is unfinished."""
     sexton = await Sexton.connect(world.settings)
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         names = {plan.name for plan in plans}
         topics = [topic for topic in every_topic(log.catalog.topics) if topic.name in names]
     for handle in [await sexton.delete_topic(topic, reason="a test", actor="tests") for topic in topics]:
@@ -229,7 +229,7 @@ async def delete_topics(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -
 async def offload(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None:
     """Offload every topic and remove its primary copies, read all of it, and trim once no upload can be open."""
     sexton = await Sexton.connect(world.settings)
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         topics = [log.catalog.topics.get(plan.name) for plan in plans]
         alone = log.catalog.ledgers.list_ledgers(topics[0].topic_id)[2].ledger_id
     await ended(await sexton.offload_ledger(topics[0], alone))
@@ -243,7 +243,7 @@ async def offload(world: RealWorld, plans: tuple[TopicPlan, ...] = REAL) -> None
 
 def _read_all(world: RealWorld, plans: tuple[TopicPlan, ...]) -> None:
     """A process that knows nothing reads what was written, whichever copy holds it."""
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         for plan in plans:
             topic = log.catalog.topics.get(plan.name)
             found = [entry.payload for entry in log.managed.scan(topic)]
@@ -270,7 +270,7 @@ def write_in_a_process(world: RealWorld, *armed: str) -> int:
 async def delete_alone(world: RealWorld) -> None:
     """Phase one here, then one `delete-ledger` for each intent, and in the end the batch's own workflow."""
     plan = REAL[0]
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         topic = log.catalog.topics.get(plan.name)
         batch_id = f"{topic.topic_id}-alone"
         batch = DELETE_LEDGERS.id(batch_id)

@@ -11,7 +11,7 @@ from logstore.positions import Position
 from tests.faults.auditor import wrong_at_any_moment, wrong_at_rest
 from tests.faults.effects import Interruption
 from tests.faults.real import ENDS_WITHIN_S, RealWorld, Worker, ended, eventually
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 
 _NAME: Final = "persistent://shop/main/reminders"
@@ -52,7 +52,7 @@ def _limited(world: RealWorld, buckets: int) -> None:
 
 def _written(world: RealWorld) -> tuple[Topic, Held]:
     """A topic, and what of its messages is pending; nobody acknowledges any."""
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         topic = log.catalog.topics.create(_NAME, RetentionPolicy())
         log.subscriptions.subscribe(topic.topic_id, "reader", latest=False)
         pending: Held = Counter()
@@ -66,7 +66,7 @@ def _written(world: RealWorld) -> tuple[Topic, Held]:
 
 def _held(world: RealWorld, topic: Topic) -> tuple[Held, int]:
     """What the buckets hold, and how many there are, as a process that knows nothing reads them."""
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         listed = log.catalog.delayed.listed(topic.topic_id)
         held: Held = Counter()
         for bucket in listed.buckets:

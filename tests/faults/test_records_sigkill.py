@@ -19,7 +19,7 @@ from tests.faults.auditor import wrong_at_any_moment
 from tests.faults.programs import Programs
 from tests.faults.real import WRITTEN, RealWorld, Worker, ended, eventually
 from tests.servers import settings_on
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 
@@ -55,7 +55,7 @@ class _Workers:
 
 def _recorded(world: RealWorld) -> tuple[set[int], set[int], int]:
     """Ledgers that a rebuild would find, those that there are, and how many tombstones."""
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         manifest = log.records.log.newest_manifest()
         assert manifest
         blocks = [log.records.log.read_block(one) for one in manifest.blocks if one.kind is RecordKind.LEDGER]
@@ -90,7 +90,7 @@ async def _story(world: RealWorld) -> None:
 
 def _first_ledger(world: RealWorld) -> tuple[Topic, Any]:
     """One that every subscription has acknowledged."""
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         topic = log.catalog.topics.get(WRITTEN[0].name)
         return topic, log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
 

@@ -26,8 +26,8 @@ from tests.fakes.objects import FakeObjectStore as Store
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.faults.auditor import Seen, look
 from tests.faults.scene import BUCKET_LIMITS, INLINE_BYTES, PLANTED, Trouble
-from workers.assembly.log_store import LogStore, Policies, Stores, assemble
-from workers.assembly.record_log_services import NamedFunctions, RecordPolicies
+from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
+from workers.assembly.record_log_services import ImportedRecordFunctions, RecordLogPolicies
 
 FOREVER = 1_000_000
 REPLICA = "far"
@@ -162,7 +162,7 @@ class World:
         """The store's own dict."""
         return {key: held.body for key, held in self.store._held.items()}
 
-    def _buckets(self, catalog: SqlCatalog) -> Stores:
+    def _buckets(self, catalog: SqlCatalog) -> LogStoreBuckets:
         """The buckets as a process of the catalog uses them."""
         stores = MarkerChecker(catalog.identities)
         warm = NamedBucket(role=BucketRole.PRIMARY, bucket="warm", address="")
@@ -170,7 +170,7 @@ class World:
         tiered = cache(lambda at: stores.own(replace(cold, bucket=at.bucket), lambda: self.bucket(at)))
         records = stores.own(replace(warm, role=BucketRole.RECORDS, bucket="records"), lambda: self.records)
         replica = stores.own(replace(warm, role=BucketRole.REPLICA, bucket=REPLICA), lambda: self.replica)
-        return Stores(
+        return LogStoreBuckets(
             primary=stores.own(warm, lambda: self.store),
             tiered=tiered,
             records=records,
@@ -188,21 +188,21 @@ class World:
         event.listen(database.engine, "checkout", self._call)
         catalog = SqlCatalog(database, registration_timeout_s=registration_timeout_s)
         stores = self._buckets(catalog)
-        policies = Policies(
+        policies = LogStorePolicies(
             scratch=self.database.parent / "tmp",
             driver_metadata={"driver": "aws-s3", "bucket": BUCKET},
             cursor_inline_bytes=self.inline_bytes,
             bucket_limits=BUCKET_LIMITS,
-            records=RecordPolicies(
+            records=RecordLogPolicies(
                 clock_bound_s=10**10,  # the fake's clock is its own
                 raider_sleep_s=0,
-                functions=NamedFunctions(REFERENCES),
+                functions=ImportedRecordFunctions(REFERENCES),
             ),
         )
         clock = Clock(sleep=lambda _: None)
         later = TieredCopyStorage(stores.tiered, now_us=lambda: catalog.offloads.now_us() + LATER_US)
         try:
-            with assemble(
+            with assemble_log_store(
                 catalog=catalog,
                 stores=stores,
                 policies=policies,

@@ -21,7 +21,7 @@ from activities.deletion.inputs_and_results import RowRangesInput
 from activities.deletion.ledger_deletion import LedgerDeletionActivities
 from tests.replay.record import HISTORIES, scrubbed
 from workers.hosting.temporal_workers import WORKFLOWS
-from workers.hosting.workflow_input_checks import CheckedRunner
+from workers.hosting.workflow_input_checks import InputCheckingRunner
 from workflows.deletion.job_definitions import DeleteLedgerInput, DeleteLedgersInput, TrimTopicInput
 
 COUNTS = {
@@ -99,7 +99,9 @@ def test_histories_of_each_type_cover_how_a_run_can_stand(type_: str) -> None:
 @pytest.mark.parametrize("path", RECORDED, ids=name_of)
 def test_history_replays_against_the_workflows_of_today(path: Path) -> None:
     """A run that began before an upgrade goes on after it."""
-    replayer = Replayer(workflows=WORKFLOWS, workflow_runner=CheckedRunner(), data_converter=pydantic_data_converter)
+    replayer = Replayer(
+        workflows=WORKFLOWS, workflow_runner=InputCheckingRunner(), data_converter=pydantic_data_converter
+    )
     asyncio.run(replayer.replay_workflow(history_at(path)))
 
 

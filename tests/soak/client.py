@@ -25,7 +25,7 @@ from tests.soak.jobs import Jobs
 from tests.soak.receiving import Seeker, receive
 from tests.soak.scene import CONSUMED, DELAYED, LASTING, LISTS, PLAIN, SOURCE, Ops, Said, phase
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
 from workers.client.transaction_client import TransactionClient
 from workers.settings import Settings, load_settings
@@ -241,7 +241,7 @@ def main() -> None:
     settings = load_settings({}, os.environ, Path.cwd()).settings
     while True:
         try:
-            with open_log(settings) as log:
+            with open_log_store(settings) as log:
                 Client(settings, int(sys.argv[1]), log).run()
         except BORNE:  # it began in the middle of a fault
             if phase(settings.home) == "end":

@@ -30,8 +30,8 @@ from tests.soak.members import Member
 from tests.soak.plan import Fault, Plan
 from tests.soak.scene import QUICK, REPLICA_BUCKET, make_topics, set_phase
 from tests.soak.wire import Wire
-from workers.assembly.log_store_from_settings import open_log
-from workers.operations.embedded_stack import prepare_catalog_and_namespace, with_stack_addresses
+from workers.assembly.log_store_from_settings import open_log_store
+from workers.operations.embedded_stack import add_stack_addresses, prepare_catalog_and_namespace
 from workers.settings import Settings
 
 _MARK: Final = "SOAK_PROCESS"  # in the environment of all that is started, and of what that starts
@@ -85,7 +85,7 @@ class Ground:
             for name in ("soak", REPLICA, REBUILT):
                 postgres.execute(f"CREATE DATABASE {name}")
         url = {"database_url": postgres.url("soak")} if postgres else {}
-        first = with_stack_addresses(Settings.model_validate({"home": home, **QUICK, **url}), where)
+        first = add_stack_addresses(Settings.model_validate({"home": home, **QUICK, **url}), where)
         options = embedded_stack.StackOptions(
             home=home,
             ports=RequestedPorts.any_free(),
@@ -112,7 +112,7 @@ class Ground:
 
     def _begin(self, workers: int, clients: int, before: Callable[["Ground"], None]) -> None:
         prepare_catalog_and_namespace(self.direct)
-        with open_log(self.settings) as log:
+        with open_log_store(self.settings) as log:
             for store in (log.objects, log.record_objects):
                 store.require()
             make_topics(log)

@@ -119,7 +119,7 @@ class Jobs:
 
     async def _redrive(self) -> None:
         with self._ops.op("redrive") as answer:
-            done = await asyncio.wait_for(self._sexton.redrive(None, **_ACTOR), 60)
+            done = await asyncio.wait_for(self._sexton.redrive_dead_letters(None, **_ACTOR), 60)
             answer["started"] = done.started
 
     async def _build_delayed(self) -> None:
@@ -162,7 +162,7 @@ class Jobs:
             count, catalog_id = catalog.fences.count_bundles(), catalog.identities.catalog_id()
             with open_directory(self._settings, count, catalog_id) as directory:
                 unloading = BundleUnloader(catalog.fences, catalog.audit_log, directory)
-                unloading.unload(
+                unloading.remove_owner(
                     unloading.find_owner(BundleId(self._dice.randrange(count))), Cause(**_ACTOR, workflow_id="")
                 )
 

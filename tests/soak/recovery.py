@@ -9,7 +9,7 @@ from typing import Final
 from logstore.log.entries import NewEntry, ProducedEntries
 from tests.soak.ground import REBUILT, Ground
 from tests.soak.scene import LISTS, Ops
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 Read = Mapping[int, Sequence[tuple[tuple[int, int], str]]]
@@ -21,7 +21,7 @@ _WITHIN_S: Final = 600.0
 
 def read_all(settings: Settings, names: Sequence[str]) -> Read:
     """Every topic as the product reads it by this catalog."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         topics = [log.catalog.topics.get(name) for name in names]
         return {
             topic.topic_id: [
@@ -34,7 +34,7 @@ def read_all(settings: Settings, names: Sequence[str]) -> Read:
 
 def flush(ground: Ground) -> None:
     """Nobody else is at work any more: what the last jobs have changed, also into the replica's bucket."""
-    with open_log(ground.direct) as log:
+    with open_log_store(ground.direct) as log:
         log.records.flusher.flush(cursors=True)
         for name in log.records.replication.names:
             log.records.replication.ship(name)
@@ -57,7 +57,7 @@ def follow(ground: Ground) -> list[str]:
 
 def append_unflushed(ground: Ground, ops: Ops) -> None:
     """Entries that no block of the record log knows: a rebuild must find them in storage."""
-    with open_log(ground.direct) as log:
+    with open_log_store(ground.direct) as log:
         for name in LISTS:
             payloads = [f"unflushed {name} {number}" for number in range(3)]
             with ops.op("append", topic=name, payloads=payloads) as answer:

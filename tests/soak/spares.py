@@ -67,7 +67,7 @@ class Spares:
             asked = CompoundOperation(ledger_id=ledger_id, remove=remove, pass_over=pass_over)
             await self._job(
                 "operate",
-                self._sexton.operate(topic, asked, *_WHY, durable_delete=durable),
+                self._sexton.run_compound_operation(topic, asked, *_WHY, durable_delete=durable),
                 topic=topic.name,
                 ledger=ledger_id,
                 remove=sorted(remove),

@@ -54,7 +54,7 @@ async def schedules(ground: Ground, *, paused: bool) -> None:
 async def redrive(ground: Ground) -> None:
     async def work() -> None:
         async with await Sexton.connect(ground.direct) as sexton:
-            await sexton.redrive(None, reason="soak", actor="soak")
+            await sexton.redrive_dead_letters(None, reason="soak", actor="soak")
 
     await _patiently(work)
 

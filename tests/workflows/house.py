@@ -39,10 +39,10 @@ from tests.driver.client import ServedClient
 from tests.driver.run import QUEUE
 from tests.driver.served import Served, ServedWorker
 from tests.fakes.objects import Fault, FaultKind, Operation
-from workers.hosting.interceptors import ActivityEdge, WorkflowEdge
-from workers.hosting.temporal_workers import FAILURES, WORKFLOWS, workflow_runner
-from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedRunner
-from workers.reference.workflow_contracts import contracts
+from workers.hosting.interceptors import ActivityErrorInterceptor, WorkflowDetailsInterceptor
+from workers.hosting.temporal_workers import FAILURES, WORKFLOWS, make_workflow_runner
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingRunner
+from workers.reference.workflow_contracts import list_workflow_contracts
 from workflows.deletion.delete_ledger import DeleteLedger
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.delete_topic import DeleteTopic
@@ -201,9 +201,9 @@ class House:
             workflows=WORKFLOWS,
             activities=self.activities(instead),
             activity_executor=self._threads,
-            workflow_runner=workflow_runner(self.client, versioned=True),
+            workflow_runner=make_workflow_runner(self.client, versioned=True),
             graceful_shutdown_timeout=timedelta(0),
-            interceptors=[WorkflowEdge(), ActivityEdge()],
+            interceptors=[WorkflowDetailsInterceptor(), ActivityErrorInterceptor()],
             deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True),
         )
 
@@ -219,12 +219,12 @@ class House:
             workflows=workflows,
             activities=activities,
             activity_executor=self._threads,
-            workflow_runner=CheckedRunner() if of_command else workflow_runner(self.client),
+            workflow_runner=InputCheckingRunner() if of_command else make_workflow_runner(self.client),
             workflow_failure_exception_types=FAILURES,
             max_cached_workflows=cache,
             max_heartbeat_throttle_interval=timedelta(milliseconds=50),
             graceful_shutdown_timeout=timedelta(0),
-            interceptors=[self.notebook, WorkflowEdge(), ActivityEdge()],
+            interceptors=[self.notebook, WorkflowDetailsInterceptor(), ActivityErrorInterceptor()],
         )
 
     def activities(self, instead: Sequence[Activity] = ()) -> list[Activity]:
@@ -261,7 +261,7 @@ class House:
             *self._of_delayed(),
             self.world.activities.records.ending.begin_ending,
             self.world.activities.records.ending.end_page,
-            *self.world.activities.record_activities(),
+            *self.world.activities.list_record_log_activities(),
         ]
         replaced = {_name(one) for one in instead}
         return [one for one in real if _name(one) not in replaced] + list(instead)
@@ -493,7 +493,7 @@ def failure(error: WorkflowFailureError) -> tuple[str, str]:
     return cause.type or "", cause.message
 
 
-_CONTRACTS: Final = {one.name: one for one in contracts()}
+_CONTRACTS: Final = {one.name: one for one in list_workflow_contracts()}
 _OF_ANY: Final = {"UnknownFault"}  # a bug: any job may end with it
 
 

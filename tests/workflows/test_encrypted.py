@@ -30,9 +30,9 @@ from activities.deletion.inputs_and_results import AdoptStalledInput, DetachResu
 from logstore.errors import InvalidInput
 from tests.fakes.objects import Operation
 from tests.workflows.house import House, assert_eventually, failure
-from workers.client.payload_encryption import ENCODING, data_converter, encryption_key_name
+from workers.client.payload_encryption import ENCODING, encryption_key_name, make_data_converter
 from workers.hosting import workflow_input_checks
-from workers.hosting.history_replay import replay
+from workers.hosting.history_replay import replay_history
 from workers.settings import Settings
 from workflows.deletion.job_definitions import SweepDeletionsInput
 
@@ -60,7 +60,7 @@ class Keys:
 
     def _client(self, names: tuple[str, ...], *, defers: bool) -> Client:
         config = self._bare.config()
-        config["data_converter"] = data_converter(self.file(*names) if names else "", defers=defers)
+        config["data_converter"] = make_data_converter(self.file(*names) if names else "", defers=defers)
         return Client(**config)
 
 
@@ -99,10 +99,10 @@ async def test_history_tells_nothing_without_the_key_and_replays_with_it(house: 
     for secret in (house.world.topic.name, "a test", "actor", "json/plain"):
         assert secret not in told, secret
     settings = Settings(home=Path("/nowhere"), payload_key_file=keys.file("one"))
-    done = await asyncio.to_thread(replay, history, settings=settings)
+    done = await asyncio.to_thread(replay_history, history, settings=settings)
     assert (done.failure, done.nondeterministic) == (None, False)
     for missing in (None, settings.model_copy(update={"payload_key_file": keys.file("two")})):
-        refused = await asyncio.to_thread(replay, history, settings=missing)
+        refused = await asyncio.to_thread(replay_history, history, settings=missing)
         assert "payload_key_file: expected a file with the key 'one'" in str(refused.failure)
         assert not refused.nondeterministic
 
@@ -157,7 +157,7 @@ async def test_keys_change_without_a_moment_at_which_something_cannot_be_read(ho
     ended = history.events[-1].workflow_execution_completed_event_attributes.result.payloads[0]
     assert (encryption_key_name(began), encryption_key_name(ended)) == ("", "two")
     settings = Settings(home=Path("/nowhere"), payload_key_file=keys.file("two", "one"))
-    assert (await asyncio.to_thread(replay, history, settings=settings)).failure is None
+    assert (await asyncio.to_thread(replay_history, history, settings=settings)).failure is None
 
 
 async def test_update_that_is_refused_says_so_in_cipher(house: House, keys: Keys) -> None:
@@ -271,7 +271,7 @@ async def test_schedule_goes_on_after_a_failure_that_only_a_key_can_read(
         assert await _carried(second) == (False, True)
         await second.result()
     settings = Settings(home=Path("/nowhere"))
-    assert (await asyncio.to_thread(replay, await second.fetch_history(), settings=settings)).failure is None
+    assert (await asyncio.to_thread(replay_history, await second.fetch_history(), settings=settings)).failure is None
 
 
 async def test_schedule_goes_on_after_an_earlier_build_has_encrypted_its_result(

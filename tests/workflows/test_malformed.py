@@ -21,7 +21,7 @@ from activities.offload import OffloadCandidates, OffloadCandidatesInput
 from tests.workflows.house import Gate, House, failure
 from tests.workflows.offload.offloading import offload_all
 from workers.hosting.temporal_workers import WORKFLOWS
-from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedRunner
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingRunner
 from workflows.offload.job_definitions import OffloadAsk
 
 pytestmark = pytest.mark.external_service
@@ -344,7 +344,7 @@ async def test_start_of_a_job_that_a_command_hosts_ends_on_the_common_queue(
 
 
 async def _replayed(*histories: WorkflowHistory) -> None:
-    runner = CheckedRunner(command_by_workflow=COMMAND_BY_WORKFLOW)
+    runner = InputCheckingRunner(command_by_workflow=COMMAND_BY_WORKFLOW)
     replayer = Replayer(workflows=WORKFLOWS, workflow_runner=runner, data_converter=pydantic_data_converter)
     async with replayer.workflow_replay_iterator(_each(histories)) as results:
         assert [found.replay_failure async for found in results] == [None] * len(histories)

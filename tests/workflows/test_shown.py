@@ -71,10 +71,10 @@ from logstore.records.job_results import SelectionPosition
 from tests.workflows.house import House, _name, assert_eventually, details_of
 from tests.workflows.offload.offloading import offload
 from tests.workflows.test_malformed import GOOD, OF_RECORDS
-from workers.hosting.interceptors import WorkflowEdge
+from workers.hosting.interceptors import WorkflowDetailsInterceptor
 from workers.hosting.request_subject import MAX_SUMMARY_BYTES, TRACE_ID, shorten_summary, summarize_request
 from workers.hosting.temporal_workers import WORKFLOWS
-from workers.hosting.workflow_input_checks import CheckedRunner
+from workers.hosting.workflow_input_checks import InputCheckingRunner
 from workflows.deletion.job_definitions import TrimTopicInput
 
 pytestmark = pytest.mark.external_service
@@ -302,8 +302,8 @@ async def test_current_details_say_something_from_the_first_task_on(house: House
         house.client,
         task_queue=house.queue,
         workflows=WORKFLOWS,
-        workflow_runner=CheckedRunner(),
-        interceptors=[WorkflowEdge()],
+        workflow_runner=InputCheckingRunner(),
+        interceptors=[WorkflowDetailsInterceptor()],
     )
     async with idle:
         handle: WorkflowHandle[Any, Any] = await house.client.start_workflow(

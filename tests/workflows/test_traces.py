@@ -22,10 +22,10 @@ from tests.activities.world import NAME
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.deletion.test_delete_ledger import handed_over
 from tests.workflows.house import House, details_of
-from workers.client.wait_for_job import result_of
+from workers.client.wait_for_job import wait_for_result
 from workers.hosting.request_subject import TRACE_ID, find_detail
 from workers.hosting.temporal_workers import WORKFLOWS
-from workers.hosting.workflow_input_checks import CheckedRunner
+from workers.hosting.workflow_input_checks import InputCheckingRunner
 from workflows.deletion.job_definitions import DeletionPolicy
 
 pytestmark = pytest.mark.external_service
@@ -111,7 +111,7 @@ async def test_a_refusal_names_its_trace(house: House, spans: InMemorySpanExport
     async with traced.worker():
         handle = await traced.delete(traced.world.fill(1, acknowledged=False))
         with pytest.raises(WorkflowFailureError) as caught:
-            await result_of(traced.client, handle, lambda _: None)
+            await wait_for_result(traced.client, handle, lambda _: None)
     cause = caught.value.cause
     assert isinstance(cause, ApplicationError)
     refused = named(spans, "RunActivity:deletion.detach")
@@ -216,7 +216,7 @@ async def test_traced_run_replayed_at_every_task_has_each_span_once(house: House
     before = len(spans.get_finished_spans())
     replayer = Replayer(
         workflows=WORKFLOWS,
-        workflow_runner=CheckedRunner(),
+        workflow_runner=InputCheckingRunner(),
         data_converter=pydantic_data_converter,
         plugins=[OpenTelemetryPlugin(add_temporal_spans=True)],
     )

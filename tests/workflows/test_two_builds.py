@@ -17,12 +17,12 @@ from tests.workflows.deletion.test_batch_control import gate_at
 from tests.workflows.house import Gate, House, assert_eventually
 from workers.operations import worker_builds
 from workers.operations.worker_builds import (
-    Deployment,
-    deploy,
-    deploy_if_unserved,
-    deploy_new_build,
+    WorkerDeployment,
+    deploy_build,
+    deploy_just_started_build,
+    deploy_unless_current_build_is_served,
     find_unserved_queues,
-    read_deployment,
+    read_worker_deployment,
 )
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.job_definitions import DeletionPolicy
@@ -90,19 +90,19 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
     first = gate_at(house, ledgers[0])
     async with house.build("a", instead=[shipping.ship]):
-        assert (await deploy_new_build(house.client, name, "a")).current == "a"
+        assert (await deploy_just_started_build(house.client, name, "a")).current == "a"
         pinned = await _pinned(house, shipping.held)
         batch = await house.delete(ledgers)
         await assert_eventually(lambda: shipping.gate.reached.is_set() and first.reached.is_set())
         assert (await batch.execute_update(DeleteLedgers.pause)).paused
         first.open()
         async with house.build("b", instead=[shipping.ship]):
-            ramped = await deploy_new_build(house.client, name, "b", ramp=50)
+            ramped = await deploy_just_started_build(house.client, name, "b", ramp=50)
             assert (ramped.current, ramped.ramping, ramped.ramp_percent) == ("a", "b", 50)
             assert {row.build_id: row.status for row in ramped.builds} == {"a": "CURRENT", "b": "RAMPING"}
             assert set(Counter([await _new(house) for _ in range(_MANY)])) == {"a", "b"}
 
-            assert (await deploy(house.client, name, "b")).current == "b"
+            assert (await deploy_build(house.client, name, "b")).current == "b"
             assert await _new(house) == "b"
             await _moved(house, batch, "b")
             assert await _build_of(pinned) == "a"
@@ -110,7 +110,7 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
             assert (await pinned.result()).shipped == []
             assert await _build_of(pinned) == "a"
 
-            back = await deploy(house.client, name, "a")
+            back = await deploy_build(house.client, name, "a")
             assert (back.current, back.ramping) == ("a", None)
             assert await _new(house) == "a"
             await _moved(house, batch, "a")
@@ -119,10 +119,10 @@ async def test_two_builds_share_ramp_and_roll_back(house: House) -> None:
         with pytest.raises(
             PreconditionFailed, match=f"build b of {name}: expected workers that poll .* found none at {name};"
         ):
-            await deploy(house.client, name, "b")
+            await deploy_build(house.client, name, "b")
         with pytest.raises(PreconditionFailed, match="found none at"):
-            await deploy(house.client, name, "b", ramp=10)
-        assert (await deploy(house.client, name, "b", without_workers=True)).current == "b"
+            await deploy_build(house.client, name, "b", ramp=10)
+        assert (await deploy_build(house.client, name, "b", without_workers=True)).current == "b"
         assert await find_unserved_queues(house.client, name, "b") == [name]
         async with house.build("b", instead=[shipping.ship]):
             await _moved(house, batch, "b")
@@ -137,19 +137,19 @@ async def test_rollback_in_the_middle_of_a_ramp_ends_the_ramp(house: House) -> N
     name = house.queue
     shipping = Shipping()
     async with house.build("a", instead=[shipping.ship]), house.build("b", instead=[shipping.ship]):
-        await deploy_new_build(house.client, name, "a")
-        await deploy_new_build(house.client, name, "b", ramp=100)
+        await deploy_just_started_build(house.client, name, "a")
+        await deploy_just_started_build(house.client, name, "b", ramp=100)
         assert await _new(house) == "b"
-        assert (await deploy(house.client, name, "a")).ramping is None
+        assert (await deploy_build(house.client, name, "a")).ramping is None
         assert await _new(house) == "a"
-        await deploy(house.client, name, "b", ramp=10)
+        await deploy_build(house.client, name, "b", ramp=10)
         with pytest.raises(PreconditionFailed, match=r"build a of .*current"):
-            await deploy(house.client, name, "a", ramp=10)
+            await deploy_build(house.client, name, "a", ramp=10)
         with pytest.raises(PreconditionFailed, match=r"build a of .*: expected that it ramps, found that b does"):
-            await deploy(house.client, name, "a", ramp=0)
-        assert (await read_deployment(house.client, name)).ramp_percent == 10
+            await deploy_build(house.client, name, "a", ramp=0)
+        assert (await read_worker_deployment(house.client, name)).ramp_percent == 10
         for _ in range(2):
-            assert (await deploy(house.client, name, "b", ramp=0)).ramping is None
+            assert (await deploy_build(house.client, name, "b", ramp=0)).ramping is None
 
 
 async def test_ramp_of_another_build_that_began_meanwhile_is_not_ended(
@@ -158,21 +158,21 @@ async def test_ramp_of_another_build_that_began_meanwhile_is_not_ended(
     """One operator takes back the share of a build, and another one begins that of the next at the same moment."""
     name = house.queue
     async with house.build("a"), house.build("b"), house.build("c"):
-        await deploy_new_build(house.client, name, "a")
-        await deploy_new_build(house.client, name, "b", ramp=10)
-        await deploy_new_build(house.client, name, "c", ramp=20)
-        await deploy_new_build(house.client, name, "b", ramp=10)
+        await deploy_just_started_build(house.client, name, "a")
+        await deploy_just_started_build(house.client, name, "b", ramp=10)
+        await deploy_just_started_build(house.client, name, "c", ramp=20)
+        await deploy_just_started_build(house.client, name, "b", ramp=10)
 
-        async def read(client: Client, of: str) -> Deployment:
-            found = await read_deployment(client, of)
+        async def read(client: Client, of: str) -> WorkerDeployment:
+            found = await read_worker_deployment(client, of)
             monkeypatch.undo()
-            await deploy(client, of, "c", ramp=20)
+            await deploy_build(client, of, "c", ramp=20)
             return found
 
-        monkeypatch.setattr(worker_builds, "read_deployment", read)
+        monkeypatch.setattr(worker_builds, "read_worker_deployment", read)
         with pytest.raises(PreconditionFailed, match=f"build b of {name}: "):
-            await deploy(house.client, name, "b", ramp=0)
-        found = await read_deployment(house.client, name)
+            await deploy_build(house.client, name, "b", ramp=0)
+        found = await read_worker_deployment(house.client, name)
         assert (found.ramping, found.ramp_percent) == ("c", 20)
 
 
@@ -180,12 +180,12 @@ async def test_build_that_becomes_current_ends_a_ramp_to_what_has_no_version(hou
     """Other tools may begin one; its share of new runs would wait for workers that do not exist any more."""
     name = house.queue
     async with house.build("a"):
-        await deploy_new_build(house.client, name, "a")
-        await worker_builds._set_ramp(house.client, name, "", 30)
-        assert str(await read_deployment(house.client, name)) == (
+        await deploy_just_started_build(house.client, name, "a")
+        await worker_builds._set_ramp_percent(house.client, name, "", 30)
+        assert str(await read_worker_deployment(house.client, name)) == (
             f"{name}: a is current, what has no version ramps at 30 %"
         )
-        found = await deploy(house.client, name, "a")
+        found = await deploy_build(house.client, name, "a")
         assert (found.current, found.has_ramp, found.ramp_percent) == ("a", False, 0)
 
 
@@ -193,16 +193,16 @@ async def test_build_that_becomes_current_ends_a_ramp_to_what_has_no_version(hou
 async def test_share_that_is_none_is_refused(house: House, share: float) -> None:
     """Also what is no number, which is neither less than 0 nor more than 100."""
     with pytest.raises(InvalidInput, match="ramp: expected a share of new runs, 0 to 100 per cent"):
-        await deploy(house.client, house.queue, "a", ramp=share)
+        await deploy_build(house.client, house.queue, "a", ramp=share)
 
 
 async def test_refusal_that_no_wait_can_change_is_told_at_once(house: House) -> None:
     """Temporal knows all of a build that is current: that it cannot ramp too has nothing to do with its start."""
     async with house.build("a"):
-        await deploy_new_build(house.client, house.queue, "a")
+        await deploy_just_started_build(house.client, house.queue, "a")
         async with asyncio.timeout(_AT_ONCE_S):
             with pytest.raises(PreconditionFailed, match=r"build a of .*current"):
-                await deploy_new_build(house.client, house.queue, "a", ramp=10)
+                await deploy_just_started_build(house.client, house.queue, "a", ramp=10)
 
 
 async def test_new_build_takes_no_place_of_another_whose_workers_poll(house: House) -> None:
@@ -210,17 +210,17 @@ async def test_new_build_takes_no_place_of_another_whose_workers_poll(house: Hou
     name = house.queue
     async with house.build("b"):
         async with house.build("a"):
-            assert (await deploy_if_unserved(house.client, name, "a")).current == "a"
-            assert (await deploy_if_unserved(house.client, name, "b")).current == "a"
-            await deploy(house.client, name, "b", ramp=10)
-            again = await deploy_if_unserved(house.client, name, "a")
+            assert (await deploy_unless_current_build_is_served(house.client, name, "a")).current == "a"
+            assert (await deploy_unless_current_build_is_served(house.client, name, "b")).current == "a"
+            await deploy_build(house.client, name, "b", ramp=10)
+            again = await deploy_unless_current_build_is_served(house.client, name, "a")
             assert (again.current, again.ramping) == ("a", "b")
-        assert (await deploy_if_unserved(house.client, name, "b")).current == "b"
+        assert (await deploy_unless_current_build_is_served(house.client, name, "b")).current == "b"
 
 
 async def test_build_that_is_about_to_serve_is_waited_for(house: House) -> None:
     """Its worker begins after the call."""
-    deployed = asyncio.create_task(deploy_new_build(house.client, house.queue, "a"))
+    deployed = asyncio.create_task(deploy_just_started_build(house.client, house.queue, "a"))
     async with house.build("a"):
         assert (await deployed).current == "a"
 
@@ -228,10 +228,10 @@ async def test_build_that_is_about_to_serve_is_waited_for(house: House) -> None:
 async def test_build_that_never_served_is_refused(house: House) -> None:
     """New runs would wait for it; those that there are, are named."""
     with pytest.raises(PreconditionFailed, match="expected one that a worker has served with, found none"):
-        await deploy(house.client, house.queue, "a")
-    assert (await read_deployment(house.client, house.queue)).builds == ()
+        await deploy_build(house.client, house.queue, "a")
+    assert (await read_worker_deployment(house.client, house.queue)).builds == ()
     async with house.build("a"):
-        await deploy_new_build(house.client, house.queue, "a")
+        await deploy_just_started_build(house.client, house.queue, "a")
         with pytest.raises(PreconditionFailed, match="found a"):
-            await deploy(house.client, house.queue, "z")
-        assert (await read_deployment(house.client, house.queue)).current == "a"
+            await deploy_build(house.client, house.queue, "z")
+        assert (await read_worker_deployment(house.client, house.queue)).current == "a"

@@ -27,9 +27,9 @@ from tests.workflows.offload.offloading import offload_all
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, planned
 from workers.client import Sexton, waiting_task_reasons
 from workers.client import wait_for_job as waits_for
-from workers.client.wait_for_job import JobStopped, _iterate_snapshots, result_of
+from workers.client.wait_for_job import JobStopped, _iterate_snapshots, wait_for_result
 from workers.client.waiting_task_reasons import explain_waiting_task
-from workers.operations.worker_builds import deploy_new_build
+from workers.operations.worker_builds import deploy_just_started_build
 from workers.settings import Settings
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.offload.job_definitions import OffloadAsk
@@ -64,7 +64,9 @@ class Waiting:
 async def waiting(house: House, handle: WorkflowHandle[Any, Any]) -> AsyncIterator[Waiting]:
     """Wait impatiently while the block runs."""
     said: list[str] = []
-    task = asyncio.create_task(result_of(house.client, handle, said.append, patience_s=0.2, check_interval_s=0.05))
+    task = asyncio.create_task(
+        wait_for_result(house.client, handle, said.append, patience_s=0.2, check_interval_s=0.05)
+    )
     yield Waiting(task, said)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -81,20 +83,20 @@ async def test_waiting_while_no_build_is_current_says_so_and_how_to_make_one(hou
     """Workers poll, and Temporal gives a versioned worker no new run before its build is current."""
     async with house.build("a"), waiting(house, await house.trim()) as waits:
         await waits.hears(f"no build of {house.queue} is current", "workers of a poll", "worker deploy --build-id a")
-        await deploy_new_build(house.client, house.queue, "a")
+        await deploy_just_started_build(house.client, house.queue, "a")
         await waits.task
 
 
 async def test_waiting_while_no_worker_of_the_current_build_polls_names_the_build_and_what_to_do(house: House) -> None:
     """Its workers have stopped: one of another build gets none of its work before that is made current."""
     async with house.build("a"):
-        await deploy_new_build(house.client, house.queue, "a")
+        await deploy_just_started_build(house.client, house.queue, "a")
     current = f"build a of {house.queue} is current, and no worker of it polls the task queue {house.queue}"
     async with waiting(house, await house.trim()) as waits:
         await waits.hears(current, "start one of that build", "worker deploy --build-id ID")
         async with house.build("b"):
             await waits.hears(f"{current}, though workers of b do; start one", "worker deploy --build-id b")
-            await deploy_new_build(house.client, house.queue, "b")
+            await deploy_just_started_build(house.client, house.queue, "b")
             await waits.task
 
 
@@ -113,7 +115,7 @@ async def test_waiting_for_a_run_that_is_pinned_names_the_build_of_the_run(monke
         return pollers
 
     monkeypatch.setattr(waiting_task_reasons, "describe_task_queue", described)
-    monkeypatch.setattr(waiting_task_reasons, "live_pollers", live)
+    monkeypatch.setattr(waiting_task_reasons, "list_live_pollers", live)
     told, kind = WorkflowExecutionVersioningInfo(), TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
     assert "though w2 polled it" in await explain_waiting_task(
         cast("Client", None), "replicate-records", told, "sexton", kind
@@ -130,7 +132,7 @@ async def test_waiting_for_what_another_started_says_since_when(house: House) ->
     handle = await house.trim()
     other = await Client.connect(house.client.service_client.config.target_host, identity="somebody else")
     said: list[str] = []
-    task = asyncio.create_task(result_of(other, handle, said.append))
+    task = asyncio.create_task(wait_for_result(other, handle, said.append))
     await assert_eventually(lambda: bool(said))
     task.cancel()
     assert said[0].startswith(f"joined {house.trim_id}, which has been running since 20")
@@ -164,7 +166,7 @@ async def test_task_whose_time_is_over_is_no_progress(house: House) -> None:
         after.description.workflow_execution_info.history_length
         > before.description.workflow_execution_info.history_length
     )
-    assert after.progress() == before.progress()
+    assert after.progress_fingerprint() == before.progress_fingerprint()
     async with waiting(house, handle) as waits:
         await waits.hears("nobody has picked it up", "stopped polled it a while ago", "sexton worker run")
 
@@ -277,7 +279,9 @@ async def test_client_waits_as_commands_do(house: House) -> None:
     """The typed client has the same wait; an offload's rest is asked for again, not swept."""
     handle = await offload_all(house, OffloadAsk(actor="tests", reason=""))
     said: list[str] = []
-    waits = asyncio.create_task(Sexton(house.client, Settings(home=Path("unused"))).result_of(handle, said.append))
+    waits = asyncio.create_task(
+        Sexton(house.client, Settings(home=Path("unused"))).wait_for_result(handle, said.append)
+    )
     await assert_eventually(lambda: said == [f"started {handle.id}"])
     await handle.terminate()
     with pytest.raises(JobStopped, match="ask for the rest again"):

@@ -34,7 +34,7 @@ from workers.assembly.log_store import LogStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordActivities:
+class RecordLogActivities:
     """Activities on the record log."""
 
     flushing: FlushRecordsActivities
@@ -45,7 +45,7 @@ class RecordActivities:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activities:
+class WorkerActivities:
     """All activities that a worker hosts."""
 
     deletion: LedgerDeletionActivities
@@ -61,9 +61,9 @@ class Activities:
     building: TransactionSnapshotBuildActivities
     delayed: IndexBucketActivities
     indexes: DelayedIndexBuildActivities
-    records: RecordActivities
+    records: RecordLogActivities
 
-    def owner_activities(self) -> Sequence[Callable[..., Any]]:
+    def list_owner_activities(self) -> Sequence[Callable[..., Any]]:
         deletion = self.deletion
         return [
             deletion.detach,
@@ -74,10 +74,10 @@ class Activities:
             deletion.certify,
         ]
 
-    def upload_activities(self) -> Sequence[Callable[..., Any]]:
+    def list_upload_activities(self) -> Sequence[Callable[..., Any]]:
         return [self.offload.upload]
 
-    def bulk_activities(self) -> Sequence[Callable[..., Any]]:
+    def list_bulk_activities(self) -> Sequence[Callable[..., Any]]:
         return [
             self.planning.run_bulk,
             self.building.build_buffers,
@@ -86,10 +86,10 @@ class Activities:
             self.scrubbing.scrub_page,
         ]
 
-    def transaction_activities(self) -> Sequence[Callable[..., Any]]:
+    def list_transaction_activities(self) -> Sequence[Callable[..., Any]]:
         return [self.coordination.drain, self.coordination.tell]
 
-    def record_activities(self) -> Sequence[Callable[..., Any]]:
+    def list_record_log_activities(self) -> Sequence[Callable[..., Any]]:
         records = self.records
         return [
             records.flushing.flush,
@@ -110,13 +110,13 @@ class Activities:
         ]
 
 
-def create_activities(log: LogStore, owners: Owners) -> Activities:
+def create_activities(log: LogStore, owners: Owners) -> WorkerActivities:
     """Create the activities of a worker. `owners` finds the owner of a topic."""
     catalog = log.catalog
     deletions, ledgers, topics = catalog.deletions, catalog.ledgers, catalog.topics
     planning, applying, scrubbing = _create_reconciliation(log)
     retention = RetentionPreparation(topics=topics, roller=log.managed, settler=log.subscriptions)
-    return Activities(
+    return WorkerActivities(
         deletion=LedgerDeletionActivities(
             phase_one=catalog.phase_one,
             deletions=deletions,
@@ -174,9 +174,9 @@ def create_activities(log: LogStore, owners: Owners) -> Activities:
     )
 
 
-def _create_record_activities(log: LogStore) -> RecordActivities:
+def _create_record_activities(log: LogStore) -> RecordLogActivities:
     catalog, records, services = log.catalog, log.catalog.records, log.records
-    return RecordActivities(
+    return RecordLogActivities(
         flushing=FlushRecordsActivities(
             records=records, flusher=services.flusher, interval_s=log.policies.records.interval_s
         ),

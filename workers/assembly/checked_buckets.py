@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from infra.objects import S3Buckets, S3ObjectStore
 
 
-def is_own_stack(settings: Settings) -> bool:
+def uses_embedded_store(settings: Settings) -> bool:
     """Return whether this home's stack runs the object store.
 
     Offload contexts do not name such a store, because its port may change.
@@ -27,8 +27,12 @@ def is_own_stack(settings: Settings) -> bool:
     return bool(settings.s3_endpoint) and read_stack_record(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 
-def own_buckets(
-    settings: Settings, stores: MarkerChecker, *, hasty: bool = False, require_current: Callable[[], None] | None = None
+def make_checked_bucket_opener(
+    settings: Settings,
+    stores: MarkerChecker,
+    *,
+    fails_fast: bool = False,
+    require_current: Callable[[], None] | None = None,
 ) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
     """Return a function that opens a bucket by role and location.
 
@@ -40,8 +44,8 @@ def own_buckets(
     def open_buckets() -> "S3Buckets":  # many commands use no bucket, and an import of boto3 takes 0.3 s
         from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
 
-        home = primary_bucket(settings, hasty=hasty)
-        return S3Buckets(home, partial(_open_bucket, settings, hasty), own_stack=is_own_stack(settings))
+        home = open_primary_bucket(settings, fails_fast=fails_fast)
+        return S3Buckets(home, partial(_open_bucket, settings, fails_fast), own_stack=uses_embedded_store(settings))
 
     @cache
     def get_configured(role: BucketRole, location: CopyLocation) -> MarkerCheckedBucket:
@@ -63,7 +67,7 @@ def own_buckets(
     return get_bucket
 
 
-def open_marked_catalog(
+def find_catalog_by_marker(
     settings: Settings,
 ) -> "tuple[LostCatalogIdentity, Callable[[BucketRole, str], tuple[NamedBucket, S3ObjectStore]]]":
     """Return the catalog that the marker of the records bucket names, and a function that opens buckets by name.
@@ -72,8 +76,8 @@ def open_marked_catalog(
     """
     from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
 
-    home = primary_bucket(settings)
-    buckets = S3Buckets(home, partial(_open_bucket, settings, False), own_stack=is_own_stack(settings))
+    home = open_primary_bucket(settings)
+    buckets = S3Buckets(home, partial(_open_bucket, settings, False), own_stack=uses_embedded_store(settings))
 
     def get_bucket(role: BucketRole, bucket: str) -> "tuple[NamedBucket, S3ObjectStore]":
         return NamedBucket(role=role, bucket=bucket, address=settings.s3_endpoint), buckets(CopyLocation(bucket))
@@ -81,29 +85,29 @@ def open_marked_catalog(
     return LostCatalogIdentity.read_from_bucket(*get_bucket(BucketRole.RECORDS, settings.records_bucket)), get_bucket
 
 
-def own_buckets_by_name(
-    settings: Settings, stores: MarkerChecker, *, hasty: bool = False
+def make_checked_bucket_opener_by_name(
+    settings: Settings, stores: MarkerChecker, *, fails_fast: bool = False
 ) -> Callable[[BucketRole, str], MarkerCheckedBucket]:
     """Return a function that opens a bucket of the configured store by role and name.
 
     Each bucket is compared with the catalog at its first use.
     """
-    get_bucket = own_buckets(settings, stores, hasty=hasty)
+    get_bucket = make_checked_bucket_opener(settings, stores, fails_fast=fails_fast)
     return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
 
 
-def primary_bucket(settings: Settings, *, hasty: bool = False) -> "S3ObjectStore":
+def open_primary_bucket(settings: Settings, *, fails_fast: bool = False) -> "S3ObjectStore":
     """Open the primary bucket. An empty endpoint means AWS. Empty keys mean the host's role.
 
-    `hasty` sets short timeouts and one attempt. It is for commands whose user waits and can repeat them.
+    `fails_fast` sets short timeouts and one attempt. It is for commands whose user waits and can repeat them.
     """
-    return _open_bucket(settings, hasty, settings.s3_endpoint, settings.s3_region)
+    return _open_bucket(settings, fails_fast, settings.s3_endpoint, settings.s3_region)
 
 
-def _open_bucket(settings: Settings, hasty: bool, endpoint: str, region: str) -> "S3ObjectStore":
+def _open_bucket(settings: Settings, fails_fast: bool, endpoint: str, region: str) -> "S3ObjectStore":
     from infra.objects import RequestRetries, S3ObjectStore, create_s3_client  # noqa: PLC0415 - start-up time
 
-    timeouts: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if hasty else {}
+    timeouts: dict[str, Any] = {"connect_timeout_s": 3.0, "read_timeout_s": 5.0} if fails_fast else {}
     client = create_s3_client(
         endpoint or None,
         region,
@@ -116,5 +120,5 @@ def _open_bucket(settings: Settings, hasty: bool, endpoint: str, region: str) ->
         **timeouts,
     )
     return S3ObjectStore(
-        client, settings.primary_bucket, retries=RequestRetries(backoff=Backoff(attempts=1)) if hasty else None
+        client, settings.primary_bucket, retries=RequestRetries(backoff=Backoff(attempts=1)) if fails_fast else None
     )

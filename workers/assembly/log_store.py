@@ -31,13 +31,13 @@ from logstore.ports.object_storage import Buckets, OwnedStore, Storages
 from logstore.retrying_clock import Clock
 from logstore.transactions.services.broadcast import Broadcaster
 from logstore.transactions.services.buffer_snapshots import BufferRebuilder, BufferSnapshots
-from workers.assembly.record_log_services import RecordPolicies, RecordServices, create_record_services
+from workers.assembly.record_log_services import RecordLogPolicies, RecordLogServices, create_record_log_services
 
 _DAY_S: Final = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policies:
+class LogStorePolicies:
     """Options of the log store. The defaults are those of the settings."""
 
     scratch: Path  # folder in which tiered copies and index buckets are built
@@ -49,12 +49,12 @@ class Policies:
     bucket_limits: BucketLimits = field(default_factory=BucketLimits)
     delivery_tolerance_ms: int = 0  # how early a message may be delivered
     finished_retention_s: float = 30 * _DAY_S
-    records: RecordPolicies = field(default_factory=RecordPolicies)
+    records: RecordLogPolicies = field(default_factory=RecordLogPolicies)
     new_uuid: Callable[[], str] = lambda: str(uuid4())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stores:
+class LogStoreBuckets:
     """Buckets of a log store."""
 
     primary: OwnedStore
@@ -65,7 +65,7 @@ class Stores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DelayedServices:
+class IndexBucketServices:
     """Services of index buckets."""
 
     snapshots: BucketSnapshots
@@ -83,7 +83,7 @@ class LogStore:
     buckets: Buckets  # tiered buckets by location
     record_objects: OwnedStore  # the records bucket
     storages: Storages  # by kind of copy
-    policies: Policies
+    policies: LogStorePolicies
     committer: GroupCommitter
     managed: ManagedLedger
     subscriptions: Subscriptions
@@ -92,19 +92,21 @@ class LogStore:
     broadcasts: Broadcaster
     buffer_snapshots: BufferSnapshots
     rebuilder: BufferRebuilder
-    delayed: DelayedServices
+    delayed: IndexBucketServices
     delivery: Delivery
-    records: RecordServices
+    records: RecordLogServices
     bulk: BulkJobs
     store_now_us: Callable[[], int]  # the object store's clock, in microseconds since 1970
 
 
 @contextmanager
-def assemble(
-    *, catalog: Catalog, stores: Stores, policies: Policies, bulk: BulkJobs, clock: Clock | None = None
+def assemble_log_store(
+    *, catalog: Catalog, stores: LogStoreBuckets, policies: LogStorePolicies, bulk: BulkJobs, clock: Clock | None = None
 ) -> Iterator[LogStore]:
     """Assemble the services of a log store, which work while the block runs. Only tests pass a `clock`."""
-    ports = _Ports(catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits))
+    ports = _SharedParts(
+        catalog, stores.primary, stores.tiered, policies, clock or Clock(), GroupCommitter(catalog.commits)
+    )
     contents = ComponentLedgers(
         components=catalog.components,
         ledgers=catalog.ledgers,
@@ -115,7 +117,7 @@ def assemble(
     )
     managed, subscriptions = _create_managed_ledger(ports), _create_subscriptions(ports, contents)
     buffer_snapshots = BufferSnapshots(snapshots=catalog.transaction_snapshots, contents=contents)
-    delayed = _create_delayed(ports, contents)
+    delayed = _create_index_bucket_services(ports, contents)
     broadcasts = Broadcaster(
         transactions=catalog.transactions,
         topics=catalog.topics,
@@ -166,7 +168,7 @@ def assemble(
                 clock=ports.clock,
                 tolerance_ms=policies.delivery_tolerance_ms,
             ),
-            records=create_record_services(
+            records=create_record_log_services(
                 catalog,
                 stores.records,
                 policies.records,
@@ -181,11 +183,11 @@ def assemble(
 
 
 @dataclass(frozen=True, slots=True)
-class _Ports:
+class _SharedParts:
     catalog: Catalog
     objects: OwnedStore
     buckets: Buckets
-    policies: Policies
+    policies: LogStorePolicies
     clock: Clock
     committer: GroupCommitter
 
@@ -194,7 +196,7 @@ class _Ports:
         return TieredCopyReader(offloads=self.catalog.offloads, buckets=self.buckets)
 
 
-def _create_managed_ledger(ports: _Ports) -> ManagedLedger:
+def _create_managed_ledger(ports: _SharedParts) -> ManagedLedger:
     return ManagedLedger(
         ledgers=ports.catalog.ledgers,
         transactions=ports.catalog.transactions,
@@ -208,7 +210,7 @@ def _create_managed_ledger(ports: _Ports) -> ManagedLedger:
     )
 
 
-def _create_subscriptions(ports: _Ports, contents: ComponentLedgers) -> Subscriptions:
+def _create_subscriptions(ports: _SharedParts, contents: ComponentLedgers) -> Subscriptions:
     cursors, inline_bytes = ports.catalog.cursors, ports.policies.cursor_inline_bytes
     snapshots = CursorSnapshots(
         cursors=cursors, ledgers=ports.catalog.ledgers, contents=contents, inline_bytes=inline_bytes, clock=ports.clock
@@ -217,7 +219,7 @@ def _create_subscriptions(ports: _Ports, contents: ComponentLedgers) -> Subscrip
     return Subscriptions(cursors=cursors, transactions=transactions, committer=ports.committer, ledgers=snapshots)
 
 
-def _create_delayed(ports: _Ports, contents: ComponentLedgers) -> DelayedServices:
+def _create_index_bucket_services(ports: _SharedParts, contents: ComponentLedgers) -> IndexBucketServices:
     index, scratch = ports.catalog.delayed, ports.policies.scratch
     snapshots = BucketSnapshots(ledgers=ports.catalog.ledgers, contents=contents, objects=ports.objects)
     sealer = Sealer(
@@ -230,4 +232,4 @@ def _create_delayed(ports: _Ports, contents: ComponentLedgers) -> DelayedService
     )
     merger = Merger(index=index, snapshots=snapshots, scratch=scratch)
     publisher = IndexPublisher(index=index, snapshots=snapshots)
-    return DelayedServices(snapshots=snapshots, sealer=sealer, merger=merger, publisher=publisher)
+    return IndexBucketServices(snapshots=snapshots, sealer=sealer, merger=merger, publisher=publisher)

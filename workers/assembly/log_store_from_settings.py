@@ -14,9 +14,9 @@ from logstore.log.services import RollPolicy
 from logstore.offload.tiered_copy import DRIVER, CopyLocation
 from logstore.ports.bulk_jobs import BulkJobs
 from logstore.records.services.manifest_publication import require_current
-from workers.assembly.checked_buckets import is_own_stack, own_buckets, primary_bucket
-from workers.assembly.log_store import LogStore, Policies, Stores, assemble
-from workers.assembly.record_log_services import NamedFunctions, RecordPolicies
+from workers.assembly.checked_buckets import make_checked_bucket_opener, open_primary_bucket, uses_embedded_store
+from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
+from workers.assembly.record_log_services import ImportedRecordFunctions, RecordLogPolicies
 from workers.settings import Settings
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def open_log(settings: Settings) -> Iterator[LogStore]:
+def open_log_store(settings: Settings) -> Iterator[LogStore]:
     """Open the log store of the settings while the block runs.
 
     Raises:
@@ -36,15 +36,15 @@ def open_log(settings: Settings) -> Iterator[LogStore]:
     timeout_s = settings.registration_timeout
     with (
         open_catalog(settings.database_url, registration_timeout_s=timeout_s) as catalog,
-        open_log_over(catalog, settings) as log,
+        open_log_store_on_catalog(catalog, settings) as log,
     ):
         yield log
 
 
 @contextmanager
-def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
+def open_log_store_on_catalog(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]:
     """Open the log store with an open catalog. The catalog stays open after the block."""
-    get_bucket = own_buckets(
+    get_bucket = make_checked_bucket_opener(
         settings,
         MarkerChecker(catalog.identities),
         require_current=lambda: require_current(
@@ -53,16 +53,16 @@ def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]
     )
     with (
         open_bulk_jobs(settings) as bulk,
-        assemble(
+        assemble_log_store(
             catalog=catalog,
-            stores=Stores(
+            stores=LogStoreBuckets(
                 primary=get_bucket(BucketRole.PRIMARY, CopyLocation(settings.primary_bucket)),
                 tiered=partial(get_bucket, BucketRole.TIERED),
                 records=get_bucket(BucketRole.RECORDS, CopyLocation(settings.records_bucket)),
                 now_us=make_store_clock(settings),
                 replicas={name: get_bucket(BucketRole.REPLICA, CopyLocation(name)) for name in settings.replicas},
             ),
-            policies=_policies(settings),
+            policies=_policies_from_settings(settings),
             bulk=bulk,
         ) as log,
     ):
@@ -71,7 +71,7 @@ def open_log_over(catalog: SqlCatalog, settings: Settings) -> Iterator[LogStore]
 
 def make_store_clock(settings: Settings) -> Callable[[], int]:
     """Return a function that reads the object store's clock, in microseconds. Its first call connects."""
-    primary = cache(lambda: primary_bucket(settings))
+    primary = cache(lambda: open_primary_bucket(settings))
 
     def now_us() -> int:
         from infra.objects import read_store_clock_s  # noqa: PLC0415 - start-up time
@@ -81,7 +81,7 @@ def make_store_clock(settings: Settings) -> Callable[[], int]:
     return now_us
 
 
-def roll_policy(settings: Settings) -> RollPolicy:
+def roll_policy_from_settings(settings: Settings) -> RollPolicy:
     """Return the limits at which a ledger is closed and the next one begins."""
     return RollPolicy(
         max_entries=settings.ledger_max_entries,
@@ -90,15 +90,15 @@ def roll_policy(settings: Settings) -> RollPolicy:
     )
 
 
-def _policies(settings: Settings) -> Policies:
+def _policies_from_settings(settings: Settings) -> LogStorePolicies:
     # A later deletion of the tiered copy uses this metadata, even if the settings have changed.
-    endpoint = "" if is_own_stack(settings) else settings.s3_endpoint
+    endpoint = "" if uses_embedded_store(settings) else settings.s3_endpoint
     location = {"bucket": settings.tiered_bucket, "region": settings.s3_region, "endpoint": endpoint}
-    return Policies(
+    return LogStorePolicies(
         scratch=settings.home / "tmp",
         driver_metadata={"driver": DRIVER} | {name: value for name, value in location.items() if value},
         application=settings.application,
-        roll=roll_policy(settings),
+        roll=roll_policy_from_settings(settings),
         registration_timeout_s=settings.registration_timeout,
         cursor_inline_bytes=settings.cursor_inline_bytes,
         bucket_limits=BucketLimits(
@@ -109,13 +109,13 @@ def _policies(settings: Settings) -> Policies:
         ),
         delivery_tolerance_ms=settings.delayed_tolerance * 1_000,
         finished_retention_s=settings.finished_retention,
-        records=RecordPolicies(
+        records=RecordLogPolicies(
             interval_s=settings.records_interval,
             cursor_interval_s=settings.records_cursor_interval,
             clock_bound_s=settings.clock_bound,
             eligible_age_s=settings.eligible_age,
             raider_sleep_s=settings.tomb_raider_sleep / 1_000,
-            functions=NamedFunctions(settings.functions),
+            functions=ImportedRecordFunctions(settings.functions),
         ),
     )
 
@@ -130,8 +130,8 @@ def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
     def mains() -> Mapping[str, "JobMain"]:
         from spark.job_mains import catalog_job_mains, record_log_job_mains  # noqa: PLC0415
 
-        records = store_address(settings, BucketRole.RECORDS, settings.records_bucket)
-        return {**catalog_job_mains(native_addresses(settings)), **record_log_job_mains(records)}
+        records = executor_store_address(settings, BucketRole.RECORDS, settings.records_bucket)
+        return {**catalog_job_mains(executor_addresses(settings)), **record_log_job_mains(records)}
 
     session = WarmSession(SparkSettings(scratch=settings.home / "tmp" / "spark", master=settings.spark_master))
     try:
@@ -140,7 +140,7 @@ def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
         session.close()
 
 
-def store_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":
+def executor_store_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":
     """Return the address by which executors reach a bucket of the configured store."""
     from spark.sources.store_addresses import BucketAddress  # noqa: PLC0415 - start-up time
 
@@ -148,13 +148,13 @@ def store_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketA
     return BucketAddress(role.value, bucket, settings.s3_endpoint, settings.s3_region, *keys, settings.s3_ca_file)
 
 
-def native_addresses(settings: Settings) -> "CatalogAddresses":
+def executor_addresses(settings: Settings) -> "CatalogAddresses":
     """Return the addresses of the database and the buckets for executors."""
     from spark.sources.store_addresses import CatalogAddresses  # noqa: PLC0415 - start-up time
 
     return CatalogAddresses(
         database_url=settings.database_url,
-        primary=store_address(settings, BucketRole.PRIMARY, settings.primary_bucket),
-        tiered=(store_address(settings, BucketRole.TIERED, settings.tiered_bucket),),
+        primary=executor_store_address(settings, BucketRole.PRIMARY, settings.primary_bucket),
+        tiered=(executor_store_address(settings, BucketRole.TIERED, settings.tiered_bucket),),
         application=settings.application,
     )

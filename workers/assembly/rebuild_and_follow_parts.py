@@ -26,13 +26,13 @@ from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
 from logstore.records.services.replica_follower import Follower, FollowSettings
 from logstore.records.services.upload_adoption import Adopter
-from workers.assembly.checked_buckets import open_marked_catalog, own_buckets
+from workers.assembly.checked_buckets import find_catalog_by_marker, make_checked_bucket_opener
 from workers.assembly.log_store_from_settings import make_store_clock, open_bulk_jobs
 from workers.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildParts:
+class RebuildCommandParts:
     """Parts of a command that rebuilds a catalog."""
 
     catalog_id: str
@@ -42,20 +42,20 @@ class RebuildParts:
 
 
 @contextmanager
-def open_rebuild(
+def open_rebuild_parts(
     settings: Settings, buckets: Sequence[tuple[BucketRole, str]], *, require_no_workers: Callable[[], None] | None
-) -> Iterator[RebuildParts]:
+) -> Iterator[RebuildCommandParts]:
     """Open a rebuild into `database_url` of the settings.
 
     `buckets` are the buckets of the settings with their roles. `require_no_workers` raises an error while a worker of
     the old catalog lives. `None` skips this check.
     """
-    lost, get_bucket = open_marked_catalog(settings)
+    lost, get_bucket = find_catalog_by_marker(settings)
     log = RecordLog(lost.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
     start = ColdStart(log)
     database = SqlRebuild(settings.database_url)
 
-    def list_marked() -> Sequence[tuple[BucketRole, str]]:
+    def list_buckets_with_marker() -> Sequence[tuple[BucketRole, str]]:
         marked = []
         for bucket, store in [get_bucket(role, name) for role, name in buckets]:
             try:
@@ -74,18 +74,18 @@ def open_rebuild(
             bulk=bulk,
             database=database,
             start=start,
-            markers=list_marked,
-            open_loaded=_call_once(partial(_open_loaded, settings, log, stack)),
+            markers=list_buckets_with_marker,
+            open_loaded=_remember_first_result(partial(_open_loaded_catalog, settings, log, stack)),
             require_no_workers=require_no_workers,
         )
-        yield RebuildParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
+        yield RebuildCommandParts(catalog_id=lost.catalog_id(), start=start, database=database, activities=activities)
 
 
-def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalog:
+def _open_loaded_catalog(settings: Settings, log: RecordLog, stack: ExitStack) -> LoadedCatalog:
     catalog = stack.enter_context(
         open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
     )
-    get_bucket = own_buckets(settings, MarkerChecker(catalog.identities))
+    get_bucket = make_checked_bucket_opener(settings, MarkerChecker(catalog.identities))
     adopter = Adopter(
         adoption=catalog.adoption,
         objects=get_bucket(BucketRole.PRIMARY, CopyLocation(settings.primary_bucket)),
@@ -101,7 +101,7 @@ def _open_loaded(settings: Settings, log: RecordLog, stack: ExitStack) -> Loaded
     return LoadedCatalog(catalog.records, adopter, flusher)
 
 
-def _call_once(open_loaded: Callable[[], LoadedCatalog]) -> Callable[[], LoadedCatalog]:
+def _remember_first_result(open_loaded: Callable[[], LoadedCatalog]) -> Callable[[], LoadedCatalog]:
     """Return a thread-safe function that calls `open_loaded` until one call succeeds, and then returns its result."""
     lock, results = Lock(), list[LoadedCatalog]()
 
@@ -115,7 +115,7 @@ def _call_once(open_loaded: Callable[[], LoadedCatalog]) -> Callable[[], LoadedC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowParts:
+class FollowCommandParts:
     """Parts of a command that follows the record log."""
 
     catalog_id: str
@@ -125,9 +125,9 @@ class FollowParts:
 
 
 @contextmanager
-def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
+def open_follow_parts(settings: Settings, bucket: str) -> Iterator[FollowCommandParts]:
     """Open the replica database in `database_url`. It follows `bucket`: the records bucket or a replica bucket."""
-    catalog, get_bucket = open_marked_catalog(settings)
+    catalog, get_bucket = find_catalog_by_marker(settings)
     source = RecordLog(catalog.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))
     copied = bucket != settings.records_bucket
     followed = RecordLog(catalog.own(*get_bucket(BucketRole.REPLICA, bucket))) if copied else source
@@ -148,6 +148,6 @@ def open_following(settings: Settings, bucket: str) -> Iterator[FollowParts]:
             followed.require()
             database.applied_manifest()
 
-        yield FollowParts(
+        yield FollowCommandParts(
             catalog_id=catalog.catalog_id(), replica=follow.replica, activities=activities, require=require
         )

@@ -18,7 +18,7 @@ from logstore.records.services.tombstone_raids import Raider
 from logstore.retrying_clock import Clock
 
 
-class NamedFunctions:
+class ImportedRecordFunctions:
     """Record functions from comma-separated references `module:function`. The settings have checked the references."""
 
     def __init__(self, references: str) -> None:
@@ -26,7 +26,7 @@ class NamedFunctions:
 
     @cached_property
     def _functions(self) -> Mapping[str, RecordFunction]:
-        return dict(_import_function(reference) for reference in filter(None, self._references.split(",")))
+        return dict(_import_record_function(reference) for reference in filter(None, self._references.split(",")))
 
     def load(self) -> None:
         """Import all functions."""
@@ -40,7 +40,7 @@ class NamedFunctions:
         return self._functions[name]
 
 
-def _import_function(reference: str) -> tuple[str, RecordFunction]:
+def _import_record_function(reference: str) -> tuple[str, RecordFunction]:
     module, _, name = reference.partition(":")
     try:
         function = getattr(import_module(module), name, None)
@@ -53,7 +53,7 @@ def _import_function(reference: str) -> tuple[str, RecordFunction]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordPolicies:
+class RecordLogPolicies:
     """Options of the record log. The defaults are those of the settings."""
 
     interval_s: float = 5.0  # between two searches for changes
@@ -61,11 +61,11 @@ class RecordPolicies:
     clock_bound_s: float = 60.0  # maximum difference to the store's clock; above it nothing is flushed
     eligible_age_s: float = 86_400.0  # younger tombstones stay; a replica that is silent for longer is STALE
     raider_sleep_s: float = 0.001  # between two blocks that a raid reads
-    functions: RecordFunctions = field(default_factory=lambda: NamedFunctions(""))
+    functions: RecordFunctions = field(default_factory=lambda: ImportedRecordFunctions(""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordServices:
+class RecordLogServices:
     """Services that write, rewrite and copy the record log."""
 
     log: RecordLog
@@ -76,16 +76,16 @@ class RecordServices:
     replication: Replication
 
 
-def create_record_services(
+def create_record_log_services(
     catalog: Catalog,
     objects: OwnedStore,
-    policies: RecordPolicies,
+    policies: RecordLogPolicies,
     *,
     primary: OwnedStore,
     replicas: Mapping[str, OwnedStore],
     clock: Clock,
     store_now_us: Callable[[], int],
-) -> RecordServices:
+) -> RecordLogServices:
     """Create the services of the record log in the bucket `objects`.
 
     `replicas` are replica buckets by name. `store_now_us` reads the object store's clock, in microseconds since 1970.
@@ -104,7 +104,7 @@ def create_record_services(
             clock=clock,
         )
 
-    return RecordServices(
+    return RecordLogServices(
         log=log,
         flusher=Flusher(
             catalog.records,

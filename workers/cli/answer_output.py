@@ -40,7 +40,7 @@ class SpooledRows:
         self._file.close()
 
     @staticmethod
-    def of(rows: Iterable[Row]) -> "SpooledRows":
+    def from_rows(rows: Iterable[Row]) -> "SpooledRows":
         spooled = SpooledRows()
         try:
             for row in rows:
@@ -121,9 +121,9 @@ class AnswerLost(SextonError):
     """Failure to write the answer to stdout."""
 
 
-def emit(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
+def write_answer(answer: Answer, *, as_json: bool, wide: bool = False, stdout: TextIO) -> None:
     """Print the answer as JSON or for people. With `wide`, lines may be wider than the terminal."""
-    with reporting_lost_output(stdout):
+    with report_lost_output(stdout):
         if as_json:
             stdout.writelines(_iterate_json(answer.document))
             return
@@ -147,7 +147,7 @@ def _iterate_json(document: Document) -> Iterator[str]:
 
 
 @contextmanager
-def reporting_lost_output(stdout: TextIO) -> Iterator[None]:
+def report_lost_output(stdout: TextIO) -> Iterator[None]:
     """Flush the block's output. A closed pipe silently ends the block. Any other failure raises `AnswerLost`."""
     try:
         try:
@@ -209,7 +209,7 @@ _consoles_with_bar: "list[Console]" = []
 
 
 @contextmanager
-def printing_above_bar(console: "Console") -> Iterator[None]:
+def print_notes_above_bar(console: "Console") -> Iterator[None]:
     """Print notes through the console that draws a progress bar. Another console would write into the bar."""
     _consoles_with_bar.append(console)
     try:
@@ -218,7 +218,7 @@ def printing_above_bar(console: "Console") -> Iterator[None]:
         _consoles_with_bar.remove(console)
 
 
-def note(message: str, *, heading: str = "") -> None:
+def print_note(message: str, *, heading: str = "") -> None:
     """Write a message for people on a line of stderr. Without a terminal this avoids the slow import of Rich."""
     with suppress(OSError):  # a lost note is acceptable, because the exit code also shows an error
         if not sys.stderr.isatty() and "FORCE_COLOR" not in os.environ:
@@ -231,10 +231,10 @@ def note(message: str, *, heading: str = "") -> None:
         console.print(Text.assemble((heading, "bold red"), escape_unprintable(message)), soft_wrap=True)
 
 
-def note_trace(trace_id: str | None) -> None:
+def print_trace_note(trace_id: str | None) -> None:
     """Write a note with the command that shows the spans of a failure."""
     if trace_id is not None:
-        note(f"see it: sexton trace {trace_id}")
+        print_note(f"see it: sexton trace {trace_id}")
 
 
 def _make_console(file: TextIO, *, width: int | None = None) -> "Console":

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from logstore.errors import SextonError
 from logstore.validated_names import TopicName, check_name
-from workers.hosting.request_subject import ERROR_TYPE, EXIT_CODE, AttributeValue, command_attributes, format_span_error
+from workers.hosting.request_subject import (
+    ERROR_TYPE,
+    EXIT_CODE,
+    AttributeValue,
+    command_span_attributes,
+    format_span_error,
+)
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from infra.catalog import SqlCatalog
     from logstore.ports.catalog import Topic
     from workers.assembly.log_store import LogStore
-    from workers.cli.exit_codes import Failure
+    from workers.cli.exit_codes import CommandFailure
     from workers.client import Sexton
     from workers.settings import LoadedSettings, Settings
 
@@ -35,7 +41,7 @@ def _import_on_call(module: str, name: str) -> Callable[..., Any]:
     return staticmethod(call)
 
 
-class CommandSpan:
+class CommandTraceSpan:
     """Span of a command. The creator ends the span."""
 
     def __init__(self, span: "Span") -> None:
@@ -45,7 +51,7 @@ class CommandSpan:
     def trace_id(self) -> str:
         return f"{self._span.get_span_context().trace_id:032x}"
 
-    def set_result(self, code: int, facts: "Mapping[str, AttributeValue]", failure: "Failure | None") -> None:
+    def record_result(self, code: int, facts: "Mapping[str, AttributeValue]", failure: "CommandFailure | None") -> None:
         self._span.set_attributes({**facts, EXIT_CODE: code})
         if failure is not None:
             from opentelemetry.trace import StatusCode  # noqa: PLC0415 - loaded already
@@ -54,7 +60,7 @@ class CommandSpan:
             self._span.set_status(StatusCode.ERROR, format_span_error(failure.type, failure.message))
 
 
-class Services:
+class CommandServices:
     """Functions by which commands open everything outside `workers.cli`. Tests replace them.
 
     Imports are inside the functions, so that `sexton --help` loads no vendor SDK.
@@ -72,7 +78,7 @@ class Services:
         return open_catalog(settings.database_url, registration_timeout_s=settings.registration_timeout)
 
     @contextmanager
-    def tracing(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandSpan"]:
+    def trace_command(self, settings: "Settings", command: str, began_ns: int) -> Iterator["CommandTraceSpan"]:
         from opentelemetry import trace  # noqa: PLC0415
 
         from infra.telemetry.span_files import prune_span_files_hourly  # noqa: PLC0415
@@ -82,7 +88,7 @@ class Services:
         span = trace.get_tracer("sexton.cli").start_span(command, start_time=began_ns)
         try:
             with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
-                yield CommandSpan(span)
+                yield CommandTraceSpan(span)
         finally:
             tracing.flush(timeout_s=_FLUSH_TIMEOUT_S)
             prune_span_files_hourly(
@@ -99,19 +105,19 @@ class Services:
 
         return await Sexton.connect(settings, catalog)
 
-    open_log = _import_on_call("workers.assembly.log_store_from_settings", "open_log_over")
+    open_log = _import_on_call("workers.assembly.log_store_from_settings", "open_log_store_on_catalog")
     apply_preview = _import_on_call("workers.assembly.activities", "create_apply_preview")
-    roll_policy = _import_on_call("workers.assembly.log_store_from_settings", "roll_policy")
+    roll_policy = _import_on_call("workers.assembly.log_store_from_settings", "roll_policy_from_settings")
     open_directory = _import_on_call("workers.operations.bundle_owners", "open_directory")
     upgrade = _import_on_call("workers.operations.embedded_stack", "upgrade_catalog")
-    up = _import_on_call("workers.operations.embedded_stack", "up")
-    down = _import_on_call("workers.operations.embedded_stack", "down")
-    status = _import_on_call("workers.operations.service_checks", "status")
-    doctor = _import_on_call("workers.operations.service_checks", "doctor")
+    up = _import_on_call("workers.operations.embedded_stack", "start_stack")
+    down = _import_on_call("workers.operations.embedded_stack", "stop_stack")
+    status = _import_on_call("workers.operations.service_checks", "check_services")
+    doctor = _import_on_call("workers.operations.service_checks", "check_installation")
     demo = _import_on_call("workers.demo", "run_demo")
     rebuild = _import_on_call("workers.hosting.rebuild_and_follow", "rebuild_catalog")
     abandon_rebuild = _import_on_call("workers.hosting.rebuild_and_follow", "abandon_rebuild")
-    replay = _import_on_call("workers.hosting.history_replay", "replay")
+    replay = _import_on_call("workers.hosting.history_replay", "replay_history")
     follow = _import_on_call("workers.hosting.rebuild_and_follow", "follow_records")
     run_worker = _import_on_call("workers.hosting.worker_process", "run_worker")
 
@@ -120,7 +126,7 @@ class CommandContext:
     """Settings and open resources of one command, which are closed when the command ends."""
 
     def __init__(
-        self, services: Services, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
+        self, services: CommandServices, *, command: str, flags: Mapping[str, object], as_json: bool, wide: bool = False
     ) -> None:
         self.services = services
         self._command = command
@@ -129,7 +135,7 @@ class CommandContext:
         self._flags = flags
         self._opened = ExitStack()
         self._began_ns = time.time_ns()
-        self._span: CommandSpan | None = None
+        self._span: CommandTraceSpan | None = None
 
     @cached_property
     def loaded_settings(self) -> "LoadedSettings":
@@ -161,15 +167,17 @@ class CommandContext:
         A configured database without an S3 address uses a bucket at AWS.
         """
         if not self.settings.has_object_store:
-            self.settings.require("s3_endpoint")
+            self.settings.require_address("s3_endpoint")
 
-    def _open_span(self) -> "CommandSpan":
+    def _open_span(self) -> "CommandTraceSpan":
         if self._span is None:
-            tracing = self.services.tracing(self.settings, self._command, self._began_ns)
+            tracing = self.services.trace_command(self.settings, self._command, self._began_ns)
             self._span = self._opened.enter_context(tracing)
         return self._span
 
-    def end_span(self, code: int, arguments: Mapping[str, object], failure: "Failure | None" = None) -> str | None:
+    def end_span(
+        self, code: int, arguments: Mapping[str, object], failure: "CommandFailure | None" = None
+    ) -> str | None:
         """Record the end of the command in its span. Return the trace's id, or `None` without a trace.
 
         A failed command without a trace gets a trace now, if its home exists.
@@ -177,7 +185,7 @@ class CommandContext:
         if self._span is None and not (code and self._has_home()):
             return None
         span = self._open_span()
-        span.set_result(code, command_attributes(self._command, arguments), failure)
+        span.record_result(code, command_span_attributes(self._command, arguments), failure)
         return span.trace_id
 
     def _has_home(self) -> bool:
@@ -200,9 +208,9 @@ class CommandContext:
     def get_topic(self, name: str) -> "Topic":
         return self.catalog.topics.get(TopicName.parse_existing(name).encoded)
 
-    def with_client(self, use_client: Callable[["Sexton"], Awaitable[_Result]]) -> _Result:
+    def run_with_client(self, use_client: Callable[["Sexton"], Awaitable[_Result]]) -> _Result:
         """Connect to Temporal and run a coroutine with the client."""
-        self.settings.require("temporal_address")
+        self.settings.require_address("temporal_address")
         self._open_span()
 
         import asyncio  # noqa: PLC0415 - start-up time

@@ -11,10 +11,16 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from workers.cli.answer_output import Answer, emit, note, note_trace
-from workers.cli.command_context import CommandContext, Services
+from workers.cli.answer_output import Answer, print_note, print_trace_note, write_answer
+from workers.cli.command_context import CommandContext, CommandServices
 from workers.cli.exit_codes import ExitCode, Interrupted, classify_error, set_field_spellings, set_trace_id
-from workers.cli.usage_errors import PlainCommand, PlainGroup, UsageError, get_fields_by_spelling, to_usage_error
+from workers.cli.usage_errors import (
+    CommandWithUsageErrors,
+    GroupWithUsageErrors,
+    UsageError,
+    get_fields_by_spelling,
+    to_usage_error,
+)
 
 Body = TypeVar("Body", bound=Callable[..., Answer])
 
@@ -33,7 +39,7 @@ _SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 class GlobalOptions:
     """Options that the user may give at any level of the command line."""
 
-    services: Services = field(default_factory=Services)
+    services: CommandServices = field(default_factory=CommandServices)
     as_json: bool = False
     home: str | None = None
     wide: bool = False
@@ -45,7 +51,7 @@ class GlobalOptions:
         self.home = home if home is not None else self.home
 
 
-class ReportingGroup(PlainGroup):
+class ErrorReportingGroup(GroupWithUsageErrors):
     """Group that turns every error into an exit code, and with `--json` into a JSON document."""
 
     def main(
@@ -64,9 +70,9 @@ class ReportingGroup(PlainGroup):
                 _check_encoding(words)
             code = super().main(words, prog_name, complete_var, False, windows_expand_args, **extra)
             if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):  # from the parser, not from a command
-                code = _report(Interrupted(), words)
+                code = _report_error(Interrupted(), words)
         except Exception as error:  # noqa: BLE001 - the edge: every error becomes an exit code here
-            code = _report(error, words)
+            code = _report_error(error, words)
         sys.exit(int(code) if isinstance(code, int) else 0)
 
 
@@ -76,7 +82,7 @@ def _check_encoding(words: Sequence[str]) -> None:
             raise UsageError("arguments", expected="text in the encoding of the locale", found=word)
 
 
-def _report(error: Exception, words: Sequence[str]) -> ExitCode:
+def _report_error(error: Exception, words: Sequence[str]) -> ExitCode:
     if isinstance(error, typer.TyperException):
         error = to_usage_error(error)
     failure = classify_error(error)
@@ -84,9 +90,9 @@ def _report(error: Exception, words: Sequence[str]) -> ExitCode:
         sys.stderr.write("".join(traceback.format_exception(error)))
     # The parser may have failed before it read the flag.
     if "--json" in (words[: words.index("--")] if "--" in words else words):
-        emit(Answer(document=failure.to_document()), as_json=True, stdout=sys.stdout)
-    note(failure.message, heading="error: ")
-    note_trace(None if failure.code is ExitCode.USAGE else failure.trace_id)  # bad usage has no spans
+        write_answer(Answer(document=failure.to_document()), as_json=True, stdout=sys.stdout)
+    print_note(failure.message, heading="error: ")
+    print_trace_note(None if failure.code is ExitCode.USAGE else failure.trace_id)  # bad usage has no spans
     if failure.code is ExitCode.UNREACHABLE:
         sys.stderr.write("Try 'sexton status': it asks every service.\n")
     if isinstance(error, UsageError) and error.ctx is not None:
@@ -100,30 +106,32 @@ class CommandGroup(typer.Typer):
     path = ""
 
 
-def group(name: str, about: str, *, path: str | None = None) -> CommandGroup:
+def create_command_group(name: str, about: str, *, path: str | None = None) -> CommandGroup:
     """Return an empty group of commands. `path` is the text before their names, by default the group's name."""
     commands = CommandGroup(
         name=name,
-        cls=PlainGroup,
+        cls=GroupWithUsageErrors,
         help=about,
         no_args_is_help=True,
         add_completion=False,  # only the root has completion
         rich_markup_mode="rich",
-        callback=_add_options,
+        callback=_add_global_options,
     )
     commands.path = name if path is None else path
     return commands
 
 
-def _add_options(ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None, wide: WideFlag = False) -> None:
+def _add_global_options(
+    ctx: typer.Context, *, json: JsonFlag = False, home: HomeFlag = None, wide: WideFlag = False
+) -> None:
     get_global_options(ctx).add(as_json=json, home=home, wide=wide)
 
 
 def get_global_options(ctx: typer.Context) -> GlobalOptions:
-    """Return the options of this run. Tests pass their `Services` as the root context's object."""
+    """Return the options of this run. Tests pass their `CommandServices` as the root context's object."""
     root = ctx.find_root()
     if not isinstance(root.obj, GlobalOptions):
-        root.obj = GlobalOptions(root.obj) if isinstance(root.obj, Services) else GlobalOptions()
+        root.obj = GlobalOptions(root.obj) if isinstance(root.obj, CommandServices) else GlobalOptions()
     ctx.obj = root.obj
     return root.obj
 
@@ -137,18 +145,18 @@ def command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Bo
     def register(body: Body) -> Body:
         typed = " ".join(filter(None, ("sexton", app.path, name)))
         lines = [example if "sexton " in example else f"{typed} {example}".rstrip() for example in examples]
-        app.command(name, cls=PlainCommand, help=_format_help(body, lines))(_make_runner(body))
+        app.command(name, cls=CommandWithUsageErrors, help=_format_help(body, lines))(_make_typer_function(body))
         return body
 
     return register
 
 
-def _make_runner(body: Callable[..., Answer]) -> Callable[..., None]:
+def _make_typer_function(body: Callable[..., Answer]) -> Callable[..., None]:
     def run(ctx: typer.Context, *, json: bool, home: str | None, wide: bool, **arguments: object) -> None:
         options = get_global_options(ctx)
         options.add(as_json=json, home=home, wide=wide)
         form = {"as_json": options.as_json, "wide": options.wide}
-        name = f"sexton{_find_path(ctx)}"  # always `sexton`, even if the program has another name
+        name = f"sexton{_format_command_path(ctx)}"  # always `sexton`, even if the program has another name
         context = CommandContext(options.services, command=name, flags={"home": options.home}, **form)
         stdout = sys.stdout  # only for the answer; all other output goes to stderr
         with redirect_stdout(sys.stderr):
@@ -165,9 +173,9 @@ def _make_runner(body: Callable[..., Answer]) -> Callable[..., None]:
                 raise
             finally:
                 context.close()
-        emit(answer.with_trace_id(trace_id), stdout=stdout, **form)
+        write_answer(answer.with_trace_id(trace_id), stdout=stdout, **form)
         if answer.code:
-            note_trace(trace_id)
+            print_trace_note(trace_id)
             raise typer.Exit(answer.code)
 
     # Typer sees its own context, the body's parameters without the first, and the global options.
@@ -184,8 +192,8 @@ def _make_runner(body: Callable[..., Answer]) -> Callable[..., None]:
     return run
 
 
-def _find_path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the class of a parent
-    return "" if ctx.parent is None else f"{_find_path(ctx.parent)} {ctx.info_name}"
+def _format_command_path(ctx: Any) -> str:  # noqa: ANN401 - Typer does not export the class of a parent
+    return "" if ctx.parent is None else f"{_format_command_path(ctx.parent)} {ctx.info_name}"
 
 
 def _format_help(body: Callable[..., Answer], examples: Sequence[str]) -> str:

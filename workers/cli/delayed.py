@@ -4,16 +4,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
+from workers.cli.command_registration import command, create_command_group
 from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
-    answer_build,
-    answer_partial,
+    answer_topic_builds,
     answer_unless_failed,
-    job,
+    answer_with_failures,
+    job_command,
     select_topics,
 )
 from workers.cli.shared_options import AllTopics, DryRun, Master, OneTopic, Reason, TopicArgument
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from logstore.positions import LedgerId
     from workflows.delayed.job_definitions import MergeBucketsResult, SealBucketsResult
 
-delayed = group("delayed", "Delayed messages: the buckets of their index.")
+delayed = create_command_group("delayed", "Delayed messages: the buckets of their index.")
 
 _BUSY = "another job works on its buckets, and took longer than this one waited"
 _MAX_BUCKETS_HELP = "Merge until there are no more; by default the setting delayed_buckets, or one less than there are."
@@ -37,7 +37,7 @@ MaxBuckets = Annotated[
 
 
 @command(delayed, "status", "TOPIC", "TOPIC --json")
-def status(context: CommandContext, name: TopicArgument) -> Answer:
+def show_index_buckets(context: CommandContext, name: TopicArgument) -> Answer:
     """Show a topic's buckets, what no bucket has yet, and the memory that a consumer's process needs for them.
 
     SEALED: in storage. MERGING: two of them become one. DAMAGED: in the list, and its snapshot cannot be read. OPEN:
@@ -51,14 +51,14 @@ def status(context: CommandContext, name: TopicArgument) -> Answer:
     tracker = Tracker(context.log.delayed.snapshots)
     tracker.load(bucket_list)
     damaged_ids = {bucket.bucket_id for bucket in tracker.lost_buckets}
-    states = dict.fromkeys(_find_merging(context, topic, bucket_list.buckets), "MERGING")
+    states = dict.fromkeys(_find_merging_buckets(context, topic, bucket_list.buckets), "MERGING")
     states |= dict.fromkeys(damaged_ids, "DAMAGED")
-    rows = [_make_row(bucket, states.get(bucket.bucket_id, "SEALED")) for bucket in bucket_list.buckets]
+    rows = [_make_bucket_row(bucket, states.get(bucket.bucket_id, "SEALED")) for bucket in bucket_list.buckets]
     if damaged_ids:
         build = f"sexton delayed build {decode_topic_name(topic.name)}"
-        note(f"messages of these buckets come from the log, which is slower; write them anew: {build}")
+        print_note(f"messages of these buckets come from the log, which is slower; write them anew: {build}")
     if unsealed.entries:
-        rows.append(_make_open_row(context, topic, unsealed.entries))
+        rows.append(_make_unsealed_row(context, topic, unsealed.entries))
     facts = {"messages": bucket_list.messages + unsealed.entries, "memory_bytes": tracker.memory_bytes}
     display = []
     for row in rows:
@@ -69,7 +69,7 @@ def status(context: CommandContext, name: TopicArgument) -> Answer:
     return Answer(document={**facts, "buckets": rows}, display=facts, sections=[table])
 
 
-def _make_row(bucket: "Bucket", state: str) -> dict[str, Any]:
+def _make_bucket_row(bucket: "Bucket", state: str) -> dict[str, Any]:
     return {
         "bucket_id": bucket.bucket_id,
         "first_ledger": bucket.first.ledger_id,
@@ -83,7 +83,7 @@ def _make_row(bucket: "Bucket", state: str) -> dict[str, Any]:
     }
 
 
-def _make_open_row(context: CommandContext, topic: "Topic", messages: int) -> dict[str, Any]:
+def _make_unsealed_row(context: CommandContext, topic: "Topic", messages: int) -> dict[str, Any]:
     sealed_to = context.catalog.delayed.listed(topic.topic_id).sealed_to
     ledgers = context.catalog.ledgers.list_ledgers(topic.topic_id, from_ledger=sealed_to.ledger_id)
     ledger_ids = [ledger.ledger_id for ledger in ledgers if ledger.span.last > sealed_to]
@@ -98,7 +98,7 @@ def _make_open_row(context: CommandContext, topic: "Topic", messages: int) -> di
     }
 
 
-def _find_merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":
+def _find_merging_buckets(context: CommandContext, topic: "Topic", buckets: "tuple[Bucket, ...]") -> "set[LedgerId]":
     from logstore.delayed.index_buckets import pair_to_merge  # noqa: PLC0415 - start-up time
     from workflows.delayed.job_definitions import MERGE_BUCKETS  # noqa: PLC0415
 
@@ -107,8 +107,8 @@ def _find_merging(context: CommandContext, topic: "Topic", buckets: "tuple[Bucke
     return {bucket.bucket_id for bucket in pair_to_merge(buckets) or ()}
 
 
-@job(delayed, "seal", "TOPIC", "TOPIC --no-wait")
-def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -> JobOrAnswer:
+@job_command(delayed, "seal", "TOPIC", "TOPIC --no-wait")
+def seal_delayed_messages(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -> JobOrAnswer:
     """Put a topic's delayed messages into buckets, as far as consumers may see the log; also drop buckets that passed.
 
     Workers do so by themselves when there are enough messages, or when none came for a while.
@@ -119,9 +119,9 @@ def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -
         counts = select_fields(result, "buckets messages dropped")
         document = {"workflow_id": workflow_id, **counts, "merging": bool(result.merging)}
         if result.merging:
-            note("it has more buckets than it may have: their merge was started, or runs")
+            print_note("it has more buckets than it may have: their merge was started, or runs")
         if result.overtaken:
-            note("its buckets were changed by another job meanwhile: seal again for what came since")
+            print_note("its buckets were changed by another job meanwhile: seal again for what came since")
         errors = [_BUSY] if result.held else result.troubles[: result.failed]
         return answer_unless_failed(document, [{"id": topic.topic_id, "error": error} for error in errors])
 
@@ -129,8 +129,8 @@ def seal(context: CommandContext, name: TopicArgument, *, reason: Reason = "") -
     return CommandLineJob(lambda client: client.seal_buckets(topic, reason, context.actor), activity, answer)
 
 
-@job(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
-def merge(
+@job_command(delayed, "merge", "TOPIC", "TOPIC --max-buckets 1 --json")
+def merge_index_buckets(
     context: CommandContext, name: TopicArgument, *, max_buckets: MaxBuckets = None, reason: Reason = ""
 ) -> JobOrAnswer:
     """Merge a topic's buckets two by two: those neighbours first that have the fewest messages.
@@ -155,12 +155,12 @@ def _answer_merge(workflow_id: str, result: "MergeBucketsResult") -> Answer:
     }
     failures = [{"id": bucket_id, "error": "its snapshot cannot be read"} for bucket_id in result.damaged]
     if outcome == "HELD":
-        return answer_partial(document, [*failures, {"id": workflow_id, "error": _BUSY}])
+        return answer_with_failures(document, [*failures, {"id": workflow_id, "error": _BUSY}])
     return answer_unless_failed(document, failures)
 
 
-@job(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')
-def build(
+@job_command(delayed, "build", "TOPIC", '--all --reason "after a restore" --json')
+def build_delayed_index(
     context: CommandContext,
     name: OneTopic = None,
     *,
@@ -177,12 +177,14 @@ def build(
     return CommandLineJob(
         lambda client: client.build_delayed_index(topics, master=master or "", reason=reason, actor=context.actor),
         "building indexes",
-        answer_build,
+        answer_topic_builds,
     )
 
 
 @command(delayed, "clear", "TOPIC --dry-run", 'TOPIC --reason "damaged"')
-def clear(context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False) -> Answer:
+def clear_delayed_index(
+    context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False
+) -> Answer:
     """Throw all buckets of a topic away. No message is lost: they are in the log, and come from there when due.
 
     The next seal looks through the log from its beginning. What a seal or a merge writes meanwhile is deleted, too.
@@ -194,5 +196,5 @@ def clear(context: CommandContext, name: TopicArgument, *, reason: Reason = "", 
     if dry_run:
         return Answer(document={"dry_run": True, **counts})
     if holder := index.holder(topic.topic_id):
-        note(f"{holder} is at work on these buckets; what it writes is deleted with them")
+        print_note(f"{holder} is at work on these buckets; what it writes is deleted with them")
     return Answer(document={**counts, "buckets": index.clear(topic.topic_id, reason=reason)})

@@ -11,8 +11,15 @@ from logstore.errors import InvalidInput
 from logstore.positions import LedgerId
 from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_deletion, describe_run, job, wait_for_result
+from workers.cli.command_registration import command, create_command_group
+from workers.cli.job_commands import (
+    CommandLineJob,
+    JobOrAnswer,
+    announce_run,
+    answer_deletion_outcomes,
+    job_command,
+    wait_with_progress,
+)
 from workers.cli.shared_options import (
     DryRun,
     LedgerFilter,
@@ -22,31 +29,31 @@ from workers.cli.shared_options import (
     check_number,
     cut_rows,
     encode_topic,
-    note_empty_list,
+    print_empty_list_note,
 )
 from workers.pages.value_formats import decode_topic_name, select_fields
 
 if TYPE_CHECKING:
     from workers.client import Sexton
-    from workers.client.deletion_batches import BatchProgress, DeletionBatches
+    from workers.client.deletion_batches import BatchProgress, DeletionBatchControl
     from workflows.deletion.job_definitions import SweepDeletionsResult
 
 
-deletion = group("deletion", "Deletions on their way, and those that failed.")
+deletion = create_command_group("deletion", "Deletions on their way, and those that failed.")
 
 State = Annotated[DeletionState | None, typer.Option("--state", case_sensitive=False, help="Only rows in this state.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="The most rows to show, newest first.")]
 
 
 @command(deletion, "inflight", "--json")
-def inflight(context: CommandContext) -> Answer:
+def count_inflight_deletions(context: CommandContext) -> Answer:
     """Count deletions not yet confirmed and dead letters; only both at zero mean that all is deleted."""
     counts = context.catalog.deletions.inflight()
     return Answer(document=select_fields(counts, "estimated_inflight dead_lettered"))
 
 
 @command(deletion, "list", "--state DEAD_LETTERED", "--topic TOPIC --json", "--ledger 12")
-def list_(
+def list_deletions(
     context: CommandContext,
     *,
     state: State = None,
@@ -58,18 +65,18 @@ def list_(
     encoded, ledger_id = encode_topic(topic), None if ledger is None else LedgerId(ledger)
     intents = context.catalog.deletions.list(state, topic=encoded, ledger_id=ledger_id, limit=limit + 1)
     if not intents:
-        note_empty_list(context, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
-    rows = [_make_row(intent) for intent in cut_rows(intents, limit, "newest")]
-    display = [_make_display_row(row) for row in rows]
+        print_empty_list_note(context, f"{state.value} deletion" if state else "deletion", topic=topic, ledger=ledger)
+    rows = [_make_intent_row(intent) for intent in cut_rows(intents, limit, "newest")]
+    display = [_make_intent_display_row(row) for row in rows]
     return Answer(document=rows, display=display, columns_below=("problem",), empty="no deletions")
 
 
-def _make_row(intent: DeletionIntent) -> dict[str, Any]:
+def _make_intent_row(intent: DeletionIntent) -> dict[str, Any]:
     names = "ledger_id copy component generation state paused outcome attempts last_error size_bytes batch_id trace_id"
     return {"id": intent.row_id, "topic": decode_topic_name(intent.topic), **select_fields(intent, names)}
 
 
-def _make_display_row(row: dict[str, Any]) -> dict[str, object]:
+def _make_intent_display_row(row: dict[str, Any]) -> dict[str, object]:
     outcome = "paused" if row["paused"] else None if row["outcome"] == row["state"] else row["outcome"]
     values = {"id": row["id"], "topic": row["topic"], "ledger": row["ledger_id"]}
     values |= {name: row[name] for name in ("copy", "state", "attempts")}
@@ -87,31 +94,31 @@ _MAX_RATE = 1_000_000
 
 
 @command(deletion, "pause", f"{_EXAMPLE_ID}")
-def pause(context: CommandContext, workflow_id: WorkflowId) -> Answer:
+def pause_batch(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Let a batch delete no more for now: chunks (of an apply: pages) in hand end, none is started."""
-    return _answer_progress(context, workflow_id, lambda batches: batches.pause(workflow_id))
+    return _answer_batch_progress(context, workflow_id, lambda batches: batches.pause(workflow_id))
 
 
 @command(deletion, "resume", f"{_EXAMPLE_ID}")
-def resume(context: CommandContext, workflow_id: WorkflowId) -> Answer:
+def resume_batch(context: CommandContext, workflow_id: WorkflowId) -> Answer:
     """Resume a paused batch. The rest of one whose workflow is gone is taken up by the next sweep."""
-    return _answer_progress(context, workflow_id, lambda batches: batches.resume(workflow_id))
+    return _answer_batch_progress(context, workflow_id, lambda batches: batches.resume(workflow_id))
 
 
 @command(deletion, "rate", f"{_EXAMPLE_ID} 50", f"{_EXAMPLE_ID} 0", f"{_EXAMPLE_ID} --json")
-def rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
+def show_or_limit_batch_rate(context: CommandContext, workflow_id: WorkflowId, objects_per_s: Rate = None) -> Answer:
     """Limit how many objects a second a batch deletes, from its next slice on; without N, show the limit."""
     if objects_per_s is None:
-        return _answer_progress(context, workflow_id, lambda batches: batches.progress(workflow_id))
+        return _answer_batch_progress(context, workflow_id, lambda batches: batches.progress(workflow_id))
     if not 0 <= objects_per_s <= _MAX_RATE:
         raise InvalidInput("rate", expected=f"0 (unlimited) to {_MAX_RATE:,} objects a second", found=objects_per_s)
-    return _answer_progress(context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s))
+    return _answer_batch_progress(context, workflow_id, lambda batches: batches.set_rate(workflow_id, objects_per_s))
 
 
-def _answer_progress(
-    context: CommandContext, workflow_id: str, act: "Callable[[DeletionBatches], Awaitable[BatchProgress]]"
+def _answer_batch_progress(
+    context: CommandContext, workflow_id: str, act: "Callable[[DeletionBatchControl], Awaitable[BatchProgress]]"
 ) -> Answer:
-    progress = context.with_client(lambda client: act(client.batches))
+    progress = context.run_with_client(lambda client: act(client.batches))
     values = select_fields(progress, "paused rate intents done left outcomes objects size_bytes")
     return Answer(document={"workflow_id": workflow_id, **values})
 
@@ -123,7 +130,7 @@ All = Annotated[bool, typer.Option("--all", help="Every dead letter there is.")]
 
 
 @command(deletion, "redrive", '12 15 --reason "permissions mended"', "--all --dry-run", "--all --no-wait --json")
-def redrive(
+def redrive_dead_letters(
     context: CommandContext,
     ids: Ids = None,
     *,
@@ -141,21 +148,21 @@ def redrive(
     context.require_store()
 
     async def start(client: "Sexton") -> Answer:
-        redriven = await client.redrive(row_ids, reason, context.actor)
+        redriven = await client.redrive_dead_letters(row_ids, reason, context.actor)
         handle = redriven.handle
         if handle is None:
             return Answer(document={"started": 0, "outcomes": {}} if wait else {"started": 0})
         if not wait:
-            return Answer(document={"started": redriven.started, **describe_run(client, handle)})
-        result = await wait_for_result(client, handle, "trying again")
+            return Answer(document={"started": redriven.started, **announce_run(client, handle)})
+        result = await wait_with_progress(client, handle, "trying again")
         document = {"started": redriven.started, "workflow_id": handle.id}
-        return answer_deletion(context, document, result.outcomes, batch_id=result.batch_id)
+        return answer_deletion_outcomes(context, document, result.outcomes, batch_id=result.batch_id)
 
-    return context.with_client(start)
+    return context.run_with_client(start)
 
 
-@job(deletion, "sweep", "", "--dry-run", "--no-wait --json")
-def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> JobOrAnswer:
+@job_command(deletion, "sweep", "", "--dry-run", "--no-wait --json")
+def sweep_deletions(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = False) -> JobOrAnswer:
     """Take up deletions that no workflow works on, and forget those that ended long ago; a schedule does so too."""
     if dry_run:
         due = context.catalog.upkeep.count_backlog(older_than_s=context.settings.finished_retention)
@@ -163,6 +170,6 @@ def sweep(context: CommandContext, *, reason: Reason = "", dry_run: DryRun = Fal
 
     def answer(workflow_id: str, result: "SweepDeletionsResult") -> Answer:
         counts = select_fields(result, "batches intents newborn uncertified forgotten")
-        return answer_deletion(context, {"workflow_id": workflow_id, **counts}, result.outcomes)
+        return answer_deletion_outcomes(context, {"workflow_id": workflow_id, **counts}, result.outcomes)
 
     return CommandLineJob(lambda client: client.sweep_deletions(reason, context.actor), "sweeping", answer)

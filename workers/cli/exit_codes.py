@@ -51,7 +51,7 @@ _PARTIAL_FAILURES = frozenset({"DEAD_LETTERED", "STILL_IN_USE", "INVALID", "META
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CommandFailure:
     """Error in the form in which the command line prints it."""
 
     code: ExitCode
@@ -84,16 +84,18 @@ def get_exit_code(kind: type[BaseException]) -> ExitCode:
     return next((code for base, code in _CODE_BY_CLASS if issubclass(kind, base)), ExitCode.FAILED)
 
 
-def get_outcomes_exit_code(outcomes: Mapping[str, int]) -> ExitCode:
+def get_exit_code_of_outcomes(outcomes: Mapping[str, int]) -> ExitCode:
     """Return `DONE` if the copy of every row is deleted, else `PARTIAL`."""
     failures = sum(count for outcome, count in outcomes.items() if outcome not in _SUCCESSES)
     return ExitCode.PARTIAL if failures else ExitCode.DONE
 
 
-def classify_error(error: BaseException) -> Failure:
+def classify_error(error: BaseException) -> CommandFailure:
     """Classify an error that was raised here, in a workflow or in Temporal's client."""
     # A `SextonError` has a better message than its cause.
-    failure = (None if isinstance(error, SextonError) else _classify_remote(error)) or _classify_local(error)
+    failure = (None if isinstance(error, SextonError) else _classify_temporal_error(error)) or _classify_local_error(
+        error
+    )
     spelling = error.__dict__.get(_SPELLINGS_ATTRIBUTE, {}).get(failure.field)
     if spelling is not None:
         message = failure.message
@@ -113,20 +115,20 @@ def set_trace_id(error: BaseException, trace_id: str | None) -> None:
     error.__dict__[_TRACE_ID_ATTRIBUTE] = trace_id
 
 
-def _classify_local(error: BaseException) -> Failure:
+def _classify_local_error(error: BaseException) -> CommandFailure:
     is_expected = isinstance(error, SextonError | OSError)
     field = getattr(error, "field", None) if isinstance(error, InvalidInput) else None
     name = type(error).__name__
-    return Failure(get_exit_code(type(error)), name, str(error) or name, field, is_expected=is_expected)
+    return CommandFailure(get_exit_code(type(error)), name, str(error) or name, field, is_expected=is_expected)
 
 
-def _classify_remote(error: BaseException) -> Failure | None:
+def _classify_temporal_error(error: BaseException) -> CommandFailure | None:
     if "temporalio" not in sys.modules:  # then Temporal's client has raised nothing
         return None
     from temporalio.exceptions import ApplicationError  # noqa: PLC0415
     from temporalio.service import RPCError  # noqa: PLC0415
 
-    from workers.client.temporal_faults import service_failure  # noqa: PLC0415
+    from workers.client.temporal_faults import explain_server_fault  # noqa: PLC0415
     from workers.hosting.request_subject import FIELD, TRACE_ID, find_detail  # noqa: PLC0415
 
     chain = list(_iterate_causes(error))
@@ -136,7 +138,7 @@ def _classify_remote(error: BaseException) -> Failure | None:
         if isinstance(link, ApplicationError) and link.type:
             kind = find_error_class(link.type)
             code = ExitCode.PARTIAL if link.type in _PARTIAL_FAILURES else ExitCode.FAILED
-            return Failure(
+            return CommandFailure(
                 code if kind is None else get_exit_code(kind),
                 link.type,
                 link.message,
@@ -145,10 +147,10 @@ def _classify_remote(error: BaseException) -> Failure | None:
             )
     for link in chain:
         if isinstance(link, RPCError):
-            fault = service_failure(link)
+            fault = explain_server_fault(link)
             if fault is not None:
-                return Failure(ExitCode.UNREACHABLE, type(fault).__name__, str(fault))
-            return Failure(ExitCode.FAILED, "RPCError", f"temporal: {link.message} ({link.status.name})")
+                return CommandFailure(ExitCode.UNREACHABLE, type(fault).__name__, str(fault))
+            return CommandFailure(ExitCode.FAILED, "RPCError", f"temporal: {link.message} ({link.status.name})")
     return None
 
 

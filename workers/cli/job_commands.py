@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from logstore.deletion.intents import DeletionIntent, DeletionState
 from logstore.errors import InvalidInput, SextonError
 from logstore.positions import LedgerId
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import CommandGroup, command
-from workers.cli.exit_codes import ExitCode, get_outcomes_exit_code
-from workers.cli.progress_bar import showing_progress
+from workers.cli.exit_codes import ExitCode, get_exit_code_of_outcomes
+from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import Wait
 from workers.pages.value_formats import decode_topic_name
 
@@ -33,25 +33,25 @@ _MAX_FAILURES = 100  # items in `failed`; counts of outcomes include all rows
 _MAX_IDS = 10  # in a suggested command, which must fit into one line
 
 
-def describe_run(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, of any result
+def announce_run(client: "Sexton", handle: Any) -> dict[str, object]:  # noqa: ANN401 - Temporal's handle, of any result
     """Return the ids of the workflow and of the started or joined run. A note shows the run's page in the Web UI."""
     run_id: str | None = handle.first_execution_run_id or handle.result_run_id or handle.run_id
-    page = client.page_of(handle.id, run_id)
+    page = client.format_web_ui_url(handle.id, run_id)
     if page:
-        note(f"watch it: {page}")
+        print_note(f"watch it: {page}")
     return {"workflow_id": handle.id, "run_id": run_id}
 
 
-async def wait_for_result(client: "Sexton", handle: Any, activity: str) -> Any:  # noqa: ANN401
+async def wait_with_progress(client: "Sexton", handle: Any, activity: str) -> Any:  # noqa: ANN401
     """Return the workflow's result. Notes say why the job does not move, and after Ctrl-C that the job continues."""
     import asyncio  # noqa: PLC0415 - start-up time
 
-    describe_run(client, handle)
+    announce_run(client, handle)
     try:
-        with showing_progress(f"{activity} ({handle.id})"):
-            return await client.result_of(handle, note)
+        with show_progress_bar(f"{activity} ({handle.id})"):
+            return await client.wait_for_result(handle, print_note)
     except asyncio.CancelledError:
-        note(f"no longer waiting; the workflow {handle.id} goes on")
+        print_note(f"no longer waiting; the workflow {handle.id} goes on")
         raise
 
 
@@ -71,7 +71,7 @@ JobOrAnswer = CommandLineJob[Any] | Answer
 Body = TypeVar("Body", bound=Callable[..., JobOrAnswer])
 
 
-def job(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
+def job_command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
     """Register a function that returns a job as a command with `--wait/--no-wait`. Arguments are as for `command`."""
 
     def register(body: Body) -> Body:
@@ -83,10 +83,10 @@ def job(app: CommandGroup, name: str, *examples: str) -> Callable[[Body], Body]:
             async def start(client: "Sexton") -> Answer:
                 handle = await request.start(client)
                 if not wait:
-                    return request.answer_started(describe_run(client, handle))
-                return request.answer(handle.id, await wait_for_result(client, handle, request.activity))
+                    return request.answer_started(announce_run(client, handle))
+                return request.answer(handle.id, await wait_with_progress(client, handle, request.activity))
 
-            return context.with_client(start)
+            return context.run_with_client(start)
 
         signature = inspect.signature(body)
         option = inspect.Parameter("wait", inspect.Parameter.KEYWORD_ONLY, default=True, annotation=Wait)
@@ -103,7 +103,7 @@ def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
     return {str(name): int(count) for name, count in sorted(counts.items())}
 
 
-def answer_deletion(
+def answer_deletion_outcomes(
     context: CommandContext,
     document: Mapping[str, object],
     outcomes: Mapping[str, int],
@@ -114,16 +114,16 @@ def answer_deletion(
 ) -> Answer:
     """Answer with the outcomes of a deletion. Failures of the given topic, batch or ledgers are added."""
     document = {**document, "outcomes": sort_counts(outcomes)}
-    if get_outcomes_exit_code(outcomes) is ExitCode.DONE:
+    if get_exit_code_of_outcomes(outcomes) is ExitCode.DONE:
         return Answer(document=document)
     intents = find_failed_deletions(context, topic=topic, batch_id=batch_id, ledger_ids=ledger_ids)
     rows = [
         {"id": intent.row_id, "ledger_id": intent.ledger_id, "error": describe_failure(intent)} for intent in intents
     ]
-    return answer_partial(document, rows)
+    return answer_with_failures(document, rows)
 
 
-def answer_partial(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
+def answer_with_failures(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
     """Answer with exit code `PARTIAL` and at most 100 failures. People see the failures as a table."""
     rows = list(failures[:_MAX_FAILURES])
     table = Answer(document=rows, title="failed", columns_below=("error",))
@@ -136,8 +136,8 @@ def answer_partial(document: Mapping[str, object], failures: Sequence[Mapping[st
 
 
 def answer_unless_failed(document: Mapping[str, object], failures: Sequence[Mapping[str, object]]) -> Answer:
-    """Answer with the document, or with `answer_partial` if there are failures."""
-    return answer_partial(document, failures) if failures else Answer(document=document)
+    """Answer with the document, or with `answer_with_failures` if there are failures."""
+    return answer_with_failures(document, failures) if failures else Answer(document=document)
 
 
 def select_topics(context: CommandContext, name: str | None, *, all_topics: bool) -> "list[Topic] | None":
@@ -148,13 +148,13 @@ def select_topics(context: CommandContext, name: str | None, *, all_topics: bool
     return None if name is None else [context.get_topic(name)]
 
 
-def answer_build(workflow_id: str, result: "BuildResult") -> Answer:
+def answer_topic_builds(workflow_id: str, result: "BuildResult") -> Answer:
     """Answer with the counts of a build, and with the topics that could not be read."""
     document = {"workflow_id": workflow_id, "run_id": result.run_id, **sort_counts(result.counts)}
     if not result.counts.get("unreadable"):
         return Answer(document=document)
     causes = (topic.partition(": ") for topic in result.left_out)
-    return answer_partial(document, [{"topic": topic, "error": error} for topic, _, error in causes])
+    return answer_with_failures(document, [{"topic": topic, "error": error} for topic, _, error in causes])
 
 
 def find_failed_deletions(
@@ -171,16 +171,16 @@ def find_failed_deletions(
             topic_id=topic_id, batch_id=batch_id, ledger_ids=ledger_ids, limit=_MAX_FAILURES
         )
     except SextonError as fault:  # the answer is complete without the failures
-        note(f"the catalog does not say which failed ({fault}); see `sexton deletion list`")
+        print_note(f"the catalog does not say which failed ({fault}); see `sexton deletion list`")
         return []
     topic_option = "" if topic is None else f" --topic {decode_topic_name(topic.name)}"
     dead_ids = [str(intent.row_id) for intent in intents if intent.state is DeletionState.DEAD_LETTERED]
     if dead_ids:
         ids = " ".join(dead_ids[:_MAX_IDS]) + (" …" if len(dead_ids) > _MAX_IDS else "")
-        note(f"dead letters: sexton deletion list --state DEAD_LETTERED{topic_option}")
-        note(f"once their cause is mended: sexton deletion redrive {ids}")
+        print_note(f"dead letters: sexton deletion list --state DEAD_LETTERED{topic_option}")
+        print_note(f"once their cause is mended: sexton deletion redrive {ids}")
     if len(dead_ids) < len(intents):
-        note(f"tried again by workflows of their own: sexton deletion list --state PENDING{topic_option}")
+        print_note(f"tried again by workflows of their own: sexton deletion list --state PENDING{topic_option}")
     return intents
 
 

@@ -10,31 +10,31 @@ from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ownership import BundleId, bundle_name, bundle_of_topic, parse_bundle_name
 from logstore.ports.catalog import Cause
 from logstore.validated_names import TopicName
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
+from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
-from workers.cli.progress_bar import showing_progress
-from workers.cli.shared_options import DryRun, Reason, check_worker
+from workers.cli.progress_bar import show_progress_bar
+from workers.cli.shared_options import DryRun, Reason, check_worker_id_option
 from workers.pages.value_formats import select_fields
 
 if TYPE_CHECKING:
     from infra.coordination.ownership_nodes import OwnershipDirectory
-    from workers.operations.bundle_owners import BundleRow, OwnedBundle
+    from workers.operations.bundle_owners import BundleSummary, OwnedBundle
 
 
-owners = group("owners", "Which worker does the background work of which topics.")
+owners = create_command_group("owners", "Which worker does the background work of which topics.")
 
 OfWorker = Annotated[
     str | None,
-    typer.Option("--worker", metavar="ID", callback=check_worker, help="Only this worker and its bundles."),
+    typer.Option("--worker", metavar="ID", callback=check_worker_id_option, help="Only this worker and its bundles."),
 ]
 Unowned = Annotated[bool, typer.Option("--unowned", help="Only bundles that no worker owns.")]
 OfTopic = Annotated[str | None, typer.Option("--topic", metavar="NAME", help="Only the bundle that the topic is in.")]
 
 
 @command(owners, "list", "", "--topic TOPIC", "--unowned --json")
-def list_(
+def list_bundle_owners(
     context: CommandContext, *, worker: OfWorker = None, unowned: Unowned = False, topic: OfTopic = None
 ) -> Answer:
     """List bundles of topics with owner and fence, then workers with a live session and their load.
@@ -47,7 +47,7 @@ def list_(
     bundle, because its catalog is away. With the setting ownership=single there are no sessions, and the worker that
     acquired a bundle last owns it.
     """
-    from workers.operations.bundle_owners import read_ownership  # noqa: PLC0415 - start-up time
+    from workers.operations.bundle_owners import read_ownership_overview  # noqa: PLC0415 - start-up time
 
     if worker is not None and unowned:
         raise InvalidInput("unowned", expected="one of --unowned and --worker", found="both")
@@ -55,8 +55,8 @@ def list_(
     if topic is not None:
         context.get_topic(topic)  # refuse an unknown topic, because every name belongs to a bundle
         topic_bundle = bundle_of_topic(TopicName.parse_existing(topic), bundles=context.catalog.fences.count_bundles())
-    with _open_directory(context) as directory:
-        ownership = read_ownership(context.catalog.fences, directory)
+    with _open_ownership_directory(context) as directory:
+        ownership = read_ownership_overview(context.catalog.fences, directory)
     bundles = [
         bundle
         for bundle in ownership.bundles
@@ -65,7 +65,7 @@ def list_(
         and (worker is None or (bundle.owner is not None and bundle.owner.worker_id == worker))
     ]
     if worker is not None and worker not in {row.worker_id for row in ownership.workers} and not bundles:
-        note(f"no worker {worker}: it has no live session, and owns no bundle")
+        print_note(f"no worker {worker}: it has no live session, and owns no bundle")
     workers = [
         select_fields(row, "worker_id load room bundles") | {"session": _format_session(row.session)}
         for row in ownership.workers
@@ -80,10 +80,10 @@ def list_(
     if context.settings.ownership == "single":
         suffix = "; ownership=single: as the fences say, because nothing tells whether a worker lives"
     no_worker = f"no {'workers' if worker is None else f'worker {worker}'} with a live session"
-    rows = [_make_row(bundle) for bundle in bundles]
+    rows = [_make_bundle_row(bundle) for bundle in bundles]
     return Answer(
         document={"ownership": context.settings.ownership, "bundles": rows, "workers": workers},
-        display=_make_display(rows),
+        display=_make_bundle_display_rows(rows),
         wide_display=rows,
         empty="no bundles" if worker is None else f"no bundles of a worker {worker}",
         sections=(
@@ -93,7 +93,7 @@ def list_(
     )
 
 
-def _make_row(bundle: "BundleRow") -> dict[str, Any]:
+def _make_bundle_row(bundle: "BundleSummary") -> dict[str, Any]:
     owner = bundle.owner
     return {
         "bundle": bundle.name,
@@ -106,7 +106,7 @@ def _make_row(bundle: "BundleRow") -> dict[str, Any]:
     }
 
 
-def _make_display(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
+def _make_bundle_display_rows(rows: list[dict[str, Any]]) -> list[dict[str, object]]:
     remarks = []
     for row in rows:
         is_odd = row["session_state"] not in {None, "ALIVE"}
@@ -125,7 +125,7 @@ def _format_session(session: int | None) -> str | None:
 
 
 @contextmanager
-def _open_directory(context: CommandContext) -> "Iterator[OwnershipDirectory | None]":
+def _open_ownership_directory(context: CommandContext) -> "Iterator[OwnershipDirectory | None]":
     if context.settings.ownership == "single":
         yield None
         return
@@ -147,7 +147,7 @@ WaitForOwner = Annotated[
 
 
 @command(owners, "unload", "0x00000000_0x04000000 --dry-run", '0 --reason "let another worker have it"')
-def unload(
+def unload_bundle(
     context: CommandContext, bundle: Bundle, *, reason: Reason = "", dry_run: DryRun = False, wait: WaitForOwner = True
 ) -> Answer:
     """Take a bundle away from its owner, which lets go and leaves it to others for a while.
@@ -160,7 +160,7 @@ def unload(
 
     catalog = context.catalog
     bundle_id = _parse_bundle(bundle, catalog.fences.count_bundles())
-    with _open_directory(context) as directory:
+    with _open_ownership_directory(context) as directory:
         if directory is None:
             raise PreconditionFailed("ownership: expected zookeeper, found single: no other worker can take a bundle")
         unloader = BundleUnloader(catalog.fences, catalog.audit_log, directory)
@@ -168,14 +168,16 @@ def unload(
         document = _make_owned_document(owned)
         if dry_run:
             return Answer(document={"dry_run": True, **document})
-        unloader.unload(owned, Cause(actor=context.actor, reason=reason, workflow_id=""))
+        unloader.remove_owner(owned, Cause(actor=context.actor, reason=reason, workflow_id=""))
         if not wait:
             return Answer(document=document)
-        with showing_progress(f"waiting for an owner of {owned.name}"):
+        with show_progress_bar(f"waiting for an owner of {owned.name}"):
             lease = unloader.wait_until_acquired(owned, within_s=_ACQUISITION_TIMEOUT_S)
     document |= {"taken_by": lease.worker_id if lease else None, "taken_fence": lease.counter if lease else None}
     if lease is None:
-        note(f"it is unloaded, and no worker took it within {_ACQUISITION_TIMEOUT_S:.0f} s; see `sexton owners list`")
+        print_note(
+            f"it is unloaded, and no worker took it within {_ACQUISITION_TIMEOUT_S:.0f} s; see `sexton owners list`"
+        )
     return Answer(document=document, code=ExitCode.DONE if lease else ExitCode.PARTIAL)
 
 

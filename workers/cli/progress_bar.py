@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workers.cli.answer_output import note, printing_above_bar
+from workers.cli.answer_output import print_note, print_notes_above_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -44,7 +44,7 @@ class ProgressBar:
             self._live = Progress(*columns, console=console, transient=True)
             self._live.add_task(self._text, total=self._total, completed=self._done)
             self._live.start()
-            self._opened.enter_context(printing_above_bar(console))
+            self._opened.enter_context(print_notes_above_bar(console))
 
     def hide(self) -> None:
         with self._lock:
@@ -55,7 +55,7 @@ class ProgressBar:
 
 
 @contextmanager
-def showing_progress(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
+def show_progress_bar(text: str, *, at_once: bool = False) -> Iterator[ProgressBar]:
     """Show a bar while the block runs, if stderr is a terminal: after a second, or immediately with `at_once`."""
     bar = ProgressBar(text)
     timer = threading.Timer(_BAR_DELAY_S, bar.show)
@@ -72,7 +72,7 @@ def showing_progress(text: str, *, at_once: bool = False) -> Iterator[ProgressBa
 
 
 @contextmanager
-def redirecting_library_output(path: Path) -> Iterator[None]:
+def redirect_library_output(path: Path) -> Iterator[None]:
     """If stderr is a terminal, append the output of libraries to a file, so that it does not damage a progress bar.
 
     Spark's JVM and Temporal's core write to descriptor 2. `sys.stderr` stays the terminal. If the block fails, a note
@@ -95,7 +95,7 @@ def redirecting_library_output(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception:
-        note(f"what Spark and Temporal's core wrote is in {path}")
+        print_note(f"what Spark and Temporal's core wrote is in {path}")
         raise
     finally:
         sys.stderr.flush()
@@ -105,11 +105,11 @@ def redirecting_library_output(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def announcing_steps(text: str) -> Iterator[Callable[[str], None]]:
+def announce_steps(text: str) -> Iterator[Callable[[str], None]]:
     """Announce each step of long work in a bar, or on a line of stderr if there is no terminal."""
     if not sys.stderr.isatty() or os.environ.get("TERM") in _TERMINALS_WITHOUT_BARS:
-        note(text)
-        yield note
+        print_note(text)
+        yield print_note
         return
-    with showing_progress(text, at_once=True) as bar:
+    with show_progress_bar(text, at_once=True) as bar:
         yield bar.update

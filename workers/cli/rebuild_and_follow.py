@@ -8,13 +8,13 @@ from logstore.errors import InvalidInput
 from logstore.log.ledger_object_keys import SHARDS
 from logstore.records.absent_ledger_share import MAX_ABSENT_SHARE
 from logstore.records.job_results import FollowedRecords, integer_fields
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
-from workers.cli.job_commands import answer_partial
-from workers.cli.progress_bar import redirecting_library_output, showing_progress
+from workers.cli.job_commands import answer_with_failures
+from workers.cli.progress_bar import redirect_library_output, show_progress_bar
 from workers.cli.records import records
-from workers.cli.shared_options import Master, make_setting_check, make_share_parser
+from workers.cli.shared_options import Master, make_setting_type_check, make_share_parser
 from workers.pages.value_formats import format_time_us, select_fields
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from workflows.records.job_definitions import RebuildCatalogProgress, RebuildCatalogResult
 
 
-def _check_database(url: str | None) -> str | None:
+def _check_database_url(url: str | None) -> str | None:
     from infra.catalog.engine.database_connections import parse_database_url  # noqa: PLC0415 - start-up time
 
     if url is None:
@@ -42,7 +42,7 @@ def _mask_passwords(url: str) -> str:
 
 def _make_into_option(database: str) -> Any:  # noqa: ANN401 - Typer's option
     text = f"{database}: sqlite:///PATH or postgresql+psycopg://…"
-    return typer.Option("--into", metavar="DATABASE_URL", callback=_check_database, help=text, show_default=False)
+    return typer.Option("--into", metavar="DATABASE_URL", callback=_check_database_url, help=text, show_default=False)
 
 
 Into = Annotated[str | None, _make_into_option("An empty database, which becomes the catalog")]
@@ -69,8 +69,8 @@ Abandon = Annotated[str | None, typer.Option("--abandon", metavar="REBUILD", hel
 
 
 def _require_services(settings: "Settings") -> None:
-    settings.require("s3_endpoint")
-    settings.require("temporal_address")
+    settings.require_address("s3_endpoint")
+    settings.require_address("temporal_address")
 
 
 @command(
@@ -81,7 +81,7 @@ def _require_services(settings: "Settings") -> None:
     "sexton records rebuild --into sqlite:////srv/sexton/catalog.db --skip-unreadable",
     "sexton records rebuild --abandon 92e8c83f-1f56-4bf1-91eb-e64c80a4071a-5-ce570462",
 )
-def rebuild(
+def rebuild_catalog(
     context: CommandContext,
     *,
     into: Into = None,
@@ -111,7 +111,7 @@ def rebuild(
     settings = context.settings.model_copy(update={"database_url": into})
     _require_services(settings)
     log_file = context.settings.home / "logs" / "rebuild.log"
-    with redirecting_library_output(log_file), showing_progress("rebuilding the catalog") as bar:
+    with redirect_library_output(log_file), show_progress_bar("rebuilding the catalog") as bar:
 
         def show(progress: "RebuildCatalogProgress") -> None:
             versions = f"{progress.records or progress.versions:,} {'records' if progress.records else 'versions'}"
@@ -125,7 +125,7 @@ def rebuild(
             max_absent_share=max_absent_share,
             master=master or "",
             take_over=take_over,
-            say=note,
+            say=print_note,
             on_progress=show,
         )
     return _answer_rebuild(result, _mask_passwords(into))
@@ -133,20 +133,20 @@ def rebuild(
 
 def _answer_rebuild(result: "RebuildCatalogResult", database_url: str) -> Answer:
     adopted = result.adopted
-    note(f"this database is the catalog now: start every worker with SEXTON_DATABASE_URL={database_url}")
+    print_note(f"this database is the catalog now: start every worker with SEXTON_DATABASE_URL={database_url}")
     if adopted.missing_data:
         ids = ", ".join(str(ledger_id) for ledger_id in adopted.missing_ledgers[:10])
-        note(
+        print_note(
             f"data is missing: objects of {adopted.missing_data} ledgers are absent, as of {ids}; see `ledger explain`"
         )
     if unlisted_ledgers := adopted.detached + adopted.revived:
-        note(
+        print_note(
             f"{unlisted_ledgers} ledgers are in no list. What storage holds of them stays: `sexton orphans plan`"
             " reports it, and `sexton orphans apply` deletes it"
         )
     if adopted.schemas_left_out:
         topics = ", ".join(adopted.schemas_left_out_of[:10])
-        note(
+        print_note(
             f"{adopted.schemas_left_out} versions of schemas came back without their ledgers and were left out, of"
             f" {topics}: set them again with `sexton topic schema set`, or delete the topics again"
         )
@@ -160,7 +160,7 @@ def _answer_rebuild(result: "RebuildCatalogResult", database_url: str) -> Answer
     }
     if result.skipped_blocks:
         causes = (block.partition(": ") for block in result.skipped)
-        return answer_partial(document, [{"id": key, "error": error} for key, _, error in causes])
+        return answer_with_failures(document, [{"id": key, "error": error} for key, _, error in causes])
     display = {name: value for name, value in document.items() if not name.endswith(("_ledgers", "_of")) or value}
     return Answer(document=document, display=display)
 
@@ -171,7 +171,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="BUCKET",
-        callback=make_setting_check("validate_bucket_name"),
+        callback=make_setting_type_check("validate_bucket_name"),
         help="A bucket of replica_buckets; by default the record log's own.",
         show_default=False,
     ),
@@ -187,7 +187,7 @@ Watch = Annotated[bool, typer.Option("--watch", help="Go on until the command is
     "sexton records follow --from sexton-copy --into postgresql+psycopg://sexton@db/replica --watch",
     "--into sqlite:////srv/replica/catalog.db --seed --json",
 )
-def follow(
+def follow_record_log(
     context: CommandContext, *, into: IntoReplica, bucket: From = None, seed: Seed = False, watch: Watch = False
 ) -> Answer:
     """Apply the record log to a database of its own, which serves reads and refuses writes: a replica.
@@ -197,14 +197,14 @@ def follow(
     """
     settings = context.settings.model_copy(update={"database_url": into})
     _require_services(settings)
-    with showing_progress("following the record log") as bar:
+    with show_progress_bar("following the record log") as bar:
 
         def show(progress: FollowedRecords) -> None:
             bar.update(f"following the record log: manifest {progress.manifest}, {progress.records:,} records")
 
         totals = context.services.follow(
-            settings, bucket=bucket or settings.records_bucket, seed=seed, watch=watch, say=note, on_progress=show
+            settings, bucket=bucket or settings.records_bucket, seed=seed, watch=watch, say=print_note, on_progress=show
         )
     if not totals.manifest:
-        note("there is no manifest yet: nothing was flushed, or nothing shipped")
+        print_note("there is no manifest yet: nothing was flushed, or nothing shipped")
     return Answer(document={"replica": totals.replica, **integer_fields(totals)})

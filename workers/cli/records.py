@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.records.job_results import integer_fields
-from workers.cli.answer_output import Answer, note, select_columns
+from workers.cli.answer_output import Answer, print_note, select_columns
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
+from workers.cli.command_registration import command, create_command_group
 from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
-    answer_deletion,
-    answer_partial,
+    answer_deletion_outcomes,
     answer_unless_failed,
-    job,
+    answer_with_failures,
+    job_command,
     select_topics,
     sort_counts,
 )
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         ReplicateRecordsResult,
     )
 
-records = group("records", "The record log, from which a lost catalog is rebuilt.")
+records = create_command_group("records", "The record log, from which a lost catalog is rebuilt.")
 
 Function = Annotated[
     str, typer.Option("--function", metavar="NAME", callback=check_function, help="The function that is asked.")
@@ -39,7 +39,7 @@ _HELD = "another job was at work on the record log, and took longer than this on
 
 
 @command(records, "status", "", "--json")
-def status(context: CommandContext) -> Answer:
+def show_record_log(context: CommandContext) -> Answer:
     """Show the newest manifest, what it names, and what has changed since and is in no block yet.
 
     `oldest_change_s` says for how long a change has waited: what is lost if the database is lost now. A bucket without
@@ -87,8 +87,8 @@ def status(context: CommandContext) -> Answer:
     return Answer(document={**facts, "kinds": rows, "refused_records": refused_rows}, display=facts, sections=sections)
 
 
-@job(records, "flush", "", "--no-wait --json")
-def flush(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
+@job_command(records, "flush", "", "--no-wait --json")
+def flush_record_log(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     """Write what has changed in the catalog until now into blocks of the record log.
 
     Workers do so by themselves, every `records_interval`. A durable delete waits for it, and asks for it itself.
@@ -109,7 +109,7 @@ def _answer_counts(workflow_id: str, result: object, error: str | None) -> Answe
 
 
 @command(records, "rewrite", "", "--json")
-def rewrite(context: CommandContext) -> Answer:
+def rewrite_record_log(context: CommandContext) -> Answer:
     """Write the whole catalog into the record log anew, for a log of which a manifest or a block is damaged or gone.
 
     Nothing that the log holds is read, and all of it is let go. The database must be the catalog's: with one that is
@@ -120,8 +120,8 @@ def rewrite(context: CommandContext) -> Answer:
     return Answer(document=select_fields(rewritten, "manifest records tombstones blocks bytes left"))
 
 
-@job(records, "defragment", "", "--json")
-def defragment(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
+@job_command(records, "defragment", "", "--json")
+def defragment_record_log(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     """Rewrite blocks that are mostly dead, join small ones, and delete what no manifest names any more.
 
     Workers do so by themselves, every `defragment_interval`. A block that a raid or a rebuild reads stays.
@@ -135,10 +135,10 @@ def defragment(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     return CommandLineJob(lambda client: client.defragment_records(reason, context.actor), activity, answer)
 
 
-@job(
+@job_command(
     records, "end", "TOPIC --function expired --dry-run", '--all --function expired --reason "tenants that left" --json'
 )
-def end(
+def end_records(
     context: CommandContext,
     name: OneTopic = None,
     *,
@@ -162,8 +162,8 @@ def end(
         document |= select_fields(result, "records ended kept ledger_ids because")
         if result.stopped:
             failure = {"id": workflow_id, "error": result.stopped.message}
-            return answer_partial({**document, "outcomes": sort_counts(result.outcomes)}, [failure])
-        return answer_deletion(context, document, result.outcomes, batch_id=workflow_id.partition("/")[2])
+            return answer_with_failures({**document, "outcomes": sort_counts(result.outcomes)}, [failure])
+        return answer_deletion_outcomes(context, document, result.outcomes, batch_id=workflow_id.partition("/")[2])
 
     return CommandLineJob(
         lambda client: client.end_records(
@@ -175,7 +175,7 @@ def end(
 
 
 @command(records, "replicas", "", "--json")
-def replicas(context: CommandContext) -> Answer:
+def list_replicas(context: CommandContext) -> Answer:
     """Show each replica of the record log, what it has, and how far it is behind.
 
     CURRENT: it has the newest manifest. BEHIND: the tomb raider waits for it. STALE: silent for longer than
@@ -199,8 +199,8 @@ def replicas(context: CommandContext) -> Answer:
     )
 
 
-@job(records, "replicate", "", "--json")
-def replicate(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
+@job_command(records, "replicate", "", "--json")
+def replicate_record_log(context: CommandContext, *, reason: Reason = "") -> JobOrAnswer:
     """Copy new blocks and the newest manifest into every replica's bucket, as the workers' settings name them.
 
     Workers do so by themselves, every `replicate_interval`.
@@ -217,8 +217,8 @@ def _answer_replication(workflow_id: str, result: "ReplicateRecordsResult") -> A
     if result.joined:
         failures.append({"id": workflow_id, "error": _HELD})
     if not rows:
-        note("the workers' setting replica_buckets names no replica")
+        print_note("the workers' setting replica_buckets names no replica")
     if failures:
-        return answer_partial(document, failures)
+        return answer_with_failures(document, failures)
     table = Answer(document=rows, title="replicas", empty="no replica")
     return Answer(document=document, display={"workflow_id": workflow_id}, sections=[table])

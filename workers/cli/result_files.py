@@ -23,7 +23,7 @@ def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Pat
     """
     path = Path(name).absolute()
     try:
-        target = _find_target(field, str(name), path)
+        target = _find_file_to_replace(field, str(name), path)
         if target is None:
             with path.open("w", encoding="utf-8", errors="xmlcharrefreplace") as stream:
                 stream.writelines(parts)
@@ -48,12 +48,12 @@ def check_result_file(field: str, name: str | Path) -> None:
             character device.
     """
     try:
-        _find_target(field, str(name), Path(name).absolute())
+        _find_file_to_replace(field, str(name), Path(name).absolute())
     except OSError as error:
         raise InvalidInput(field, expected=_EXPECTED, found=str(name)) from error
 
 
-def _find_target(field: str, name: str, path: Path) -> Path | None:
+def _find_file_to_replace(field: str, name: str, path: Path) -> Path | None:
     """Return the regular file to replace, behind all links, or `None` for a path that is written to directly."""
     if not name or not name.isprintable():
         raise InvalidInput(field, expected=_EXPECTED, found=name)

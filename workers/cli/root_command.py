@@ -18,11 +18,11 @@ import typer
 from typer.main import get_command
 
 from workers import VERSION
-from workers.cli.command_registration import HomeFlag, JsonFlag, ReportingGroup, WideFlag, get_global_options
+from workers.cli.command_registration import ErrorReportingGroup, HomeFlag, JsonFlag, WideFlag, get_global_options
 
 
 @dataclass(frozen=True, slots=True)
-class CommandEntry:
+class LazyCommandEntry:
     """Command of the root, and its module in `workers.cli`."""
 
     about: str  # one line
@@ -32,52 +32,56 @@ class CommandEntry:
 
 
 COMMANDS = {
-    "up": CommandEntry("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack_commands", "stack"),
-    "down": CommandEntry("Stop what `up` started in this home, and nothing else.", "stack_commands", "stack"),
-    "env": CommandEntry(
+    "up": LazyCommandEntry("Start Temporal, S3, ZooKeeper, the database and a worker.", "stack_commands", "stack"),
+    "down": LazyCommandEntry("Stop what `up` started in this home, and nothing else.", "stack_commands", "stack"),
+    "env": LazyCommandEntry(
         "Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack.", "stack_commands", "stack"
     ),
-    "status": CommandEntry("Tell whether each service answers.", "stack_commands", "stack"),
-    "doctor": CommandEntry(
+    "status": LazyCommandEntry("Tell whether each service answers.", "stack_commands", "stack"),
+    "doctor": LazyCommandEntry(
         "Check services, Java, versions, buckets, deletes, clock and search attributes.", "stack_commands", "stack"
     ),
-    "demo": CommandEntry("Run the main job on a throw-away stack, kill a worker half way.", "stack_commands", "stack"),
-    "trace": CommandEntry("Draw the spans of a trace as a tree.", "trace.trace_command", "traces"),
-    "replay": CommandEntry(
+    "demo": LazyCommandEntry(
+        "Run the main job on a throw-away stack, kill a worker half way.", "stack_commands", "stack"
+    ),
+    "trace": LazyCommandEntry("Draw the spans of a trace as a tree.", "trace.trace_command", "traces"),
+    "replay": LazyCommandEntry(
         "Replay a job's history against the workflows of this build.", "workflows_and_schedules", "replays"
     ),
-    "catalog": CommandEntry("The SQL catalog.", "stack_commands"),
-    "config": CommandEntry("Settings and where they come from.", "stack_commands"),
-    "worker": CommandEntry("Worker processes, and the builds of them.", "worker"),
-    "workflow": CommandEntry("Jobs in Temporal.", "workflows_and_schedules"),
-    "topic": CommandEntry(
+    "catalog": LazyCommandEntry("The SQL catalog.", "stack_commands"),
+    "config": LazyCommandEntry("Settings and where they come from.", "stack_commands"),
+    "worker": LazyCommandEntry("Worker processes, and the builds of them.", "worker"),
+    "workflow": LazyCommandEntry("Jobs in Temporal.", "workflows_and_schedules"),
+    "topic": LazyCommandEntry(
         "Topics: create, append, read, acknowledge, trim.",
         "topic.topics",
         other_modules=("topic.append", "topic.topic_jobs", "topic.read_and_acknowledge"),
     ),
-    "ledger": CommandEntry("Ledgers of a topic.", "ledger.ledgers", other_modules=("ledger.explain_and_audit",)),
-    "deletion": CommandEntry("Deletions on their way, and those that failed.", "deletion"),
-    "orphans": CommandEntry(
+    "ledger": LazyCommandEntry("Ledgers of a topic.", "ledger.ledgers", other_modules=("ledger.explain_and_audit",)),
+    "deletion": LazyCommandEntry("Deletions on their way, and those that failed.", "deletion"),
+    "orphans": LazyCommandEntry(
         "What storage holds and nothing refers to: find it, look at it, remove it.",
         "orphans.plan_and_apply",
         other_modules=("orphans.report_and_list",),
     ),
-    "scrub": CommandEntry(
+    "scrub": LazyCommandEntry(
         "Read every stored segment and tiered copy, and compare their digests.", "orphans.scrub", "scrubs"
     ),
-    "txn": CommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn"),
-    "delayed": CommandEntry("Delayed messages: the buckets of their index.", "delayed"),
-    "records": CommandEntry(
+    "txn": LazyCommandEntry("Transactions: begin, commit, abort, and see what they still owe.", "txn"),
+    "delayed": LazyCommandEntry("Delayed messages: the buckets of their index.", "delayed"),
+    "records": LazyCommandEntry(
         "The record log, from which a lost catalog is rebuilt.", "records", other_modules=("rebuild_and_follow",)
     ),
-    "tombstones": CommandEntry("Tombstones: what durable deletes leave, and when that goes.", "tombstones"),
-    "audit": CommandEntry("Destructive acts, with actor and reason.", "ledger.explain_and_audit"),
-    "schedule": CommandEntry("Jobs that recur: sweep, trim, plan, and those of records.", "workflows_and_schedules"),
-    "owners": CommandEntry("Which worker does the background work of which topics.", "owners"),
+    "tombstones": LazyCommandEntry("Tombstones: what durable deletes leave, and when that goes.", "tombstones"),
+    "audit": LazyCommandEntry("Destructive acts, with actor and reason.", "ledger.explain_and_audit"),
+    "schedule": LazyCommandEntry(
+        "Jobs that recur: sweep, trim, plan, and those of records.", "workflows_and_schedules"
+    ),
+    "owners": LazyCommandEntry("Which worker does the background work of which topics.", "owners"),
 }
 
 
-class RootGroup(ReportingGroup):
+class LazyRootGroup(ErrorReportingGroup):
     """Root group that imports a command's module only when the command is used."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context
@@ -86,7 +90,7 @@ class RootGroup(ReportingGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
         del ctx
-        return load_command(cmd_name) if cmd_name in COMMANDS else None
+        return import_command(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
         del ctx
@@ -95,16 +99,16 @@ class RootGroup(ReportingGroup):
 
 
 @cache
-def load_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export the class of a command
+def import_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export the class of a command
     """Import the modules of a command in `COMMANDS`, and return the parser's command."""
     entry = COMMANDS[name]
     for module in entry.other_modules:
         import_module(f"workers.cli.{module}")
-    group = load_group(entry.module, entry.group or name)
+    group = import_group(entry.module, entry.group or name)
     return group.get_command(None, name) if entry.group else group
 
 
-def load_group(module: str, group: str) -> Any:  # noqa: ANN401
+def import_group(module: str, group: str) -> Any:  # noqa: ANN401
     """Import a module, and return the parser's group."""
     return get_command(getattr(import_module(f"workers.cli.{module}"), group))
 
@@ -128,7 +132,7 @@ A first session:
 
 app = typer.Typer(
     name="sexton",
-    cls=RootGroup,
+    cls=LazyRootGroup,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # the import of Rich would double the time of `--help`
@@ -162,7 +166,7 @@ _GC_THRESHOLD = 50_000  # allocations between collections; with Python's default
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
-    _open_closed_streams()
+    _make_closed_streams_fail()
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and os.environ.get("PYTHONUTF8") != "1":
         # Names and paths may have any letter, so restart in UTF-8.
         argv = [sys.executable, *sys.orig_argv[1:]]
@@ -176,10 +180,10 @@ def main() -> None:
     try:
         app()
     except SystemExit as end:
-        _end_process(end.code if isinstance(end.code, int) else 0)
+        _flush_and_exit(end.code if isinstance(end.code, int) else 0)
 
 
-def _open_closed_streams() -> None:
+def _make_closed_streams_fail() -> None:
     """Make every use of a closed standard stream an error. Otherwise output is lost, and input seems empty."""
     for descriptor in range(3):
         try:
@@ -191,7 +195,7 @@ def _open_closed_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
-def _end_process(code: int) -> NoReturn:
+def _flush_and_exit(code: int) -> NoReturn:
     """Flush output and end the process without finalizing the interpreter.
 
     Temporal's threads release Python objects a moment after their last answer. A finalization at that moment aborts the

@@ -8,7 +8,7 @@ import typer
 from logstore.errors import InvalidInput, UnknownObject
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName, check_name, check_reason
-from workers.cli.answer_output import note
+from workers.cli.answer_output import print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.usage_errors import describe_whole_numbers, get_field_name
 
@@ -44,7 +44,7 @@ def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str
     return names
 
 
-def check_worker(param: typer.CallbackParam, worker_id: str | None) -> str | None:
+def check_worker_id_option(param: typer.CallbackParam, worker_id: str | None) -> str | None:
     """Return the id if it is a valid worker id."""
     from logstore.ownership import check_worker_id  # noqa: PLC0415 - start-up time
 
@@ -83,7 +83,7 @@ def make_share_parser(option: str) -> Callable[[str], float]:
     return parse_share
 
 
-def make_setting_check(validator: str) -> Callable[[typer.CallbackParam, Any], Any]:
+def make_setting_type_check(validator: str) -> Callable[[typer.CallbackParam, Any], Any]:
     """Return a check of one or several values by a validator of `workers.settings.setting_types`."""
 
     def check_values(param: typer.CallbackParam, values: Any) -> Any:  # noqa: ANN401 - a text, a list of texts, or None
@@ -107,7 +107,9 @@ Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the workf
 _MASTER_HELP = "A Spark cluster; by default that of the workers' settings."
 Master = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", callback=make_setting_check("validate_spark_master"), help=_MASTER_HELP),
+    typer.Option(
+        "--master", metavar="URL", callback=make_setting_type_check("validate_spark_master"), help=_MASTER_HELP
+    ),
 ]
 OneTopic = Annotated[
     str | None,
@@ -136,25 +138,25 @@ def encode_topic(topic: str | None) -> str | None:
 def cut_rows(rows: Sequence[_Row], limit: int, order: str) -> Sequence[_Row]:
     """Return at most `limit` rows. If there are more rows, a note says so. `order` names the rows that come first."""
     if len(rows) > limit:
-        note(f"there are more: shown are the {order} {limit:,}; --limit shows as many as you say")
+        print_note(f"there are more: shown are the {order} {limit:,}; --limit shows as many as you say")
     return rows[:limit]
 
 
-def note_empty_list(context: CommandContext, subject: str, *, topic: str | None, ledger: int | None) -> None:
+def print_empty_list_note(context: CommandContext, subject: str, *, topic: str | None, ledger: int | None) -> None:
     """Write a note that no row matches the filters, and which of the named objects do not exist."""
     filters = [f"{kind} {value}" for kind, value in (("topic", topic), ("ledger", ledger)) if value is not None]
     if not filters:
         return
     unknown = []
-    if topic is not None and not _exists(lambda: context.get_topic(topic)):
+    if topic is not None and not _is_known(lambda: context.get_topic(topic)):
         unknown.append("topic of this name")
-    if ledger is not None and not _exists(lambda: context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)):
+    if ledger is not None and not _is_known(lambda: context.catalog.inspection.ledger(LedgerId(ledger), decisions=0)):
         unknown.append("ledger of this id")
     because = f": there is no {' and no '.join(unknown)}" if unknown else ""
-    note(f"no {subject} of {' and '.join(filters)}{because}")
+    print_note(f"no {subject} of {' and '.join(filters)}{because}")
 
 
-def _exists(look_up: Callable[[], object]) -> bool:
+def _is_known(look_up: Callable[[], object]) -> bool:
     try:
         look_up()
     except UnknownObject:

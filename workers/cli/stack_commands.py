@@ -7,14 +7,14 @@ from typing import Annotated, Final
 import typer
 from pydantic import SecretStr
 
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
+from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
-from workers.cli.progress_bar import announcing_steps, showing_progress
+from workers.cli.progress_bar import announce_steps, show_progress_bar
 from workers.settings import SERVICE_SETTINGS, Settings, read_temporal_api_key
 
-stack = group("stack", "The embedded stack.", path="")
+stack = create_command_group("stack", "The embedded stack.", path="")
 
 _SETTING_BY_VARIABLE: Final = {  # variables of `temporal` and of `aws`
     "TEMPORAL_NAMESPACE": "temporal_namespace",
@@ -36,36 +36,36 @@ FreePorts = Annotated[bool, typer.Option("--free-ports", help="Take any free por
 
 
 @command(stack, "up", "", "--no-worker --free-ports --json")
-def up(context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
+def start_stack(context: CommandContext, *, no_worker: NoWorker = False, free_ports: FreePorts = False) -> Answer:
     """Start Temporal, S3, ZooKeeper, the database and a worker; return when all is healthy.
 
     A service that runs already is left alone.
     """
-    with announcing_steps("starting the stack") as announce:
+    with announce_steps("starting the stack") as announce:
         addresses = context.services.up(
-            context.settings, no_worker=no_worker, free_ports=free_ports, on_progress=announce, say=note
+            context.settings, no_worker=no_worker, free_ports=free_ports, on_progress=announce, say=print_note
         )
     return Answer(document=addresses, title="The stack is up")
 
 
 @command(stack, "down", "")
-def down(context: CommandContext) -> Answer:
+def stop_stack(context: CommandContext) -> Answer:
     """Stop what `up` started in this home, and nothing else."""
-    with showing_progress("stopping the stack"):
+    with show_progress_bar("stopping the stack"):
         names = context.services.down(context.settings)
     return Answer(document={"stopped": names})
 
 
 @command(stack, "env", 'eval "$(sexton env)"', "--json")
-def env(context: CommandContext) -> Answer:
+def print_environment(context: CommandContext) -> Answer:
     """Print shell exports, so that `temporal`, `aws` and `sqlite3` reach this stack; secrets are among them."""
     context.require_store()
-    variables = collect_variables(context.settings)
+    variables = collect_environment_variables(context.settings)
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()]
     return Answer(document=variables, text="".join(lines))
 
 
-def collect_variables(settings: Settings) -> Mapping[str, str]:
+def collect_environment_variables(settings: Settings) -> Mapping[str, str]:
     """Return environment variables, with secrets, by which other tools and other shells reach the services.
 
     Empty values are left out, because `aws` fails with an empty endpoint or key. TLS and authentication settings are
@@ -80,7 +80,7 @@ def collect_variables(settings: Settings) -> Mapping[str, str]:
         return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
     variables = {
-        "TEMPORAL_ADDRESS": settings.require("temporal_address"),
+        "TEMPORAL_ADDRESS": settings.require_address("temporal_address"),
         **{variable: get_text(name) for variable, name in _SETTING_BY_VARIABLE.items()},
         "TEMPORAL_API_KEY": read_temporal_api_key(settings),
         "TEMPORAL_TLS": "true" if settings.temporal_uses_tls else "",
@@ -90,20 +90,20 @@ def collect_variables(settings: Settings) -> Mapping[str, str]:
 
 
 @command(stack, "status", "--json")
-def status(context: CommandContext) -> Answer:
+def show_service_status(context: CommandContext) -> Answer:
     """Tell whether each service answers; exits with 4 if one does not."""
-    with showing_progress("asking the services"):
-        return _answer_health(context.services.status(context.settings))
+    with show_progress_bar("asking the services"):
+        return _answer_checks(context.services.status(context.settings))
 
 
 @command(stack, "doctor", "")
-def doctor(context: CommandContext) -> Answer:
+def examine_installation(context: CommandContext) -> Answer:
     """Check services, Java, versions, buckets, deletes, clock and search attributes; exits with 4 if one is not ok."""
-    with showing_progress("examining"):
-        return _answer_health(context.services.doctor(context.settings))
+    with show_progress_bar("examining"):
+        return _answer_checks(context.services.doctor(context.settings))
 
 
-def _answer_health(services: Sequence[Mapping[str, object]]) -> Answer:
+def _answer_checks(services: Sequence[Mapping[str, object]]) -> Answer:
     rows = [{"name": row["name"], "ok": bool(row["ok"]), "detail": row["detail"]} for row in services]
     code = ExitCode.DONE if all(row["ok"] for row in rows) else ExitCode.UNREACHABLE
     return Answer(document={"services": rows}, display=rows, code=code)
@@ -115,29 +115,29 @@ Keep = Annotated[bool, typer.Option("--keep", help="Leave the stack running.")]
 
 
 @command(stack, "demo", "", "--topics 5 --ledgers 40 --keep")
-def demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
+def run_demo(context: CommandContext, *, topics: Topics = 3, ledgers: DemoLedgers = 20, keep: Keep = False) -> Answer:
     """Run the main job on a throw-away stack, kill a worker half way, and show what each promise did."""
-    with announcing_steps("starting a throw-away stack") as announce:
+    with announce_steps("starting a throw-away stack") as announce:
         report = context.services.demo(
             context.settings, topics=topics, ledgers=ledgers, keep=keep, on_progress=announce
         )
     return Answer(document=report.to_json(), display=report.rows, code=ExitCode.DONE if report.ok else ExitCode.FAILED)
 
 
-catalog = group("catalog", "The SQL catalog.")
+catalog = create_command_group("catalog", "The SQL catalog.")
 
 
 @command(catalog, "upgrade", "", "--json")
-def upgrade(context: CommandContext) -> Answer:
+def upgrade_catalog(context: CommandContext) -> Answer:
     """Create the catalog's tables, or bring them to this build's version; repeating it is harmless."""
     return Answer(document=context.services.upgrade(context.settings))
 
 
-config = group("config", "Settings and where they come from.")
+config = create_command_group("config", "Settings and where they come from.")
 
 
 @command(config, "show", "", "SEXTON_DELETION_CHUNK=50 sexton config show --json")
-def show(context: CommandContext) -> Answer:
+def show_settings(context: CommandContext) -> Answer:
     """Show each setting's value and origin; secrets are masked."""
     from infra.catalog.engine.database_connections import mask_passwords  # noqa: PLC0415 - start-up time
 

@@ -31,7 +31,7 @@ _COLOURS = {
 Row = Mapping[str, object]
 
 
-class TableRows(Protocol):
+class RereadableRows(Protocol):
     """Iterable of rows that can be read several times."""
 
     def __iter__(self) -> Iterator[Row]: ...
@@ -66,7 +66,7 @@ class _Column:
     def is_rigid(self) -> bool:
         return self.is_numeric or self.is_temporal or self.heading in _STATE_HEADINGS
 
-    def add(self, value: object) -> None:
+    def fit_value(self, value: object) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_time = isinstance(value, str) and _TIME.fullmatch(value) is not None
         self.has_commas = self.has_commas or (isinstance(value, int) and "," in format_value(value))
@@ -87,7 +87,7 @@ class _Column:
         return _Cell(text, _COLOURS.get(text, "") if heading in _STATE_HEADINGS else "")
 
 
-def draw_table(rows: TableRows, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
+def draw_table(rows: RereadableRows, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
     """Draw rows under their headings. Rows are read three times, and only one row is in memory.
 
     There is at least one row, and its names are the columns. `width` is the maximum width of a line. With `None`
@@ -97,7 +97,7 @@ def draw_table(rows: TableRows, *, width: int | None, columns_below: Sequence[st
     columns = [_Column(name) for name in names]
     for row in rows:
         for column in columns:
-            column.add(row.get(column.name))
+            column.fit_value(row.get(column.name))
 
     def make_cells(row: Row) -> list[_Cell]:
         return [column.make_cell(row.get(column.name), cuts_times=width is not None) for column in columns]
@@ -109,11 +109,11 @@ def draw_table(rows: TableRows, *, width: int | None, columns_below: Sequence[st
         for column, cell in zip(columns, make_cells(row), strict=True):
             column.width = max(column.width, cell.width)
     if width is not None:
-        _squeeze(columns, width - 1 - _GAP * (len(columns) - 1))
-    yield from _draw_row(headings, columns)
+        _narrow_columns(columns, width - 1 - _GAP * (len(columns) - 1))
+    yield from _draw_row_lines(headings, columns)
     yield Text(" " + "─" * (sum(column.width for column in columns) + _GAP * (len(columns) - 1)), "dim")
     for row in rows:
-        yield from _draw_row(make_cells(row), columns)
+        yield from _draw_row_lines(make_cells(row), columns)
         for name in columns_below if width is not None else ():
             yield from _draw_below(row.get(name), width or 0)
 
@@ -144,7 +144,7 @@ def draw_fields(document: Row, *, width: int | None) -> Iterator[Text]:
         yield from draw_table(rows, width=width)
 
 
-def _squeeze(columns: Sequence[_Column], room: int) -> None:
+def _narrow_columns(columns: Sequence[_Column], room: int) -> None:
     """Narrow the widest columns until the table fits: first text, then numbers, times, states and headings."""
     floors = [
         column.width if column.is_rigid else min(column.width, max(_MIN_COLUMN_WIDTH, cell_len(column.heading)))
@@ -161,11 +161,11 @@ def _squeeze(columns: Sequence[_Column], room: int) -> None:
             max(elastic, key=lambda column: column.width).width -= 1
 
 
-def _draw_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Iterator[Text]:
+def _draw_row_lines(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Iterator[Text]:
     if all(cell.width <= column.width for cell, column in zip(cells, columns, strict=True)):
         yield _draw_fitting_row(cells, columns)
         return
-    texts = [_fit(cell, column.width) for cell, column in zip(cells, columns, strict=True)]
+    texts = [_fit_cell(cell, column.width) for cell, column in zip(cells, columns, strict=True)]
     for index in range(max(map(len, texts))):
         line = Text(" ")
         for number, (lines, column) in enumerate(zip(texts, columns, strict=True)):
@@ -193,19 +193,19 @@ def _draw_fitting_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Tex
     return Text("".join(parts).rstrip(), spans=spans)
 
 
-def _fit(cell: _Cell, width: int) -> list[Text]:
+def _fit_cell(cell: _Cell, width: int) -> list[Text]:
     """Return the lines of a cell. A long name loses its middle."""
     text = Text(*cell)
     if cell.width <= width:
         return [text]
     if " " in cell.text:
         return _wrap(text, width)
-    head = _cut(cell.text, (width - 1) // 2)
-    tail = _cut(cell.text[::-1], width - 1 - cell_len(head))[::-1]
+    head = _cut_to_width(cell.text, (width - 1) // 2)
+    tail = _cut_to_width(cell.text[::-1], width - 1 - cell_len(head))[::-1]
     return [Text(f"{head}…{tail}", text.style)]
 
 
-def _cut(text: str, width: int) -> str:
+def _cut_to_width(text: str, width: int) -> str:
     beginning = ""
     for char in text:
         if cell_len(beginning + char) > width:

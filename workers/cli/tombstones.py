@@ -6,8 +6,8 @@ import typer
 
 from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial, job
+from workers.cli.command_registration import command, create_command_group
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_with_failures, job_command
 from workers.cli.shared_options import Reason, check_number
 from workers.pages.value_formats import format_time_us, select_fields
 from workers.settings import parse_duration
@@ -15,7 +15,7 @@ from workers.settings import parse_duration
 if TYPE_CHECKING:
     from workflows.records.job_definitions import RaidTombstonesResult
 
-tombstones = group("tombstones", "Tombstones: what durable deletes leave, and when that goes.")
+tombstones = create_command_group("tombstones", "Tombstones: what durable deletes leave, and when that goes.")
 
 _AGE_HELP = "Tombstones younger than that stay; by default the workers' setting eligible_age."
 EligibleAge = Annotated[
@@ -30,7 +30,7 @@ KeyBytes = Annotated[
 
 
 @command(tombstones, "stats", "", "--json")
-def stats(context: CommandContext) -> Answer:
+def count_tombstones(context: CommandContext) -> Answer:
     """Count tombstones by what they stand for, and those that a raid at work has marked: its candidates, cenotaphs."""
     counts = context.catalog.tombstones.count()
     document: dict[str, object] = {
@@ -42,8 +42,8 @@ def stats(context: CommandContext) -> Answer:
     return Answer(document=document)
 
 
-@job(tombstones, "raid", "", "--eligible-age 12h --json")
-def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "") -> JobOrAnswer:
+@job_command(tombstones, "raid", "", "--eligible-age 12h --json")
+def raid_tombstones(context: CommandContext, *, eligible_age: EligibleAge = None, reason: Reason = "") -> JobOrAnswer:
     """Remove tombstones that are old enough and cover no older version of their record in any block.
 
     Workers do so by themselves, every `raid_interval`. One stays while its deletion is unfinished, while storage holds
@@ -63,7 +63,7 @@ def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: R
         document = {**display, "held_by": replicas}
         if result.joined:
             error = "another raid was at work; its own answer is in the Web UI"
-            return answer_partial(document, [{"id": workflow_id, "error": error}])
+            return answer_with_failures(document, [{"id": workflow_id, "error": error}])
         sections = [Answer(document=replicas, title="held up by replicas")] if replicas else []
         return Answer(document=document, display=display, sections=sections)
 
@@ -73,7 +73,7 @@ def raid(context: CommandContext, *, eligible_age: EligibleAge = None, reason: R
 
 
 @command(tombstones, "sizing", "--records 1000000", "--records 1000000 --json")
-def sizing(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8) -> Answer:
+def estimate_tombstone_bytes(context: CommandContext, *, records: Records, key_bytes: KeyBytes = 8) -> Answer:
     """Estimate the bytes of tombstones: in the catalog with its indexes, and in defragmented blocks.
 
     Beside it, what they take in Aerospike: 64 bytes and the key of each in memory, 128 bytes and the key on disk.

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.errors import InvalidInput, SextonError
-from workers.cli.answer_output import Answer, note, select_columns
+from workers.cli.answer_output import Answer, print_note, select_columns
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_build, job, select_topics
-from workers.cli.progress_bar import showing_progress
+from workers.cli.command_registration import command, create_command_group
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_topic_builds, job_command, select_topics
+from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import AllTopics, Master, OneTopic, Reason, check_transaction, cut_rows
 from workers.pages.value_formats import decode_topic_name, format_time_us, format_value, select_fields
 from workers.settings import parse_duration
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from logstore.transactions.transaction_ids_and_states import TransactionId
     from workers.client import Sexton
 
-txn = group("txn", "Transactions: begin, commit, abort, and see what they still owe.")
+txn = create_command_group("txn", "Transactions: begin, commit, abort, and see what they still owe.")
 
 _STATES = ("OPEN", "COMMITTING", "COMMITTED", "ABORTING", "ABORTED")
 _REPORT_INTERVAL_S = 10.0
@@ -58,7 +58,7 @@ def _parse_id(text: str) -> "TransactionId":
 
 
 @command(txn, "begin", "", "--timeout 10m --json")
-def begin(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
+def begin_transaction(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
     """Open a transaction; use its id with `topic append --txn` and `topic ack --txn`."""
     from logstore.transactions.transaction_ids_and_states import check_timeout  # noqa: PLC0415 - start-up time
 
@@ -72,45 +72,47 @@ def begin(context: CommandContext, *, timeout: Timeout = "60s") -> Answer:
         await transactions.flush()
         return Answer(document={"txn": str(txn_id)})
 
-    return context.with_client(open_transaction)
+    return context.run_with_client(open_transaction)
 
 
 @command(txn, "commit", "3:17")
-def commit(context: CommandContext, transaction: Txn) -> Answer:
+def commit_transaction(context: CommandContext, transaction: Txn) -> Answer:
     """Make all of a transaction visible at once, and wait until every participant has it."""
-    return _decide(context, transaction, commit=True)
+    return _commit_or_abort(context, transaction, commit=True)
 
 
 @command(txn, "abort", "3:17")
-def abort(context: CommandContext, transaction: Txn) -> Answer:
+def abort_transaction(context: CommandContext, transaction: Txn) -> Answer:
     """Let nothing of a transaction be visible, and wait until every participant has it."""
-    return _decide(context, transaction, commit=False)
+    return _commit_or_abort(context, transaction, commit=False)
 
 
-def _decide(context: CommandContext, text: str, *, commit: bool) -> Answer:
+def _commit_or_abort(context: CommandContext, text: str, *, commit: bool) -> Answer:
     context.require_store()
 
     async def decide(client: "Sexton") -> Answer:
         import asyncio  # noqa: PLC0415 - start-up time
 
         transactions, txn_id = client.transactions(context.log), _parse_id(text)
-        report = asyncio.create_task(report_owed_participants(context.catalog.transactions, txn_id, note))
+        report = asyncio.create_task(
+            report_owed_participants_until_cancelled(context.catalog.transactions, txn_id, print_note)
+        )
         try:
-            with showing_progress(f"telling the participants of {text}"):
+            with show_progress_bar(f"telling the participants of {text}"):
                 state = await (transactions.commit if commit else transactions.abort)(txn_id)
         except asyncio.CancelledError:
             status = f"`sexton txn show {text}` says how far it is"
-            note(f"no longer waiting; what was decided of {text} stays, and {status}")
+            print_note(f"no longer waiting; what was decided of {text} stays, and {status}")
             raise
         finally:
             report.cancel()
         await transactions.flush()
         return Answer(document={"state": state.value})
 
-    return context.with_client(decide)
+    return context.run_with_client(decide)
 
 
-async def report_owed_participants(
+async def report_owed_participants_until_cancelled(
     transactions: "Transactions",
     txn_id: "TransactionId",
     say: Callable[[str], None],
@@ -138,7 +140,7 @@ async def report_owed_participants(
 
 
 @command(txn, "resolve", "3:17 --participant 7", "3:17 --participant 7/billing")
-def resolve(
+def resolve_participant(
     context: CommandContext, transaction: Txn, *, participant: ParticipantOption, reason: Reason = ""
 ) -> Answer:
     """Count a participant of a decided transaction as told, by hand: its log will not tell how it ended."""
@@ -149,30 +151,30 @@ def resolve(
     cause = Cause(actor=context.actor, reason=reason, workflow_id="")
     resolved = context.catalog.transactions.resolve(_parse_id(transaction), Participant.parse(participant), cause)
     # Even for a final transaction, because its running broadcast waits for the next attempt.
-    context.with_client(lambda client: client.broadcast_transaction(resolved.txn))
+    context.run_with_client(lambda client: client.broadcast_transaction(resolved.txn))
     return _answer_transaction(resolved)
 
 
 @command(txn, "list", "", "--state COMMITTING --json")
-def list_(context: CommandContext, *, state: OfState = None, limit: Limit = 100) -> Answer:
+def list_transactions(context: CommandContext, *, state: OfState = None, limit: Limit = 100) -> Answer:
     """List transactions that are not over, or those of one state."""
     from logstore.transactions.transaction_ids_and_states import TransactionState  # noqa: PLC0415 - start-up time
 
     states = [] if state is None else [TransactionState(state)]
     transactions = cut_rows(context.catalog.transactions.list_page(states=states, limit=limit + 1), limit, "first")
-    display = [_make_display_row(transaction) for transaction in transactions]
-    rows = [make_document(transaction) for transaction in transactions]
+    display = [_make_transaction_display_row(transaction) for transaction in transactions]
+    rows = [make_transaction_document(transaction) for transaction in transactions]
     return Answer(document=rows, display=display, columns_below=("owed",), empty="no transactions")
 
 
 @command(txn, "show", "3:17", "3:17 --json")
-def show(context: CommandContext, transaction: Txn) -> Answer:
+def show_transaction(context: CommandContext, transaction: Txn) -> Answer:
     """Show a transaction with its participants, and which of them are still owed."""
     return _answer_transaction(context.catalog.transactions.get(_parse_id(transaction)))
 
 
-@job(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
-def snapshot(
+@job_command(txn, "snapshot", "TOPIC", '--all --reason "after a restore" --json')
+def build_transaction_snapshots(
     context: CommandContext,
     name: OneTopic = None,
     *,
@@ -191,11 +193,11 @@ def snapshot(
             topics, master=master or "", reason=reason, actor=context.actor
         ),
         "building snapshots",
-        answer_build,
+        answer_topic_builds,
     )
 
 
-def make_document(transaction: "StoredTransaction") -> dict[str, Any]:
+def make_transaction_document(transaction: "StoredTransaction") -> dict[str, Any]:
     """Return the JSON document of a transaction with its participants."""
 
     def format_time(moment_us: int | None) -> str | None:
@@ -226,7 +228,7 @@ def make_document(transaction: "StoredTransaction") -> dict[str, Any]:
 
 
 def _answer_transaction(transaction: "StoredTransaction") -> Answer:
-    document = make_document(transaction)
+    document = make_transaction_document(transaction)
     rows = document["participants"]
     participants = Answer(
         document=rows,
@@ -239,7 +241,7 @@ def _answer_transaction(transaction: "StoredTransaction") -> Answer:
     return Answer(document=document, display=display, sections=[participants])
 
 
-def _make_display_row(transaction: "StoredTransaction") -> dict[str, object]:
+def _make_transaction_display_row(transaction: "StoredTransaction") -> dict[str, object]:
     owed = [
         f"{decode_topic_name(stored.topic)} ({stored.participant}): {stored.last_error or 'not told yet'}"
         for stored in transaction.owed

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from logstore.errors import InvalidInput
-from workers.cli.answer_output import reporting_lost_output
+from workers.cli.answer_output import report_lost_output
 from workers.cli.exit_codes import set_field_spellings
 
 
@@ -23,18 +23,18 @@ class UsageError(InvalidInput):
         self.ctx = ctx
 
 
-class _Unquoted(str):
+class _UnquotedWord(str):
     """Word that an error shows without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
-NOTHING: Final = _Unquoted("nothing")
+NOTHING: Final = _UnquotedWord("nothing")
 """Found value of a missing argument."""
 
 
-class PlainCommand(TyperCommand):
+class CommandWithUsageErrors(TyperCommand):
     """Command whose help shows no types of flags, and whose errors have the common form."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - Typer does not export the class of a context
@@ -43,7 +43,7 @@ class PlainCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401
         ctx.allow_extra_args = True
         try:
-            extra_args = _parse(partial(super().parse_args, ctx, args))
+            extra_args = _parse_and_report_lost_output(partial(super().parse_args, ctx, args))
         except InvalidInput as error:  # of an option's callback
             set_field_spellings(error, get_fields_by_spelling(ctx))
             raise
@@ -54,7 +54,7 @@ class PlainCommand(TyperCommand):
         return extra_args
 
 
-class PlainGroup(TyperGroup):
+class GroupWithUsageErrors(TyperGroup):
     """Group of plain commands. For an unknown command it suggests the nearest name."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401
@@ -64,11 +64,11 @@ class PlainGroup(TyperGroup):
         if not args and not ctx.resilient_parsing:
             if getattr(ctx.find_root().obj, "as_json", False):  # the answer must be JSON, not a help text
                 raise UsageError("command", expected=_list_commands(ctx), found=NOTHING, ctx=ctx)
-            with reporting_lost_output(sys.stdout):
+            with report_lost_output(sys.stdout):
                 if text := ctx.get_help():  # empty if Rich has printed it
                     typer.echo(text)
             raise typer.Exit(2)
-        return _parse(partial(super().parse_args, ctx, args))
+        return _parse_and_report_lost_output(partial(super().parse_args, ctx, args))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:  # noqa: ANN401
         names = self.list_commands(ctx)
@@ -78,8 +78,8 @@ class PlainGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def _parse(parse: Callable[[], list[str]]) -> list[str]:
-    with reporting_lost_output(sys.stdout):
+def _parse_and_report_lost_output(parse: Callable[[], list[str]]) -> list[str]:
+    with report_lost_output(sys.stdout):
         return parse()
     raise typer.Exit  # the reader has closed the pipe
 
@@ -110,10 +110,12 @@ def to_usage_error(error: typer.TyperException) -> UsageError:
     if option is not None:  # a value is missing, or a flag has a value
         if "requires" in error.message:
             return UsageError(option.lstrip("-"), expected="a value", found=NOTHING, ctx=ctx)
-        return UsageError(option.lstrip("-"), expected="no value: it is a flag", found=_Unquoted("one"), ctx=ctx)
+        return UsageError(option.lstrip("-"), expected="no value: it is a flag", found=_UnquotedWord("one"), ctx=ctx)
     if parameter is not None:
         found = NOTHING if hasattr(error, "param_type") else _find_refused_value(error)
-        return UsageError(get_field_name(parameter), expected=_describe_values(parameter), found=found, ctx=ctx)
+        return UsageError(
+            get_field_name(parameter), expected=_describe_expected_values(parameter), found=found, ctx=ctx
+        )
     return UsageError("command", expected=_list_commands(ctx), found=NOTHING, ctx=ctx)
 
 
@@ -141,23 +143,23 @@ def _list_commands(ctx: Any) -> str:  # noqa: ANN401
     return f"one of {', '.join(names)}" if names else "a command"
 
 
-def _describe_values(parameter: Any) -> str:  # noqa: ANN401
+def _describe_expected_values(parameter: Any) -> str:  # noqa: ANN401
     kind = parameter.type_descriptor
     if kind.is_choice:
         return f"one of {', '.join(str(getattr(choice, 'value', choice)) for choice in kind.choices)}"
     if "int" in str(kind.annotation):
         return describe_whole_numbers(kind.parameter_info.min, kind.parameter_info.max)
     if "float" in str(kind.annotation):
-        return _describe_numbers("a number", kind.parameter_info.min, kind.parameter_info.max)
+        return _describe_number_range("a number", kind.parameter_info.min, kind.parameter_info.max)
     return "true or false" if kind.annotation is bool else "a value"
 
 
 def describe_whole_numbers(minimum: float | None, maximum: float | None) -> str:
     """Return a phrase for whole numbers within inclusive bounds. `None` means no bound."""
-    return _describe_numbers("a whole number", minimum, maximum)
+    return _describe_number_range("a whole number", minimum, maximum)
 
 
-def _describe_numbers(kind: str, minimum: float | None, maximum: float | None) -> str:
+def _describe_number_range(kind: str, minimum: float | None, maximum: float | None) -> str:
     if minimum is not None and maximum is not None:
         return f"{kind} from {minimum:,} to {maximum:,}"
     if minimum is not None:

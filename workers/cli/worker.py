@@ -6,25 +6,27 @@ import typer
 
 from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
-from workers.cli.shared_options import check_worker, make_setting_check
+from workers.cli.command_registration import command, create_command_group
+from workers.cli.shared_options import check_worker_id_option, make_setting_type_check
 from workers.pages.value_formats import format_time_us, select_fields
 
-worker = group("worker", "Worker processes, and the builds of them.")
+worker = create_command_group("worker", "Worker processes, and the builds of them.")
 
-_check_queue = make_setting_check("validate_word")
+_check_queue = make_setting_type_check("validate_word")
 Queues = Annotated[
     list[str] | None,
     typer.Option("--queue", metavar="NAME", callback=_check_queue, help="A task queue; may be repeated."),
 ]
 _ID_HELP = "The worker's name in Temporal, its identity as an owner and its queue sexton-owner-ID; unique."
-WorkerId = Annotated[str | None, typer.Option("--worker-id", metavar="ID", callback=check_worker, help=_ID_HELP)]
+WorkerId = Annotated[
+    str | None, typer.Option("--worker-id", metavar="ID", callback=check_worker_id_option, help=_ID_HELP)
+]
 
 
 @command(worker, "run", "", "sexton worker run --queue sexton --worker-id w1")
-def run(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
+def run_worker(context: CommandContext, *, queue: Queues = None, worker_id: WorkerId = None) -> Answer:
     """Serve task queues in the foreground until SIGTERM, which drains: work in hand ends, none is taken."""
-    context.settings.require("temporal_address")
+    context.settings.require_address("temporal_address")
     queues = list(dict.fromkeys(queue or [context.settings.task_queue]))
     import asyncio  # noqa: PLC0415 - start-up time
 
@@ -40,7 +42,7 @@ Ramp = Annotated[float | None, typer.Option("--ramp", metavar="PERCENT", min=0, 
 
 
 @command(worker, "deploy", "--build-id 0.2.0-1f2e3d4c5b6a --ramp 10", "--build-id 0.2.0-1f2e3d4c5b6a")
-def deploy(
+def deploy_build(
     context: CommandContext, *, build_id: BuildId, ramp: Ramp = None, without_workers: WithoutWorkers = False
 ) -> Answer:
     """Make a build current in Worker Versioning, or let a share of new runs begin on it.
@@ -60,7 +62,7 @@ def deploy(
     crashed = find_crashed_worker_ids(StackHome.at(settings.home))
     deployment = run_with_client(
         settings,
-        lambda client: worker_builds.deploy(
+        lambda client: worker_builds.deploy_build(
             client, name, build_id, ramp=ramp, without_workers=without_workers, dead_identities=crashed
         ),
     )
@@ -77,12 +79,12 @@ def list_builds(context: CommandContext) -> Answer:
     """
     from workers.build_identity import own_build  # noqa: PLC0415
     from workers.client.temporal_connection import run_with_client  # noqa: PLC0415 - start-up time
-    from workers.operations.worker_builds import read_deployment, require_deployment_name  # noqa: PLC0415
+    from workers.operations.worker_builds import read_worker_deployment, require_deployment_name  # noqa: PLC0415
 
     name = require_deployment_name(context.settings)
     own = own_build(context.settings)
     own_id = own.build_id if own else None
-    deployment = run_with_client(context.settings, lambda client: read_deployment(client, name))
+    deployment = run_with_client(context.settings, lambda client: read_worker_deployment(client, name))
     rows = [
         select_fields(build, "build_id status ramp_percent") | {"created": format_time_us(build.created_us)}
         for build in deployment.builds

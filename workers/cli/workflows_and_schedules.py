@@ -10,9 +10,9 @@ import typer
 
 from logstore.atomic_files import read_regular_file
 from logstore.errors import InvalidInput
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
+from workers.cli.command_registration import command, create_command_group
 from workers.cli.exit_codes import ExitCode
 from workers.cli.shared_options import TopicFilter, encode_topic
 from workers.pages.value_formats import decode_topic_name, select_fields
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from temporalio.client import WorkflowHistory
 
 
-workflow = group("workflow", "Jobs in Temporal.")
+workflow = create_command_group("workflow", "Jobs in Temporal.")
 
 
-class Status(StrEnum):
+class ExecutionStatus(StrEnum):
     """Execution states, by Temporal's names."""
 
     RUNNING = "Running"
@@ -36,7 +36,7 @@ class Status(StrEnum):
     TIMED_OUT = "TimedOut"
 
 
-class Kind(StrEnum):
+class WorkflowType(StrEnum):
     """Types of jobs, by their names in Temporal."""
 
     TRIM_TOPIC = "trim-topic"
@@ -67,8 +67,8 @@ class Kind(StrEnum):
     SWEEP_RECORDS = "sweep-records"
 
 
-Type = Annotated[Kind | None, typer.Option("--type", help="Workflow type.")]
-InStatus = Annotated[Status | None, typer.Option("--status", case_sensitive=False, help="Execution status.")]
+Type = Annotated[WorkflowType | None, typer.Option("--type", help="Workflow type.")]
+InStatus = Annotated[ExecutionStatus | None, typer.Option("--status", case_sensitive=False, help="Execution status.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most workflows to show, newest first.")]
 All = Annotated[bool, typer.Option("--all", help="Also completed runs of recurring jobs, several each minute.")]
 
@@ -89,15 +89,15 @@ def list_workflows(
     schedule list` says when each recurring job ran last. Temporal keeps closed runs for the retention of its namespace.
     """
     encoded, finished_recurring = encode_topic(topic), all_runs or type is not None
-    workflows = context.with_client(
+    workflows = context.run_with_client(
         lambda client: client.list_workflows(type, status, encoded, limit, finished_recurring=finished_recurring)
     )
-    rows = [_to_row(row) for row in workflows]
+    rows = [_row_from_dataclass(row) for row in workflows]
     if not rows and (type or status or topic):
         filters = [f" {status}" if status else "", " workflow", f" of type {type}" if type else ""]
-        note(f"Temporal knows no{''.join(filters)}{f' of topic {topic}' if topic else ''}")
-    if not rows and not finished_recurring and status in {None, Status.COMPLETED}:
-        note("completed runs of recurring jobs are left out: --all shows them")
+        print_note(f"Temporal knows no{''.join(filters)}{f' of topic {topic}' if topic else ''}")
+    if not rows and not finished_recurring and status in {None, ExecutionStatus.COMPLETED}:
+        print_note("completed runs of recurring jobs are left out: --all shows them")
     for row in rows:
         if row.get("topic"):
             row["topic"] = decode_topic_name(row["topic"])
@@ -106,14 +106,14 @@ def list_workflows(
     return Answer(document=rows, display=display, columns_below=("topic",), empty="no workflows")
 
 
-def _to_row(source: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
+def _row_from_dataclass(source: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
     return {
         name: value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if isinstance(value, datetime) else value
         for name, value in asdict(source).items()
     }
 
 
-schedule = group("schedule", "Jobs that recur: sweep, trim, plan, and those of records.")
+schedule = create_command_group("schedule", "Jobs that recur: sweep, trim, plan, and those of records.")
 
 
 @command(schedule, "list", "", "--json")
@@ -122,7 +122,7 @@ def list_schedules(context: CommandContext) -> Answer:
     from workers.settings import format_duration  # noqa: PLC0415 - start-up time
 
     rows, display = [], []
-    for row in map(_to_row, context.with_client(lambda client: client.list_schedules())):
+    for row in map(_row_from_dataclass, context.run_with_client(lambda client: client.list_schedules())):
         rows.append({"id": row.pop("schedule_id"), **row})
         interval = None if row["interval_s"] is None else format_duration(row["interval_s"])
         values = {"id": rows[-1]["id"], "workflow": row["workflow"], "every": "paused" if row["paused"] else interval}
@@ -133,12 +133,12 @@ def list_schedules(context: CommandContext) -> Answer:
 
 
 @command(schedule, "apply", "", "SEXTON_TRIM_INTERVAL=1h sexton schedule apply")
-def apply(context: CommandContext) -> Answer:
+def apply_schedules(context: CommandContext) -> Answer:
     """Create or update the recurring jobs as the settings say; all other schedules are left alone.
 
     An interval of 0s leaves a job out, or pauses it. A schedule that was paused by hand stays paused.
     """
-    schedules = context.with_client(lambda client: client.apply_schedules())
+    schedules = context.run_with_client(lambda client: client.apply_schedules())
     rows = [{"id": schedule.schedule_id, "change": schedule.change} for schedule in schedules]
     return Answer(document=rows, empty="no recurring jobs: every interval is 0s")
 
@@ -147,17 +147,17 @@ ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE_ID", help="As `sext
 
 
 @command(schedule, "restart", "sexton-records")
-def restart(context: CommandContext, schedule_id: ScheduleId) -> Answer:
+def restart_schedule(context: CommandContext, schedule_id: ScheduleId) -> Answer:
     """End the runs of a recurring job that are at work, and start it anew: for one that `sexton doctor` calls stuck.
 
     Jobs that it keeps going, `flush-records` and coordinators, end too where they are stuck. No work is lost: each run
     finds in the catalog what is left to do. A schedule that is paused starts nothing.
     """
-    ended_runs = context.with_client(lambda client: client.restart_schedule(schedule_id))
+    ended_runs = context.run_with_client(lambda client: client.restart_schedule(schedule_id))
     return Answer(document={"id": schedule_id, "ended": ended_runs})
 
 
-replays = group("replays", "Replays.", path="")
+replays = create_command_group("replays", "Replays.", path="")
 
 _MAX_HISTORY_BYTES = 256 * 1024 * 1024  # Temporal ends a run at 50 MB of history, which is less than this as JSON
 
@@ -173,7 +173,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Stop in Python's debugger 
 
 
 @command(replays, "replay", "trim-topic/7", "trim-topic/7 --history trim-topic.json", "trim-topic/7 --debug")
-def replay(
+def replay_job(
     context: CommandContext, workflow_id: JobId, *, history: From = None, run_id: RunId = None, debug: Debug = False
 ) -> Answer:
     """Replay a job's history against the workflows of this build: do they go the way that is recorded?
@@ -184,11 +184,11 @@ def replay(
     if history is not None and run_id is not None:
         raise InvalidInput("run-id", expected="none with --history, because a file is of one run", found=run_id)
     if history is None:
-        events = context.with_client(lambda client: client.history_of(workflow_id, run_id))
+        events = context.run_with_client(lambda client: client.fetch_history(workflow_id, run_id))
     else:
-        events = _read_history(workflow_id, history)
+        events = _read_history_file(workflow_id, history)
     if debug:
-        note("h lists the debugger's commands; b FILE:LINE stops elsewhere too, c goes on")
+        print_note("h lists the debugger's commands; b FILE:LINE stops elsewhere too, c goes on")
     replayed = context.services.replay(events, debug=debug, settings=context.settings)
     is_replayed = replayed.failure is None
     document = {"replayed": is_replayed, "workflow_id": workflow_id, **select_fields(replayed, "run_id type events")}
@@ -197,7 +197,7 @@ def replay(
     return Answer(document=document, code=ExitCode.DONE if is_replayed else ExitCode.FAILED)
 
 
-def _read_history(workflow_id: str, file: Path) -> "WorkflowHistory":
+def _read_history_file(workflow_id: str, file: Path) -> "WorkflowHistory":
     from temporalio.client import WorkflowHistory  # noqa: PLC0415 - start-up time
 
     try:

@@ -41,7 +41,7 @@ _PROGRESS_CLASS_BY_TYPE: Final[dict[str, type[BatchProgress]]] = {
 }
 
 
-class DeletionBatches:
+class DeletionBatchControl:
     """Running batches of a namespace, addressed by workflow id. An `apply-orphans` workflow counts as a batch.
 
     Args:
@@ -63,7 +63,7 @@ class DeletionBatches:
     async def progress(self, workflow_id: str) -> BatchProgress:
         batch, progress_class = await self._require_running(workflow_id)
         query = batch.query("progress", result_type=progress_class, rpc_timeout=_ANSWER_TIMEOUT)
-        return await _await_answer(workflow_id, query)
+        return await _await_worker_answer(workflow_id, query)
 
     async def pause(self, workflow_id: str) -> BatchProgress:
         """Pause the batch before its next chunk, or an apply before its next page."""
@@ -87,7 +87,7 @@ class DeletionBatches:
     async def _update(self, workflow_id: str, name: str, *args: object) -> BatchProgress:
         batch, progress_class = await self._require_running(workflow_id)
         update = batch.execute_update(name, args=args, result_type=progress_class, rpc_timeout=_ANSWER_TIMEOUT)
-        return await _await_answer(workflow_id, update)
+        return await _await_worker_answer(workflow_id, update)
 
     async def _require_running(self, workflow_id: str) -> tuple[BatchHandle, type[BatchProgress]]:
         handle: BatchHandle = self._client.get_workflow_handle(workflow_id)
@@ -128,7 +128,7 @@ def release_paused_batch(deletions: Deletions, batch_id: str) -> DeleteLedgersPr
     )
 
 
-async def _await_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> BatchProgress:
+async def _await_worker_answer(workflow_id: str, request: Awaitable[BatchProgress]) -> BatchProgress:
     """Return the answer of a worker. After `ServiceFailed` the server may still deliver an update."""
     requests_before = _count_cancellation_requests()
     try:

@@ -21,7 +21,7 @@ _MAX_FRAMES_CHARS: Final = 600
 _MAX_CAUSES: Final = 3
 
 
-class BoundedFailureConverter(DefaultFailureConverter):
+class ShorteningFailureConverter(DefaultFailureConverter):
     """SDK converter that cuts long failures. It drops outer stack frames and deep causes."""
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
@@ -29,12 +29,12 @@ class BoundedFailureConverter(DefaultFailureConverter):
         shorten_failure(failure)
 
 
-class EncodingFailureConverter(DefaultFailureConverter):
+class EncryptableFailureConverter(DefaultFailureConverter):
     """Bounded converter that moves messages and stack traces into workflow payloads, which a codec can encrypt."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._bounded = BoundedFailureConverter()
+        self._bounded = ShorteningFailureConverter()
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
         self._bounded.to_failure(exception, payload_converter, failure)

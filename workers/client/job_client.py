@@ -18,7 +18,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.ports.catalog import Topic
-from workers.catalog_match import refuse_foreign_bucket, require_namespace
+from workers.catalog_match import mark_namespace_as_own, refuse_foreign_primary_bucket
 from workers.settings import Settings
 from workflows import input_bounds, search_attributes
 from workflows.deletion.job_definitions import DeletionPolicy
@@ -49,7 +49,7 @@ async def start_job(
     """
     workflow_id, checked_run_id = job.id(*key), ""
     if options.get("start_signal"):  # another workflow type may give the signal another meaning
-        checked_run_id = await _require_type(client, workflow_id, job.name)
+        checked_run_id = await _require_workflow_type(client, workflow_id, job.name)
     handle: Handle[R] = await client.start_workflow(
         job.name,
         request,
@@ -62,7 +62,7 @@ async def start_job(
         **options,
     )
     if not _is_new_run(handle) and handle.result_run_id != checked_run_id:
-        await _require_type(client, workflow_id, job.name)
+        await _require_workflow_type(client, workflow_id, job.name)
     return handle
 
 
@@ -72,7 +72,7 @@ def _is_new_run(handle: Handle[R]) -> bool:
     return bool(response and response.started)
 
 
-async def _require_type(client: Client, workflow_id: str, name: str) -> str:
+async def _require_workflow_type(client: Client, workflow_id: str, name: str) -> str:
     """Return the id of the newest run, or "". Refuse another type, because its result would pass for this job's."""
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
@@ -89,12 +89,12 @@ async def _require_type(client: Client, workflow_id: str, name: str) -> str:
     return description.run_id or ""
 
 
-def topic_attribute(topic: Topic) -> SearchAttributePair[Any]:
+def topic_search_attribute(topic: Topic) -> SearchAttributePair[Any]:
     """Return the search attribute by which the topic's jobs are found."""
     return SearchAttributePair(search_attributes.TOPIC, topic.name)
 
 
-def run_attribute(run_id: str) -> SearchAttributePair[Any]:
+def run_id_search_attribute(run_id: str) -> SearchAttributePair[Any]:
     """Return the search attribute by which the job of a run id or batch id is found."""
     return SearchAttributePair(search_attributes.RUN_ID, run_id)
 
@@ -110,7 +110,7 @@ class JobClient:
         self._given_catalog, self._cached_catalog = catalog, cast("SqlCatalog | None", None)
         weakref.finalize(self, self._exit_stack.close)  # for a program that does not call `close`
 
-    def _catalog(self) -> SqlCatalog:
+    def _open_catalog_once(self) -> SqlCatalog:
         """Open the catalog at the first call. Blocks, so call it in a thread."""
         with self._catalog_lock:
             if self._cached_catalog is None:
@@ -121,7 +121,7 @@ class JobClient:
             return self._cached_catalog
 
     def _epoch(self) -> int:
-        return self._catalog().ledgers.epoch()
+        return self._open_catalog_once().ledgers.epoch()
 
     async def verified_client(self) -> Client:
         """Return the client once namespace and primary bucket are compared with the catalog.
@@ -135,11 +135,11 @@ class JobClient:
         """
         async with self._verify_lock:  # so that concurrent first calls compare only once
             if not self._is_verified:
-                await require_namespace(self.client, await asyncio.to_thread(self._verified_catalog_id))
+                await mark_namespace_as_own(self.client, await asyncio.to_thread(self._verified_catalog_id))
                 self._is_verified = True
         return self.client
 
-    def page_of(self, workflow_id: str, run_id: str | None) -> str:
+    def format_web_ui_url(self, workflow_id: str, run_id: str | None) -> str:
         """Return the URL of the run's page in the Web UI, or "" if no Web UI is set or the run id is unknown."""
         settings = self._settings
         if not settings.ui_address or not run_id:
@@ -197,7 +197,7 @@ class JobClient:
             search_attributes=TypedSearchAttributes(attributes),
         )
 
-    async def build_topics(
+    async def start_build(
         self, job: JobDefinition[B, BuildResult], topics: Sequence[Topic] | None, request: B
     ) -> Handle[BuildResult]:
         """Start a build of topics. The method fills in run id, topics and queue of the request."""
@@ -210,13 +210,13 @@ class JobClient:
             topic_ids=sorted({int(topic.topic_id) for topic in topics or ()}),
             queue=input_bounds.bulk_queue(self._settings.task_queue),
         )
-        attributes: list[SearchAttributePair[Any]] = [run_attribute(run_id)]
+        attributes: list[SearchAttributePair[Any]] = [run_id_search_attribute(run_id)]
         if topics is not None and len(request.topic_ids) == 1:
-            attributes.append(topic_attribute(topics[0]))
+            attributes.append(topic_search_attribute(topics[0]))
         summary = f"{request.builds} of {len(request.topic_ids) or 'all'} topics"
         return await self.start(job, request, run_id, summary=summary, attributes=attributes)
 
     def _verified_catalog_id(self) -> str:
-        identities = self._catalog().identities
-        refuse_foreign_bucket(self._settings, identities)
+        identities = self._open_catalog_once().identities
+        refuse_foreign_primary_bucket(self._settings, identities)
         return identities.catalog_id()

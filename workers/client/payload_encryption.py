@@ -5,7 +5,7 @@ precedes the ciphertext. The key's name is stored beside the payload and authent
 
 Unencrypted payloads pass through, so older histories stay readable. A payload that cannot be decrypted fails the step,
 and Temporal offers the step to another worker. Temporal sends workflow workers payloads that no code reads, so these
-workers decode with `DeferringCodec`.
+workers decode with `DeferredErrorCodec`.
 
 Source: NIST SP 800-38D; Temporal, "Codec Server" and "Failure Converter".
 """
@@ -29,8 +29,8 @@ from temporalio.converter import (
 )
 
 from logstore.errors import InvalidInput
-from workers.client.failure_size_limit import BoundedFailureConverter, EncodingFailureConverter
-from workers.settings.setting_files import read_text
+from workers.client.failure_size_limit import EncryptableFailureConverter, ShorteningFailureConverter
+from workers.settings.setting_files import read_setting_text_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -53,7 +53,7 @@ def read_payload_keys(path: str) -> Mapping[str, bytes]:
     """
     if not path:
         return {}
-    lines = read_text(PAYLOAD_KEY_FILE, path, f"a file of {_FILE_FORMAT}").splitlines()
+    lines = read_setting_text_file(PAYLOAD_KEY_FILE, path, f"a file of {_FILE_FORMAT}").splitlines()
     keys: dict[str, bytes] = {}
     for number, line in enumerate(lines, start=1):
         name, _, text = line.strip().partition(" ")
@@ -130,8 +130,8 @@ _EXPECTED: Final = "expected"
 _FOUND: Final = "found"
 
 
-class DeferringCodec(PayloadCodec):
-    """Codec that decodes an unreadable workflow payload to a mark, which `require_read` refuses later.
+class DeferredErrorCodec(PayloadCodec):
+    """Codec that decodes an unreadable workflow payload to a mark, which `require_decrypted` refuses later.
 
     Temporal sends a scheduled run the result and the failure of the previous run. The SDK decodes both before any code
     can drop them. An error at that moment would fail every task of the run.
@@ -154,13 +154,13 @@ class DeferringCodec(PayloadCodec):
             return Payload(metadata={"encoding": _UNREADABLE, **{name: text.encode() for name, text in texts.items()}})
 
 
-def require_read(message: Message) -> None:
-    """Raise `InvalidInput` with the missing key if the message has a mark of `DeferringCodec` at any depth."""
+def require_decrypted(message: Message) -> None:
+    """Raise `InvalidInput` with the missing key if the message has a mark of `DeferredErrorCodec` at any depth."""
     if _UNREADABLE in message.SerializeToString():  # few messages have a mark, and a search of all fields is slow
-        _refuse_marks(message)
+        _refuse_unreadable_payloads(message)
 
 
-def _refuse_marks(message: Message) -> None:
+def _refuse_unreadable_payloads(message: Message) -> None:
     if isinstance(message, Payload):
         if message.metadata.get("encoding") == _UNREADABLE:
             raise unreadable_payload_error(message)
@@ -169,20 +169,20 @@ def _refuse_marks(message: Message) -> None:
         if field.message_type is None:
             continue
         if isinstance(value, Message):
-            _refuse_marks(value)
+            _refuse_unreadable_payloads(value)
             continue
         for item in value.values() if isinstance(value, Mapping) else value:
             if isinstance(item, Message):
-                _refuse_marks(item)
+                _refuse_unreadable_payloads(item)
 
 
 def unreadable_payload_error(mark: Payload) -> InvalidInput:
-    """Return the error that a mark of `DeferringCodec` represents."""
+    """Return the error that a mark of `DeferredErrorCodec` represents."""
     expected, found = (mark.metadata[name].decode() for name in (_EXPECTED, _FOUND))
     return InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found=found)
 
 
-class _UnreadableConverter(EncodingPayloadConverter):
+class _UnreadablePayloadConverter(EncodingPayloadConverter):
     """Converter that raises the error of a mark when an activity reads the mark."""
 
     @property
@@ -221,28 +221,30 @@ class _SharedPayloadConverter(CompositePayloadConverter):
     """Converters that all workflow runs share, because each converter caches how to read a type."""
 
     def __init__(self) -> None:
-        super().__init__(*_CONVERTER.converters.values(), _UnreadableConverter())
+        super().__init__(*_CONVERTER.converters.values(), _UnreadablePayloadConverter())
 
 
 PLAIN_DATA_CONVERTER: Final = DataConverter(
-    payload_converter_class=_SharedPayloadConverter, failure_converter_class=BoundedFailureConverter
+    payload_converter_class=_SharedPayloadConverter, failure_converter_class=ShorteningFailureConverter
 )
 """Data converter without encryption. Values are JSON, which pydantic reads."""
 
 
-def data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
+def make_data_converter(key_file: str, *, defers: bool = False) -> DataConverter:
     """Return the data converter for workers, commands, programs and replays. With keys it also encrypts failures.
 
-    `defers` is for workers of workflows: `CheckedRunner` then refuses unreadable payloads.
+    `defers` is for workers of workflows: `InputCheckingRunner` then refuses unreadable payloads.
     """
     codec = EncryptingCodec(read_payload_keys(key_file))
-    converter = replace(PLAIN_DATA_CONVERTER, payload_codec=DeferringCodec(codec) if defers else codec)
-    return replace(converter, failure_converter_class=EncodingFailureConverter) if codec.first_key_name else converter
+    converter = replace(PLAIN_DATA_CONVERTER, payload_codec=DeferredErrorCodec(codec) if defers else codec)
+    return (
+        replace(converter, failure_converter_class=EncryptableFailureConverter) if codec.first_key_name else converter
+    )
 
 
 def get_codec(client: Client) -> EncryptingCodec:
     """Return the client's codec, which refuses unreadable payloads. Return a codec without keys if there is none."""
     codec = client.data_converter.payload_codec
-    if isinstance(codec, DeferringCodec):
+    if isinstance(codec, DeferredErrorCodec):
         return codec.strict
     return codec if isinstance(codec, EncryptingCodec) else EncryptingCodec({})

@@ -79,7 +79,7 @@ class RecurringJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedSchedule:
+class ScheduleChange:
     """Change of one schedule."""
 
     schedule_id: str
@@ -87,7 +87,7 @@ class AppliedSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleRow:
+class ScheduleSummary:
     """Schedule in the namespace."""
 
     schedule_id: str
@@ -98,7 +98,7 @@ class ScheduleRow:
     paused: bool
 
 
-def recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[RecurringJob]:
+def list_recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[RecurringJob]:
     """Return every recurring job of this build. `sexton-records` only keeps the endless flush job running."""
 
     def recurring_job(schedule_id: str, interval_s: int, summary: str, **fields: object) -> RecurringJob:
@@ -127,19 +127,19 @@ def recurring_jobs(settings: Settings, policy: DeletionPolicy) -> Sequence[Recur
     )
 
 
-async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[AppliedSchedule]:
+async def apply_schedules(client: Client, settings: Settings, policy: DeletionPolicy) -> list[ScheduleChange]:
     """Create missing schedules and update changed schedules. Other schedules stay as they are. Idempotent.
 
     A job with interval 0 gets no schedule, and its existing schedule is paused. A person's pause stays.
     """
-    jobs = recurring_jobs(settings, policy)
+    jobs = list_recurring_jobs(settings, policy)
     changes = await asyncio.gather(*(_apply_schedule(client, job, settings.task_queue) for job in jobs))
     return [change for change in changes if change]
 
 
-async def list_schedules(client: Client) -> list[ScheduleRow]:
+async def list_schedules(client: Client) -> list[ScheduleSummary]:
     """Return Sexton's schedules in the namespace."""
-    return [_row_from_description(description) for description in await describe_schedules(client)]
+    return [_summary_from_description(description) for description in await describe_schedules(client)]
 
 
 async def describe_schedules(client: Client) -> list[ScheduleDescription]:
@@ -157,7 +157,7 @@ async def require_readable_schedules(client: Client) -> None:
             await get_codec(client).decode([payload for payload in action.args if isinstance(payload, Payload)])
 
 
-async def _apply_schedule(client: Client, job: RecurringJob, task_queue: str) -> AppliedSchedule | None:
+async def _apply_schedule(client: Client, job: RecurringJob, task_queue: str) -> ScheduleChange | None:
     handle = client.get_schedule_handle(job.schedule_id)
     description = await _describe_schedule(handle)
     if description is None and not job.interval_s:
@@ -166,13 +166,13 @@ async def _apply_schedule(client: Client, job: RecurringJob, task_queue: str) ->
         try:
             schedule = _build_schedule(job, task_queue, ScheduleState())
             await client.create_schedule(job.schedule_id, schedule, trigger_immediately=job.triggers_immediately)
-            return AppliedSchedule(schedule_id=job.schedule_id, change="created")
+            return ScheduleChange(schedule_id=job.schedule_id, change="created")
         except ScheduleAlreadyRunningError:  # another process has created it in the meantime
             description = await handle.describe()
-    if await _is_unchanged(client, description, job, task_queue):
-        return AppliedSchedule(schedule_id=job.schedule_id, change="unchanged")
+    if await _is_schedule_current(client, description, job, task_queue):
+        return ScheduleChange(schedule_id=job.schedule_id, change="unchanged")
     await handle.update(lambda update: _update_schedule(update, job, task_queue))
-    return AppliedSchedule(schedule_id=job.schedule_id, change="updated")
+    return ScheduleChange(schedule_id=job.schedule_id, change="updated")
 
 
 async def _describe_schedule(handle: ScheduleHandle) -> ScheduleDescription | None:
@@ -203,13 +203,13 @@ def _build_schedule(job: RecurringJob, task_queue: str, state: ScheduleState) ->
 
 def _update_schedule(update: ScheduleUpdateInput, job: RecurringJob, task_queue: str) -> ScheduleUpdate:
     schedule = update.description.schedule
-    state = _wanted_state(schedule.state, job)
+    state = _keep_or_switch_pause(schedule.state, job)
     if not job.interval_s:
         return ScheduleUpdate(schedule=replace(schedule, state=state))
     return ScheduleUpdate(schedule=_build_schedule(job, task_queue, state))
 
 
-def _wanted_state(state: ScheduleState, job: RecurringJob) -> ScheduleState:
+def _keep_or_switch_pause(state: ScheduleState, job: RecurringJob) -> ScheduleState:
     """Pause a schedule that the settings turn off. Resume it if the settings had paused it. Keep a person's pause."""
     if not job.interval_s and not state.paused:
         return replace(state, paused=True, note=_OFF_NOTE)
@@ -218,18 +218,20 @@ def _wanted_state(state: ScheduleState, job: RecurringJob) -> ScheduleState:
     return state
 
 
-async def _is_unchanged(client: Client, description: ScheduleDescription, job: RecurringJob, task_queue: str) -> bool:
+async def _is_schedule_current(
+    client: Client, description: ScheduleDescription, job: RecurringJob, task_queue: str
+) -> bool:
     current = description.schedule
-    state = _wanted_state(current.state, job)
+    state = _keep_or_switch_pause(current.state, job)
     if (state.paused, state.note) != (current.state.paused, current.state.note):
         return False
     if not job.interval_s:
         return True
     updated = _build_schedule(job, task_queue, state)
-    return await _comparable_fields(client, current) == await _comparable_fields(client, updated)
+    return await _decrypted_schedule_fields(client, current) == await _decrypted_schedule_fields(client, updated)
 
 
-async def _comparable_fields(client: Client, schedule: Schedule) -> tuple[object, ...]:
+async def _decrypted_schedule_fields(client: Client, schedule: Schedule) -> tuple[object, ...]:
     """Return the fields that an update can change: arguments decrypted, with the names of their keys."""
     action = schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
@@ -243,7 +245,7 @@ async def _comparable_fields(client: Client, schedule: Schedule) -> tuple[object
     return (action.workflow, action.id, action.task_queue, contents, *timing)
 
 
-def _row_from_description(description: ScheduleDescription) -> ScheduleRow:
+def _summary_from_description(description: ScheduleDescription) -> ScheduleSummary:
     schedule = description.schedule
     action: Any = schedule.action
     intervals = schedule.spec.intervals
@@ -251,7 +253,7 @@ def _row_from_description(description: ScheduleDescription) -> ScheduleRow:
         run for run in description.info.recent_actions if isinstance(run.action, ScheduleActionExecutionStartWorkflow)
     ]
     upcoming_runs = [] if schedule.state.paused else list(description.info.next_action_times)
-    return ScheduleRow(
+    return ScheduleSummary(
         schedule_id=description.id,
         workflow=str(action.workflow),
         interval_s=int(intervals[0].every.total_seconds()) if intervals else 0,

@@ -23,14 +23,14 @@ from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation, DeletePolicy
 from workers.client import schedules
-from workers.client.deletion_batches import DeletionBatches, release_paused_batch
-from workers.client.job_client import Handle, run_attribute, topic_attribute
-from workers.client.store_job_client import StoreJobs
+from workers.client.deletion_batches import DeletionBatchControl, release_paused_batch
+from workers.client.job_client import Handle, run_id_search_attribute, topic_search_attribute
+from workers.client.store_job_client import StoreJobClient
 from workers.client.stuck_scheduled_runs import restart_schedule
 from workers.client.temporal_connection import connect_client
-from workers.client.transaction_client import TransactionJobs
-from workers.client.wait_for_job import Say, result_of
-from workers.client.workflow_search import WorkflowRow, fetch_history, query_workflows
+from workers.client.transaction_client import TransactionJobClient
+from workers.client.wait_for_job import Say, wait_for_result
+from workers.client.workflow_search import WorkflowSummary, fetch_history, query_workflows
 from workers.settings import Settings
 from workflows.deletion.job_definitions import (
     DELETE_LEDGERS,
@@ -65,11 +65,11 @@ class RedriveResult:
     handle: Handle[BatchCertificate] | None = None  # None if there are no rows
 
 
-class Sexton(StoreJobs, TransactionJobs):
+class Sexton(StoreJobClient, TransactionJobClient):
     """Jobs on one Temporal namespace and one catalog.
 
     Names, ids, actors and reasons that a job would refuse raise `InvalidInput` before the job starts. A refusal of a
-    guard is in the job's result, as `refused`; `result_of` raises it. Parameters of many methods:
+    guard is in the job's result, as `refused`; `wait_for_result` raises it. Parameters of many methods:
 
     - `reason`: text for people, which is kept with the effects of the job.
     - `actor`: the person or program that asks.
@@ -85,8 +85,8 @@ class Sexton(StoreJobs, TransactionJobs):
 
     def __init__(self, client: Client, settings: Settings, catalog: Callable[[], SqlCatalog] | None = None) -> None:
         super().__init__(client, settings, catalog)
-        self.batches = DeletionBatches(
-            client, lambda batch_id: release_paused_batch(self._catalog().deletions, batch_id)
+        self.batches = DeletionBatchControl(
+            client, lambda batch_id: release_paused_batch(self._open_catalog_once().deletions, batch_id)
         )
 
     @staticmethod
@@ -114,14 +114,14 @@ class Sexton(StoreJobs, TransactionJobs):
         await asyncio.to_thread(self._exit_stack.close)
         await asyncio.sleep(_THREAD_RELEASE_S)
 
-    async def result_of(self, handle: Handle[R], say: Say) -> R:
+    async def wait_for_result(self, handle: Handle[R], say: Say) -> R:
         """Wait for the job and return its result. `say` gets progress, and the reason if nothing moves for 10 s.
 
         Raises:
             JobStopped: The job, or a job that it waited for, was terminated or cancelled.
             WorkflowFailureError: The job failed, or a guard refused the request.
         """
-        result: R = await result_of(self.client, handle, say)
+        result: R = await wait_for_result(self.client, handle, say)
         return result
 
     async def trim_topic(self, topic: Topic, reason: str = "", actor: str = "") -> Handle[TrimTopicResult]:
@@ -129,7 +129,7 @@ class Sexton(StoreJobs, TransactionJobs):
         request = TrimTopicInput(
             topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason, policy=self._deletion_policy
         )
-        attributes = [topic_attribute(topic)]
+        attributes = [topic_search_attribute(topic)]
         return await self.start(
             TRIM_TOPIC, request, topic.topic_id, summary=f"trim {topic.name}", attributes=attributes, signal="again"
         )
@@ -152,7 +152,7 @@ class Sexton(StoreJobs, TransactionJobs):
             policy=self._deletion_policy,
             durable_delete=DeletePolicy.from_flag(durable_delete),
         )
-        summary, attributes = f"delete {topic.name}", [topic_attribute(topic)]
+        summary, attributes = f"delete {topic.name}", [topic_search_attribute(topic)]
         return await self.start(DELETE_TOPIC, request, topic.topic_id, summary=summary, attributes=attributes)
 
     async def delete_ledgers(
@@ -179,7 +179,7 @@ class Sexton(StoreJobs, TransactionJobs):
         )
         return await self._start_explicit_deletion(topic, detach, reason, actor)
 
-    async def operate(
+    async def run_compound_operation(
         self,
         topic: Topic,
         operation: CompoundOperation,
@@ -218,7 +218,7 @@ class Sexton(StoreJobs, TransactionJobs):
             request,
             batch_id,
             summary=f"delete {len(detach.ledger_ids)} ledgers of {topic.name}",
-            attributes=[topic_attribute(topic), run_attribute(batch_id)],
+            attributes=[topic_search_attribute(topic), run_id_search_attribute(batch_id)],
         )
 
     async def sweep_deletions(self, reason: str = "", actor: str = "") -> Handle[SweepDeletionsResult]:
@@ -226,7 +226,9 @@ class Sexton(StoreJobs, TransactionJobs):
         request = SweepDeletionsInput(actor=actor, reason=reason, policy=self._deletion_policy)
         return await self.start(SWEEP_DELETIONS, request, summary="sweep deletions")
 
-    async def redrive(self, row_ids: Sequence[int] | None, reason: str = "", actor: str = "") -> RedriveResult:
+    async def redrive_dead_letters(
+        self, row_ids: Sequence[int] | None, reason: str = "", actor: str = ""
+    ) -> RedriveResult:
         """Make dead letters pending again, with attempts from zero: all given rows or none. `None` selects every row.
 
         Raises:
@@ -237,7 +239,7 @@ class Sexton(StoreJobs, TransactionJobs):
         batch_id = f"redrive-{uuid.uuid4().hex[:12]}"
         cause = self.require_valid(Cause(actor=actor, reason=reason, workflow_id=DELETE_LEDGERS.id(batch_id)))
         await self.verified_client()  # before any row changes
-        count, epoch = await asyncio.to_thread(self._redrive, row_ids, batch_id, cause)
+        count, epoch = await asyncio.to_thread(self._redrive_in_catalog, row_ids, batch_id, cause)
         if not count:
             return RedriveResult(started=0)
         request = DeleteLedgersInput(
@@ -252,14 +254,14 @@ class Sexton(StoreJobs, TransactionJobs):
         )
         summary = f"{count} dead letters, tried again"
         handle = await self.start(
-            DELETE_LEDGERS, request, batch_id, summary=summary, attributes=[run_attribute(batch_id)]
+            DELETE_LEDGERS, request, batch_id, summary=summary, attributes=[run_id_search_attribute(batch_id)]
         )
         return RedriveResult(started=count, handle=handle)
 
-    def _redrive(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
+    def _redrive_in_catalog(self, row_ids: Sequence[int] | None, batch_id: str, cause: Cause) -> tuple[int, int]:
         """Return the number of rows and the catalog's epoch. After an unknown outcome, ask once more by batch id."""
         claim = Claim(workflow_id=cause.workflow_id, run_id="", ttl_s=_REDRIVE_CLAIM_S)
-        catalog = self._catalog()
+        catalog = self._open_catalog_once()
         epoch = catalog.ledgers.epoch()
         try:
             result = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
@@ -267,7 +269,7 @@ class Sexton(StoreJobs, TransactionJobs):
             result = catalog.upkeep.redrive(row_ids, batch_id=batch_id, claim=claim, cause=cause)
         return result.intents, epoch
 
-    async def history_of(self, workflow_id: str, run_id: str | None = None) -> WorkflowHistory:
+    async def fetch_history(self, workflow_id: str, run_id: str | None = None) -> WorkflowHistory:
         return await fetch_history(self.client, workflow_id, run_id)
 
     async def list_workflows(
@@ -278,7 +280,7 @@ class Sexton(StoreJobs, TransactionJobs):
         limit: int = 100,
         *,
         finished_recurring: bool = True,
-    ) -> list[WorkflowRow]:
+    ) -> list[WorkflowSummary]:
         """Return jobs, newest first. `topic` is an encoded name.
 
         Without `finished_recurring`, completed runs of recurring jobs are left out unless a person started them.
@@ -287,11 +289,11 @@ class Sexton(StoreJobs, TransactionJobs):
             self.client, type, status, topic, limit=limit, finished_recurring=finished_recurring
         )
 
-    async def apply_schedules(self) -> list[schedules.AppliedSchedule]:
+    async def apply_schedules(self) -> list[schedules.ScheduleChange]:
         return await schedules.apply_schedules(await self.verified_client(), self._settings, self._deletion_policy)
 
     async def restart_schedule(self, schedule_id: str) -> list[str]:
         return await restart_schedule(await self.verified_client(), schedule_id)
 
-    async def list_schedules(self) -> list[schedules.ScheduleRow]:
+    async def list_schedules(self) -> list[schedules.ScheduleSummary]:
         return await schedules.list_schedules(self.client)

@@ -11,7 +11,7 @@ from logstore.positions import LedgerId
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.bulk_jobs import SCRUB_RATE
 from logstore.records.tombstone_rules import DeletePolicy
-from workers.client.job_client import Handle, JobClient, run_attribute, topic_attribute
+from workers.client.job_client import Handle, JobClient, run_id_search_attribute, topic_search_attribute
 from workflows import input_bounds, search_attributes
 from workflows.delayed.job_definitions import (
     BUILD_DELAYED_INDEX,
@@ -65,7 +65,7 @@ from workflows.records.job_definitions import (
 from workflows.topic_build_types import BuildResult
 
 
-class StoreJobs(JobClient):
+class StoreJobClient(JobClient):
     """Client of jobs on tiered copies, orphans, delayed messages and the record log."""
 
     async def offload_topic(
@@ -91,7 +91,7 @@ class StoreJobs(JobClient):
             request,
             topic.topic_id,
             summary=f"offload {topic.name}",
-            attributes=[topic_attribute(topic)],
+            attributes=[topic_search_attribute(topic)],
             signal="ask",
             signal_args=[ask],
         )
@@ -99,7 +99,7 @@ class StoreJobs(JobClient):
     async def offload_ledger(self, topic: Topic, ledger_id: LedgerId) -> Handle[OffloadLedgerResult]:
         """Copy one closed ledger to the tiered bucket. Joins a running offload of the ledger."""
         request = OffloadLedgerInput(ledger_id=ledger_id, topic=topic.name, policy=self._offload_policy)
-        attributes = [topic_attribute(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
+        attributes = [topic_search_attribute(topic), SearchAttributePair(search_attributes.LEDGER_ID, ledger_id)]
         summary = f"ledger {ledger_id} of {topic.name}"
         return await self.start(OFFLOAD_LEDGER, request, ledger_id, summary=summary, attributes=attributes)
 
@@ -135,7 +135,9 @@ class StoreJobs(JobClient):
             queue=input_bounds.bulk_queue(self._settings.task_queue),
         )
         summary = "compare storage with the catalog"
-        return await self.start(RECONCILE_ORPHANS, request, run_id, summary=summary, attributes=[run_attribute(run_id)])
+        return await self.start(
+            RECONCILE_ORPHANS, request, run_id, summary=summary, attributes=[run_id_search_attribute(run_id)]
+        )
 
     async def apply_orphans(
         self,
@@ -150,7 +152,7 @@ class StoreJobs(JobClient):
             run_id=run_id, actor=actor, reason=reason, max_orphan_share=max_orphan_share, policy=self._deletion_policy
         )
         return await self.start(
-            APPLY_ORPHANS, request, run_id, summary=f"apply {run_id}", attributes=[run_attribute(run_id)]
+            APPLY_ORPHANS, request, run_id, summary=f"apply {run_id}", attributes=[run_id_search_attribute(run_id)]
         )
 
     async def scrub_ledgers(
@@ -184,7 +186,7 @@ class StoreJobs(JobClient):
         request = SealBucketsInput(topic_id=topic.topic_id, topic=topic.name, actor=actor, reason=reason)
         summary = f"seal delayed messages of {topic.name}"
         return await self.start(
-            SEAL_BUCKETS, request, topic.topic_id, summary=summary, attributes=[topic_attribute(topic)]
+            SEAL_BUCKETS, request, topic.topic_id, summary=summary, attributes=[topic_search_attribute(topic)]
         )
 
     async def merge_buckets(
@@ -196,7 +198,7 @@ class StoreJobs(JobClient):
         )
         summary = f"merge buckets of {topic.name}"
         return await self.start(
-            MERGE_BUCKETS, request, topic.topic_id, summary=summary, attributes=[topic_attribute(topic)]
+            MERGE_BUCKETS, request, topic.topic_id, summary=summary, attributes=[topic_search_attribute(topic)]
         )
 
     async def build_delayed_index(
@@ -204,7 +206,7 @@ class StoreJobs(JobClient):
     ) -> Handle[BuildResult]:
         """Build new index buckets of topics from their logs, and replace the existing index buckets."""
         request = BuildDelayedIndexInput(actor=actor, reason=reason, master=master)
-        return await self.build_topics(BUILD_DELAYED_INDEX, topics, request)
+        return await self.start_build(BUILD_DELAYED_INDEX, topics, request)
 
     async def flush_records(self, reason: str = "", actor: str = "") -> Handle[FlushRecordsResult]:
         """Flush all changes up to this moment. If a flush of this kind runs, join it and make it flush once more."""
@@ -261,8 +263,8 @@ class StoreJobs(JobClient):
             policy=self._deletion_policy,
         )
         scope = topic.name if topic else "all topics"
-        attributes = [run_attribute(request.batch_id)]
-        attributes += [topic_attribute(topic)] if topic else []
+        attributes = [run_id_search_attribute(request.batch_id)]
+        attributes += [topic_search_attribute(topic)] if topic else []
         summary = f"end records of {scope} by {function}"
         return await self.start(END_RECORDS, request, request.batch_id, summary=summary, attributes=attributes)
 

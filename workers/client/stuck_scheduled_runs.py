@@ -28,7 +28,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from logstore.errors import InvalidInput, UnknownObject
 from workers.client.payload_encryption import get_codec
 from workers.client.schedules import RECORDS, TRANSACTIONS, describe_schedules
-from workers.client.wait_for_job import find_task_failure, innermost_failure_text
+from workers.client.wait_for_job import find_workflow_task_failure, format_innermost_failure
 from workflows.records.job_definitions import FLUSH_RECORDS
 from workflows.transactions.job_definitions import TRANSACTION_COORDINATOR
 
@@ -40,7 +40,7 @@ _MAX_COORDINATORS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduledRun:
+class ScheduledOrEndlessRun:
     """Run that a schedule started, or an endless job that such runs restart."""
 
     schedule_id: str
@@ -73,8 +73,8 @@ async def find_stuck_runs(client: Client) -> list[StuckRun]:
     for schedule in await describe_schedules(client):
         if schedule.schedule.state.paused:
             continue
-        async for run in _iterate_runs(client, schedule):
-            problem = await _diagnose_run(client, run)
+        async for run in _iterate_running_jobs(client, schedule):
+            problem = await _find_problem_of_run(client, run)
             if problem:
                 stuck_runs.append(
                     StuckRun(
@@ -98,8 +98,8 @@ async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
         ids = ", ".join(sorted(schedules)) or "none: `sexton schedule apply` creates them"
         raise UnknownObject("schedule", expected=f"one of {ids}", found=schedule_id)
     ended = list[str]()
-    async for run in _iterate_runs(client, schedules[schedule_id]):
-        if run.max_age is None and not await _diagnose_run(client, run):
+    async for run in _iterate_running_jobs(client, schedules[schedule_id]):
+        if run.max_age is None and not await _find_problem_of_run(client, run):
             continue
         handle = client.get_workflow_handle(run.workflow_id, run_id=run.run_id)
         try:
@@ -115,7 +115,7 @@ async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
     return ended
 
 
-async def _iterate_runs(client: Client, schedule: ScheduleDescription) -> AsyncIterator[ScheduledRun]:
+async def _iterate_running_jobs(client: Client, schedule: ScheduleDescription) -> AsyncIterator[ScheduledOrEndlessRun]:
     action = schedule.schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
         return
@@ -127,10 +127,10 @@ async def _iterate_runs(client: Client, schedule: ScheduleDescription) -> AsyncI
         if isinstance(started := execution, ScheduleActionExecutionStartWorkflow)
     ]
     jobs = [*scheduled_jobs, *await _list_endless_jobs(client, schedule.id)]
-    descriptions = await asyncio.gather(*(_describe_running(client, workflow_id) for workflow_id, *_ in jobs))
+    descriptions = await asyncio.gather(*(_describe_if_running(client, workflow_id) for workflow_id, *_ in jobs))
     for (workflow_id, expected_type, job_max_age), description in zip(jobs, descriptions, strict=True):
         if description is not None:
-            yield ScheduledRun(
+            yield ScheduledOrEndlessRun(
                 schedule_id=schedule.id,
                 workflow_id=workflow_id,
                 expected_type=expected_type,
@@ -151,7 +151,7 @@ async def _list_endless_jobs(client: Client, schedule_id: str) -> Sequence[tuple
     return []
 
 
-async def _describe_running(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse | None:
+async def _describe_if_running(client: Client, workflow_id: str) -> DescribeWorkflowExecutionResponse | None:
     try:
         description = (await client.get_workflow_handle(workflow_id).describe()).raw_description
     except RPCError as error:
@@ -162,20 +162,20 @@ async def _describe_running(client: Client, workflow_id: str) -> DescribeWorkflo
     return description if description.workflow_execution_info.status == running else None
 
 
-async def _diagnose_run(client: Client, run: ScheduledRun) -> str:
+async def _find_problem_of_run(client: Client, run: ScheduledOrEndlessRun) -> str:
     info, task = run.description.workflow_execution_info, run.description.pending_workflow_task
     if info.type.name != run.expected_type:
         return f"{run.workflow_id} is held by a workflow of another type, {info.type.name!r}"
-    if unreadable := await _decryption_problem(client, run):
+    if unreadable := await _find_decryption_problem(client, run):
         return unreadable
     if task.attempt >= _MIN_FAILED_TASKS:
         execution = WorkflowExecution(workflow_id=run.workflow_id, run_id=run.run_id)
-        failure = await find_task_failure(client, execution)
+        failure = await find_workflow_task_failure(client, execution)
         if failure:
             return f"the workflow task of {run.workflow_id} fails again and again (attempt {task.attempt}): {failure}"
     for activity in run.description.pending_activities:
         if activity.attempt >= _MIN_FAILED_ATTEMPTS and activity.HasField("last_failure"):
-            name, failure = activity.activity_type.name, innermost_failure_text(activity.last_failure)
+            name, failure = activity.activity_type.name, format_innermost_failure(activity.last_failure)
             attempt = f"attempt {activity.attempt}"
             return f"activity {name} of {run.workflow_id} fails again and again ({attempt}): {failure}"
     since = info.start_time.ToDatetime(UTC)
@@ -184,7 +184,7 @@ async def _diagnose_run(client: Client, run: ScheduledRun) -> str:
     return ""
 
 
-async def _decryption_problem(client: Client, run: ScheduledRun) -> str:
+async def _find_decryption_problem(client: Client, run: ScheduledOrEndlessRun) -> str:
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace, execution=run.description.workflow_execution_info.execution, maximum_page_size=1
     )

@@ -42,7 +42,7 @@ async def describe_task_queue(client: Client, queue: str, kind: TaskQueueType.Va
     return await client.workflow_service.describe_task_queue(request, timeout=_RPC_TIMEOUT)
 
 
-async def live_pollers(
+async def list_live_pollers(
     client: Client, queue: str, kind: TaskQueueType.ValueType, *, dead_identities: Collection[str] = ()
 ) -> Sequence[PollerInfo]:
     """Return the workers that poll the queue now or have no free slot, without those of `dead_identities`."""
@@ -50,7 +50,7 @@ async def live_pollers(
     described_pollers = (await describe_task_queue(client, queue, kind)).pollers
     pollers = [poller for poller in described_pollers if _polled_at_s(poller) >= oldest_s]
     polling_keys, ended_at_by_key = {_worker_key(poller) for poller in pollers}, dict[_WorkerKey, float]()
-    async for worker, key in _list_workers(client, queue):
+    async for worker, key in _list_reporting_workers(client, queue):
         has_ended = worker.status in _ENDED_STATUSES
         if has_ended is not (key in polling_keys) or worker.worker_identity in dead_identities:
             continue
@@ -68,7 +68,7 @@ async def live_pollers(
     ]
 
 
-async def _list_workers(client: Client, queue: str) -> AsyncIterator[tuple[WorkerListInfo, _WorkerKey]]:
+async def _list_reporting_workers(client: Client, queue: str) -> AsyncIterator[tuple[WorkerListInfo, _WorkerKey]]:
     request = ListWorkersRequest(namespace=client.namespace, query=f"TaskQueue='{queue}'")
     try:
         while True:

@@ -21,8 +21,8 @@ from temporalio.client import (
 from temporalio.converter import PayloadConverter
 from temporalio.runtime import Runtime
 
-from workers.client.payload_encryption import data_converter
-from workers.client.temporal_credentials import connection_error, temporal_access
+from workers.client.payload_encryption import make_data_converter
+from workers.client.temporal_credentials import explain_connection_error, read_temporal_credentials
 from workers.settings import Settings
 
 V = TypeVar("V")
@@ -37,10 +37,13 @@ async def connect_client(
     """Connect to Temporal with Sexton's data converter and tracing.
 
     `identity`, `runtime` and `plugins` are a worker's. Plugins trace the worker's calls, so the client adds no spans.
-    The worker must run workflows in `CheckedRunner`, which refuses workflow payloads that the client cannot decrypt.
+    The worker must run workflows in `InputCheckingRunner`, which refuses payloads that the client cannot decrypt.
     """
-    address = settings.require("temporal_address")
-    access, converter = temporal_access(settings), data_converter(settings.payload_key_file, defers=bool(plugins))
+    address = settings.require_address("temporal_address")
+    access, converter = (
+        read_temporal_credentials(settings),
+        make_data_converter(settings.payload_key_file, defers=bool(plugins)),
+    )
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):  # the SDK waits forever if no peer refuses the connection
             client = await Client.connect(
@@ -51,12 +54,12 @@ async def connect_client(
                 tls=access.tls or False,
                 api_key=access.api_key or None,
                 data_converter=converter,
-                interceptors=[] if plugins else [ClientTracingInterceptor()],
+                interceptors=[] if plugins else [CallTracingInterceptor()],
                 plugins=plugins,
             )
     except (RuntimeError, OSError) as error:  # `RuntimeError`: nothing listens; `OSError`: the timeout
-        raise connection_error(address, access, error) from error
-    access.follow_key_file(client)
+        raise explain_connection_error(address, access, error) from error
+    access.keep_api_key_current(client)
     return client
 
 
@@ -69,7 +72,7 @@ def run_with_client(settings: Settings, action: Callable[[Client], Awaitable[V]]
     return asyncio.run(connect_and_run())
 
 
-class ClientTracingInterceptor(Interceptor):
+class CallTracingInterceptor(Interceptor):
     """Client interceptor that makes a span of each start, query and update, and sends the trace with the call.
 
     Spans and header are as in the SDK's `OpenTelemetryPlugin`. The plugin's import would double a command's start time.
@@ -82,20 +85,20 @@ class ClientTracingInterceptor(Interceptor):
 class _TracingOutboundInterceptor(OutboundInterceptor):
     async def start_workflow(self, input: StartWorkflowInput) -> WorkflowHandle[Any, Any]:  # noqa: A002
         verb = "SignalWithStartWorkflow" if input.start_signal else "StartWorkflow"
-        with _call_span(f"{verb}:{input.workflow}", input):
+        with _trace_call(f"{verb}:{input.workflow}", input):
             return await super().start_workflow(input)
 
     async def query_workflow(self, input: QueryWorkflowInput) -> Any:  # noqa: A002, ANN401
-        with _call_span(f"QueryWorkflow:{input.query}", input):
+        with _trace_call(f"QueryWorkflow:{input.query}", input):
             return await super().query_workflow(input)
 
     async def start_workflow_update(self, input: StartWorkflowUpdateInput) -> WorkflowUpdateHandle[Any]:  # noqa: A002
-        with _call_span(f"StartWorkflowUpdate:{input.update}", input):
+        with _trace_call(f"StartWorkflowUpdate:{input.update}", input):
             return await super().start_workflow_update(input)
 
 
 @contextmanager
-def _call_span(name: str, call: StartWorkflowInput | QueryWorkflowInput | StartWorkflowUpdateInput) -> Iterator[None]:
+def _trace_call(name: str, call: StartWorkflowInput | QueryWorkflowInput | StartWorkflowUpdateInput) -> Iterator[None]:
     attributes = {"temporalWorkflowID": call.id}
     with get_tracer(__name__).start_as_current_span(name, kind=SpanKind.CLIENT, attributes=attributes):
         carrier: dict[str, str] = {}

@@ -12,8 +12,8 @@ from temporalio.service import TLSConfig
 
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.client.temporal_faults import CHECK_API_KEY_ADVICE
-from workers.settings import Settings, read_secret, read_temporal_api_key
-from workers.settings.setting_files import read_bytes
+from workers.settings import Settings, read_secret_file, read_temporal_api_key
+from workers.settings.setting_files import read_setting_file
 from workers.settings.tls_files import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -23,38 +23,38 @@ _key_reload_tasks: set[asyncio.Task[None]] = set()  # the event loop holds only 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TemporalAccess:
+class TemporalCredentials:
     """Credentials of a connection. Without `tls` the connection is unencrypted."""
 
     tls: TLSConfig | None = field(repr=False)  # includes the private key
     api_key: str = field(repr=False)
     api_key_file: str
 
-    def follow_key_file(self, client: Client) -> None:
+    def keep_api_key_current(self, client: Client) -> None:
         """Give the client each new API key in the file, as long as the client and its event loop live."""
         if self.api_key_file:
-            task = asyncio.create_task(_reload_key(weakref.ref(client), self.api_key_file))
+            task = asyncio.create_task(_reload_api_key_repeatedly(weakref.ref(client), self.api_key_file))
             _key_reload_tasks.add(task)
             task.add_done_callback(_key_reload_tasks.discard)
 
 
-def temporal_access(settings: Settings) -> TemporalAccess:
+def read_temporal_credentials(settings: Settings) -> TemporalCredentials:
     """Read the credentials in the settings, and check them as far as possible without a connection."""
     key = read_temporal_api_key(settings)
     files = TlsFiles.of(settings, "temporal")
     if settings.temporal_uses_tls and settings.temporal_tls == "off":
         raise InvalidInput("temporal_tls", expected="on, because other settings need TLS", found="off")
     tls = _read_tls_config(files, settings.temporal_server_name) if settings.temporal_uses_tls else None
-    return TemporalAccess(tls=tls, api_key=key, api_key_file=settings.temporal_api_key_file)
+    return TemporalCredentials(tls=tls, api_key=key, api_key_file=settings.temporal_api_key_file)
 
 
 def _read_tls_config(files: TlsFiles, server_name: str) -> TLSConfig:
     paths = {"ca": files.ca, "cert": files.cert, "key": files.key}
-    ca, cert, key = (read_bytes(f"temporal_{name}_file", path) if path else None for name, path in paths.items())
+    ca, cert, key = (read_setting_file(f"temporal_{name}_file", path) if path else None for name, path in paths.items())
     return TLSConfig(server_root_ca_cert=ca, client_cert=cert, client_private_key=key, domain=server_name or None)
 
 
-async def _reload_key(client_ref: "weakref.ref[Client]", path: str) -> None:
+async def _reload_api_key_repeatedly(client_ref: "weakref.ref[Client]", path: str) -> None:
     last_error = ""
     while True:
         await asyncio.sleep(_KEY_CHECK_INTERVAL_S)
@@ -62,7 +62,7 @@ async def _reload_key(client_ref: "weakref.ref[Client]", path: str) -> None:
         if client is None:
             return
         try:
-            key = await asyncio.to_thread(read_secret, _API_KEY_FILE_SETTING, path)
+            key = await asyncio.to_thread(read_secret_file, _API_KEY_FILE_SETTING, path)
         except InvalidInput as error:  # while the file is missing or incomplete, the last key may still be valid
             if str(error) != last_error:
                 _log.warning("the API key stays as it was: %s", error)
@@ -96,7 +96,7 @@ _BROKEN_CONNECTION_FAULTS: Final = {  # the key says whether the connection has 
 }
 
 
-def connection_error(address: str, access: TemporalAccess, error: Exception) -> ServiceFailed:
+def explain_connection_error(address: str, access: TemporalCredentials, error: Exception) -> ServiceFailed:
     """Return the error of a failed connection. It names the setting that may be wrong."""
     text = str(error)
     for part, problem, advice in _TLS_FAULTS:

@@ -24,10 +24,10 @@ _FAULT_BY_STATUS = {
 }
 
 
-def service_failure(error: RPCError) -> ServiceFailed | None:
+def explain_server_fault(error: RPCError) -> ServiceFailed | None:
     """Return the server's fault, or `None` if the server works and refuses this request."""
     problem, advice = _FAULT_BY_STATUS.get(error.status, ("", ""))
-    if missing := _missing_namespace(error):
+    if missing := _find_missing_namespace(error):
         problem = f"there is no namespace {missing}"
         advice = f"correct SEXTON_TEMPORAL_NAMESPACE, or run `temporal operator namespace create {missing}`"
     elif _lacks_attributes(error):
@@ -43,7 +43,7 @@ def _lacks_attributes(error: RPCError) -> bool:
     return "search attribute" in message and any(key.name in message for key in search_attributes.ALL)
 
 
-def _missing_namespace(error: RPCError) -> str | None:
+def _find_missing_namespace(error: RPCError) -> str | None:
     for detail in error.grpc_status.details:
         failure = NamespaceNotFoundFailure()
         if detail.Unpack(failure):

@@ -2,7 +2,7 @@
 
 Example:
     ```python
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)
             txn = await transactions.begin()
@@ -130,13 +130,13 @@ class TransactionClient:
             UnknownObject: The transaction does not exist, or was forgotten.
             OutcomeUnknown, StoreUnavailable, CatalogBusy: The outcome is not known. Call again.
         """
-        return await self._end(txn, commit=True)
+        return await self._decide_and_wait(txn, commit=True)
 
     async def abort(self, txn: TransactionId) -> TransactionState:
         """Abort the transaction, then wait until each participant knows the decision. Raises the errors of `commit`."""
-        return await self._end(txn, commit=False)
+        return await self._decide_and_wait(txn, commit=False)
 
-    async def _end(self, txn: TransactionId, *, commit: bool) -> TransactionState:
+    async def _decide_and_wait(self, txn: TransactionId, *, commit: bool) -> TransactionState:
         write = EndTransaction(txn=txn, commit=commit)
         try:
             decided = await asyncio.wrap_future(self._log.committer.submit(write))
@@ -154,10 +154,10 @@ class TransactionClient:
             txn, (asyncio.get_running_loop().create_future(), time.monotonic())
         )
         if self._poll_task is None or self._poll_task.done():
-            self._poll_task = asyncio.create_task(self._poll_states())
+            self._poll_task = asyncio.create_task(self._poll_states_of_waiters())
         return await asyncio.shield(future)
 
-    async def _poll_states(self) -> None:
+    async def _poll_states_of_waiters(self) -> None:
         pause_s = _PAUSE_RANGE_S[0]
         while self._waiter_by_transaction:
             started_s, awaited = time.monotonic(), list(self._waiter_by_transaction)
@@ -201,9 +201,9 @@ class TransactionClient:
         last_wake_s = self._woken_s_by_coordinator.get(tc_id, 0.0)
         if tc_id in self._wake_task_by_coordinator or time.monotonic() - last_wake_s < _COORDINATOR_LINGER_S:
             return
-        self._wake_task_by_coordinator[tc_id] = asyncio.create_task(self._wake_and_record(tc_id))
+        self._wake_task_by_coordinator[tc_id] = asyncio.create_task(self._wake_coordinator(tc_id))
 
-    async def _wake_and_record(self, tc_id: int) -> None:
+    async def _wake_coordinator(self, tc_id: int) -> None:
         try:
             await self._wake(tc_id)
             self._last_service_s = self._woken_s_by_coordinator[tc_id] = time.monotonic()
@@ -215,7 +215,7 @@ class TransactionClient:
         await asyncio.gather(*self._wake_task_by_coordinator.values())
 
 
-class TransactionJobs(JobClient):
+class TransactionJobClient(JobClient):
     """Client of coordinators and of broadcasts."""
 
     def transactions(self, log: "LogStore") -> TransactionClient:
@@ -246,4 +246,4 @@ class TransactionJobs(JobClient):
     ) -> Handle[BuildResult]:
         """Rebuild transaction buffers from the logs of topics, and store them as the topics' transaction snapshots."""
         request = BuildTransactionSnapshotsInput(actor=actor, reason=reason, master=master)
-        return await self.build_topics(BUILD_TRANSACTION_SNAPSHOTS, topics, request)
+        return await self.start_build(BUILD_TRANSACTION_SNAPSHOTS, topics, request)

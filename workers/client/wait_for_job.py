@@ -90,7 +90,7 @@ class _JobSnapshot:
     description: DescribeWorkflowExecutionResponse
     last_moving_event_id: int  # newest event that shows that the job moves
 
-    def progress(self) -> tuple[object, ...]:
+    def progress_fingerprint(self) -> tuple[object, ...]:
         """Return a value that changes when the job moves. The start or timeout of a task is not a move."""
         heartbeats = [
             (activity.activity_id, str(activity.heartbeat_details)) for activity in self.description.pending_activities
@@ -102,7 +102,7 @@ class _JobSnapshot:
         return self.description.workflow_execution_info.versioning_info
 
 
-async def result_of(
+async def wait_for_result(
     client: Client,
     handle: WorkflowHandle[Any, Any],
     say: Say,
@@ -114,11 +114,11 @@ async def result_of(
 
     A `WorkflowFailureError` has a cause whose type is the name of Sexton's error.
     """
-    report = asyncio.create_task(_report_waiting(client, handle.id, say, patience_s, check_interval_s))
+    report = asyncio.create_task(_report_start_and_standstill(client, handle.id, say, patience_s, check_interval_s))
     try:
-        return _raise_refusal(await handle.result())
+        return _raise_if_refused(await handle.result())
     except WorkflowFailureError as error:
-        explanation = _explain_stop(handle.id, error)
+        explanation = _explain_termination(handle.id, error)
         if explanation is None:
             raise
         raise JobStopped(explanation) from error
@@ -127,7 +127,7 @@ async def result_of(
         await asyncio.gather(report, return_exceptions=True)
 
 
-def _raise_refusal(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
+def _raise_if_refused(result: Any) -> Any:  # noqa: ANN401 - the workflow's own result type
     refusal = getattr(result, "refused", None)
     if isinstance(refusal, GuardRefusal):
         cause = ApplicationError(refusal.message, *refusal.details, type=refusal.type, non_retryable=True)
@@ -135,7 +135,7 @@ def _raise_refusal(result: Any) -> Any:  # noqa: ANN401 - the workflow's own res
     return result
 
 
-def _explain_stop(workflow_id: str, error: WorkflowFailureError) -> str | None:
+def _explain_termination(workflow_id: str, error: WorkflowFailureError) -> str | None:
     cause: BaseException | None = error.cause
     stopped_id = workflow_id
     while isinstance(cause, ChildWorkflowError | ApplicationError):  # a job raises its child's failure
@@ -150,7 +150,7 @@ def _explain_stop(workflow_id: str, error: WorkflowFailureError) -> str | None:
     return f"{stopped_id}{parent} was {verb}{reason}; {advice}"
 
 
-async def _report_waiting(
+async def _report_start_and_standstill(
     client: Client, workflow_id: str, say: Say, patience_s: float, check_interval_s: float
 ) -> None:
     clock = asyncio.get_running_loop().time
@@ -159,10 +159,10 @@ async def _report_waiting(
     while True:
         try:
             if not has_reported_start:
-                say(await _describe_start(client, workflow_id))
+                say(await _describe_start_or_join(client, workflow_id))
                 has_reported_start = True
             jobs = [job async for job in _iterate_snapshots(client, workflow_id, _MAX_DEPTH)]
-            progress = tuple(job.progress() for job in jobs)
+            progress = tuple(job.progress_fingerprint() for job in jobs)
             if progress != last_progress:
                 last_progress, last_moved_at, last_text = progress, clock(), ""
             elif clock() - last_moved_at >= patience_s:
@@ -176,7 +176,7 @@ async def _report_waiting(
         await asyncio.sleep(check_interval_s)
 
 
-async def _describe_start(client: Client, workflow_id: str) -> str:
+async def _describe_start_or_join(client: Client, workflow_id: str) -> str:
     request = GetWorkflowExecutionHistoryRequest(
         namespace=client.namespace, execution=WorkflowExecution(workflow_id=workflow_id), maximum_page_size=1
     )
@@ -211,7 +211,7 @@ async def _explain_standstill(client: Client, job: _JobSnapshot) -> str | None:
 
 async def _explain_workflow_task(client: Client, job: _JobSnapshot) -> str:
     task = job.description.pending_workflow_task
-    failure = await find_task_failure(client, job.description.workflow_execution_info.execution)
+    failure = await find_workflow_task_failure(client, job.description.workflow_execution_info.execution)
     if task.attempt > 1 and failure:
         problem = f"the workflow task of {job.id} fails again and again (attempt {task.attempt}): {failure}"
         stop = f"`temporal workflow terminate --workflow-id {job.id}`"
@@ -221,10 +221,10 @@ async def _explain_workflow_task(client: Client, job: _JobSnapshot) -> str:
     )
 
 
-async def find_task_failure(client: Client, run: WorkflowExecution) -> str:
+async def find_workflow_task_failure(client: Client, run: WorkflowExecution) -> str:
     """Return the newest failure of a workflow task among a run's newest events, or ""."""
     failures = [event.workflow_task_failed_event_attributes for event in await _fetch_newest_events(client, run)]
-    return next((innermost_failure_text(event.failure) for event in failures if event.HasField("failure")), "")
+    return next((format_innermost_failure(event.failure) for event in failures if event.HasField("failure")), "")
 
 
 async def _explain_activity(client: Client, job: _JobSnapshot, activity: PendingActivityInfo) -> str:
@@ -234,7 +234,7 @@ async def _explain_activity(client: Client, job: _JobSnapshot, activity: Pending
         return f"{name} is paused; `temporal activity unpause {ids}`"
     has_lost_worker = activity.last_failure.timeout_failure_info.timeout_type == TimeoutType.TIMEOUT_TYPE_HEARTBEAT
     if activity.HasField("last_failure") and not has_lost_worker:
-        failure = innermost_failure_text(activity.last_failure)
+        failure = format_innermost_failure(activity.last_failure)
         return (
             f"{name} is tried again and again (attempt {activity.attempt}): {failure}; it goes on once that is mended"
         )
@@ -268,7 +268,7 @@ async def _fetch_newest_events(client: Client, run: WorkflowExecution) -> Sequen
     return (await client.workflow_service.get_workflow_execution_history_reverse(request, retry=True)).history.events
 
 
-def innermost_failure_text(failure: Failure) -> str:
+def format_innermost_failure(failure: Failure) -> str:
     """Return the type and message of the innermost cause."""
     while failure.HasField("cause"):
         failure = failure.cause

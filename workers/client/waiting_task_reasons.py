@@ -12,7 +12,7 @@ from temporalio.api.taskqueue.v1 import PollerInfo
 from temporalio.api.workflow.v1 import WorkflowExecutionVersioningInfo
 from temporalio.client import Client
 
-from workers.client.task_queue_pollers import describe_task_queue, live_pollers
+from workers.client.task_queue_pollers import describe_task_queue, list_live_pollers
 
 _START_WORKER_ADVICE: Final = "start one with `sexton worker run`, or `sexton up`"
 _Build = tuple[str, str]  # deployment and build id
@@ -32,7 +32,7 @@ async def explain_waiting_task(
     response = await describe_task_queue(client, queue, kind)
     current, pollers = response.versioning_info.current_deployment_version, response.pollers
     if current.build_id:  # otherwise the queue is unversioned, or no build was current yet
-        live_builds = {_build_of_poller(poller) for poller in await live_pollers(client, queue, kind)}
+        live_builds = {_build_of_poller(poller) for poller in await list_live_pollers(client, queue, kind)}
         is_pinned = versioning.behavior == VersioningBehavior.VERSIONING_BEHAVIOR_PINNED
         build = versioning.deployment_version if is_pinned else current
         if (build.deployment_name, build.build_id) not in live_builds:

@@ -15,7 +15,7 @@ from workflows import search_attributes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkflowRow:
+class WorkflowSummary:
     """Job in Temporal's visibility store."""
 
     workflow_id: str
@@ -41,7 +41,7 @@ async def query_workflows(
     *,
     limit: int,
     finished_recurring: bool = True,
-) -> list[WorkflowRow]:
+) -> list[WorkflowSummary]:
     """Return jobs by type, status and encoded topic name, newest first. `None` matches everything.
 
     Without `finished_recurring`, completed runs of recurring jobs are left out unless a person started them. Open and
@@ -60,7 +60,7 @@ async def query_workflows(
             " OR (TemporalScheduledById IS NULL AND ParentWorkflowId IS NULL))"
         )
     query = " AND ".join(conditions)
-    return [_row_from_execution(execution) async for execution in client.list_workflows(query, limit=limit)]
+    return [_summary_from_execution(execution) async for execution in client.list_workflows(query, limit=limit)]
 
 
 async def fetch_history(client: Client, workflow_id: str, run_id: str | None) -> WorkflowHistory:
@@ -79,9 +79,9 @@ async def fetch_history(client: Client, workflow_id: str, run_id: str | None) ->
         raise UnknownObject("workflow", expected=expected, found=found) from error
 
 
-def _row_from_execution(execution: WorkflowExecution) -> WorkflowRow:
+def _summary_from_execution(execution: WorkflowExecution) -> WorkflowSummary:
     attributes: Any = execution.typed_search_attributes
-    return WorkflowRow(
+    return WorkflowSummary(
         workflow_id=execution.id,
         run_id=execution.run_id,
         type=execution.workflow_type,
@@ -93,7 +93,7 @@ def _row_from_execution(execution: WorkflowExecution) -> WorkflowRow:
     )
 
 
-async def missing_search_attributes(client: Client) -> dict[str, "IndexedValueType.ValueType"]:
+async def find_missing_search_attributes(client: Client) -> dict[str, "IndexedValueType.ValueType"]:
     """Return name and type of each search attribute that the namespace lacks."""
     request = ListSearchAttributesRequest(namespace=client.namespace)
     present = (await client.operator_service.list_search_attributes(request, retry=True)).custom_attributes
@@ -106,7 +106,7 @@ async def missing_search_attributes(client: Client) -> dict[str, "IndexedValueTy
 
 async def register_search_attributes(client: Client) -> None:
     """Add the missing search attributes. Idempotent."""
-    missing = await missing_search_attributes(client)
+    missing = await find_missing_search_attributes(client)
     if not missing:
         return
     request = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
@@ -119,7 +119,7 @@ async def register_search_attributes(client: Client) -> None:
 
 async def require_search_attributes(client: Client) -> None:
     """Raise `PreconditionFailed` with the search attributes that the namespace lacks, if any."""
-    missing = await missing_search_attributes(client)
+    missing = await find_missing_search_attributes(client)
     if missing:
         names = ", ".join(sorted(missing))
         raise PreconditionFailed(f"namespace {client.namespace}: expected search attributes, missing {names}")

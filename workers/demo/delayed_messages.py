@@ -16,10 +16,10 @@ from logstore.log.entries import NewEntry, ProducedEntries
 from logstore.ports.catalog import Topic
 from logstore.positions import Position
 from logstore.validated_names import TopicName
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
-from workers.demo.independent_auditor import Auditor
-from workers.demo.promise_report import PromiseRow
+from workers.demo.independent_auditor import IndependentAuditor
+from workers.demo.promise_report import PromiseResult
 from workers.demo.waits_and_interrupts import wait_until
 from workers.settings import Settings
 
@@ -52,20 +52,20 @@ class DelayedTopic:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._began_ms = time.time_ns() // 1_000_000
-        with open_log(settings) as log:
+        with open_log_store(settings) as log:
             name = TopicName.parse("persistent://demo/shop/reminders").encoded
             self.record = DeliveryRecord(topic=log.catalog.topics.create(name, RetentionPolicy()))
             log.subscriptions.subscribe(self.record.topic.topic_id, _SUBSCRIPTION, latest=False)
         self._pool = ThreadPoolExecutor(1)
         self._consume()
 
-    async def seal_until_death(self, has_died: Callable[[], bool]) -> None:
+    async def seal_until_worker_dies(self, has_died: Callable[[], bool]) -> None:
         async with await Sexton.connect(self._settings) as sexton:
             for part in range(_PART_COUNT):
-                await asyncio.to_thread(self._append, part)
+                await asyncio.to_thread(self._append_part, part)
                 sealing = await sexton.seal_buckets(self.record.topic, reason="demo", actor="sexton demo")
                 if part < _PART_COUNT - 1:
-                    await _await_seal(asyncio.ensure_future(sealing.result()), has_died)
+                    await _await_seal_unless_worker_dies(asyncio.ensure_future(sealing.result()), has_died)
         if not await wait_until(has_died):
             raise ServiceFailed("worker-2", "it did not die in the merge of two buckets", advice="read its log")
 
@@ -74,7 +74,7 @@ class DelayedTopic:
         self._end_consumer()
         self._consume()
 
-    async def finish(self) -> None:
+    async def merge_and_await_deliveries(self) -> None:
         async with await Sexton.connect(self._settings) as sexton:
             await (await sexton.merge_buckets(self.record.topic, reason="demo", actor="sexton demo")).result()
         expected_count = _PART_COUNT * (_DUE_COUNT + _UNDELAYED_COUNT)
@@ -83,7 +83,7 @@ class DelayedTopic:
         self._end_consumer()
         self.record.ended_ms = time.time_ns() // 1_000_000
 
-    def _append(self, part: int) -> None:
+    def _append_part(self, part: int) -> None:
         due_times = [
             self._began_ms + _FIRST_DUE_MS + (index * 7 + part) % _DUE_COUNT * _DUE_SPREAD_MS // _DUE_COUNT
             for index in range(_DUE_COUNT)
@@ -91,16 +91,16 @@ class DelayedTopic:
         later_times = [self._began_ms + _LATER_MS + index for index in range(_LATER_COUNT)]
         times = [*due_times, *([None] * _UNDELAYED_COUNT), *later_times]
         entries = [NewEntry(payload=b"%d" % part, deliver_at_ms=time_ms) for time_ms in times]
-        with open_log(self._settings) as log:
+        with open_log_store(self._settings) as log:
             log.managed.append(self.record.topic, ProducedEntries(entries=entries))
 
     def _consume(self) -> None:
         self._ended = threading.Event()
-        self._consumer: Future[None] = self._pool.submit(self._receive, self._ended)
+        self._consumer: Future[None] = self._pool.submit(self._receive_until_ended, self._ended)
 
-    def _receive(self, ended: threading.Event) -> None:
+    def _receive_until_ended(self, ended: threading.Event) -> None:
         with (
-            open_log(self._settings) as log,
+            open_log_store(self._settings) as log,
             log.delivery.consumer(self.record.topic, _SUBSCRIPTION) as consumer,
         ):
             while not ended.is_set():
@@ -127,7 +127,7 @@ class DelayedTopic:
         self._pool.shutdown()
 
 
-async def _await_seal(sealed: "asyncio.Future[object]", has_died: Callable[[], bool]) -> None:
+async def _await_seal_unless_worker_dies(sealed: "asyncio.Future[object]", has_died: Callable[[], bool]) -> None:
     while not sealed.done():
         if has_died():
             sealed.cancel()
@@ -136,10 +136,10 @@ async def _await_seal(sealed: "asyncio.Future[object]", has_died: Callable[[], b
     sealed.result()
 
 
-def check_delayed(auditor: Auditor, record: DeliveryRecord) -> PromiseRow:
+def check_delayed_messages(auditor: IndependentAuditor, record: DeliveryRecord) -> PromiseResult:
     """Check deliveries, the index buckets of waiting messages, and the deletion of merged index buckets."""
     due_ms_by_entry = auditor.read_delivery_times_ms(record.topic.topic_id)
-    buckets = auditor.read_buckets(record.topic.topic_id)
+    buckets = auditor.read_index_buckets(record.topic.topic_id)
     retired_buckets = auditor.read_retired_buckets(record.topic.topic_id)
     deliveries = Counter((int(position.ledger_id), position.entry_id) for position, _ in record.received)
     waiting = Counter(entry for entries in buckets.values() for entry in entries)
@@ -162,4 +162,4 @@ def check_delayed(auditor: Auditor, record: DeliveryRecord) -> PromiseRow:
         f"worker killed in the merge of two buckets; {len(deliveries)} messages delivered once, none early;"
         f" {len(due_ms_by_entry) - len(deliveries)} wait, each in one of {len(buckets)} buckets"
     )
-    return PromiseRow.from_problems("6 no delayed message lost or early", problems, evidence)
+    return PromiseResult.from_problems("6 no delayed message lost or early", problems, evidence)

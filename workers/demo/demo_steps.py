@@ -14,33 +14,33 @@ from infra.stack.stack_home import StackHome
 from logstore import failpoints
 from logstore.errors import ServiceFailed
 from logstore.log.ledger_object_keys import ledger_prefix
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
-from workers.demo.delayed_messages import DEATH_IN_MERGE, MAX_BUCKETS, DelayedTopic, check_delayed
-from workers.demo.independent_auditor import Auditor, BucketContents
-from workers.demo.lost_database import check_records, lose_and_rebuild
-from workers.demo.planted_orphans import check_orphans, plant_orphans, reconcile
+from workers.demo.delayed_messages import DEATH_IN_MERGE, MAX_BUCKETS, DelayedTopic, check_delayed_messages
+from workers.demo.independent_auditor import BucketContents, IndependentAuditor
+from workers.demo.lost_database import check_rebuilt_catalog, lose_and_rebuild_database
+from workers.demo.planted_orphans import check_orphans_removed, plan_and_apply_orphans, plant_orphans
 from workers.demo.promise_report import (
     DemoReport,
     FenceByBundle,
-    PromiseRow,
-    check_crash,
-    check_damage,
-    check_deleted,
-    check_foreign,
-    check_needed,
-    check_takeover,
+    PromiseResult,
+    check_crash_recovery,
+    check_deleted_ledgers,
+    check_fences_after_takeover,
+    check_flipped_bits,
+    check_foreign_objects,
+    check_needed_ledgers,
 )
 from workers.demo.temporary_homes import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
 from workers.demo.transactions import DEATH_IN_BROADCAST, check_transactions, run_transactions
-from workers.demo.waits_and_interrupts import InterruptHandler, wait_until
+from workers.demo.waits_and_interrupts import SignalHandler, wait_until
 from workers.demo.written_topics import WrittenTopic, count_deletable_ledgers, write_topics
 from workers.operations.embedded_stack import (
     ANY_PORTS,
+    add_stack_addresses,
     prepare_catalog_and_namespace,
-    stack_options,
+    stack_options_from_settings,
     start_worker,
-    with_stack_addresses,
 )
 from workers.settings import Settings
 from workflows.deletion.job_definitions import TrimTopicResult
@@ -63,7 +63,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _WorkerDeath:
+class _CatalogAtWorkerDeath:
     """State of the catalog when the first worker died."""
 
     finished: int  # number of deletions
@@ -84,23 +84,23 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
     """
     if not keep:
         remove_abandoned_homes(on_progress)
-    with InterruptHandler(keep=keep) as interrupts:
+    with SignalHandler(keep=keep) as interrupts:
         home = interrupts.home = make_home()
-        demo_settings = _demo_settings(settings, home, topics, ledgers)
+        demo_settings = _settings_for_demo(settings, home, topics, ledgers)
         if keep:
-            with interrupts.interruptible():
-                return replace(_run_story(demo_settings, topics, ledgers, on_progress), is_kept=True)
+            with interrupts.raise_on_first_signal():
+                return replace(_run_all_steps(demo_settings, topics, ledgers, on_progress), is_kept=True)
         try:
-            with interrupts.interruptible():
+            with interrupts.raise_on_first_signal():
                 mark_home_in_use(home)
-                return _run_story(demo_settings, topics, ledgers, on_progress)
+                return _run_all_steps(demo_settings, topics, ledgers, on_progress)
         finally:
             if not interrupts.has_given_up:
                 on_progress("stopping what was started")
                 remove_home(home)
 
 
-def _demo_settings(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
+def _settings_for_demo(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
     """Return settings without outside services. Chunks are small, so that a worker can die between two chunks."""
     return settings.without_services().with_changes(
         home=home,
@@ -114,13 +114,15 @@ def _demo_settings(settings: Settings, home: Path, topics: int, ledgers: int) ->
     )
 
 
-def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
+def _run_all_steps(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoReport:
     started_s = time.monotonic()
-    addresses = embedded_stack.start_stack(stack_options(settings, free_ports=True, in_memory=True), on_progress=say)
-    settings = with_stack_addresses(settings, addresses)
+    addresses = embedded_stack.start_stack(
+        stack_options_from_settings(settings, free_ports=True, in_memory=True), on_progress=say
+    )
+    settings = add_stack_addresses(settings, addresses)
     prepare_catalog_and_namespace(settings)
-    auditor = Auditor(settings)
-    with ThreadPoolExecutor(1) as pool, open_log(settings) as log:
+    auditor = IndependentAuditor(settings)
+    with ThreadPoolExecutor(1) as pool, open_log_store(settings) as log:
         # The worker kills itself half way, or at the first chunk if there is only one.
         chunks = sum(ceil(count / settings.deletion_chunk) for count in count_deletable_ledgers(topics, ledgers))
         death_chunk = max(1, min(_MAX_CHUNKS_BEFORE_DEATH, chunks // 2))
@@ -132,27 +134,27 @@ def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoR
     for key in planted:
         auditor.plant(key, b"not Sexton's")
     before = auditor.list_objects()
-    results, death = asyncio.run(_trim_through_a_crash(settings, auditor, written, say))
+    results, death = asyncio.run(_trim_while_worker_dies(settings, auditor, written, say))
     after = auditor.list_objects()
     say("trimming once more")
     asyncio.run(_trim_again(settings, written))
     is_unchanged = auditor.list_objects() == after
     say(f"waiting until {_SECOND} owns every bundle")
-    fences = asyncio.run(_wait_until_owned_by(auditor, bundles=settings.bundles, by=_SECOND))
-    with open_log(settings) as log:
-        takeover = check_takeover(log.catalog.deletions, death.fences, fences)
+    fences = asyncio.run(_wait_until_worker_owns_bundles(auditor, bundles=settings.bundles, by=_SECOND))
+    with open_log_store(settings) as log:
+        takeover = check_fences_after_takeover(log.catalog.deletions, death.fences, fences)
         say("flipping bits of a stored segment")
-        damage = check_damage(auditor, log.managed, written[0])
+        damage = check_flipped_bits(auditor, log.managed, written[0])
     promises = [
-        check_needed(auditor, before, after, written),
-        check_deleted(auditor, before, after, written),
-        check_foreign(before, after, planted),
+        check_needed_ledgers(auditor, before, after, written),
+        check_deleted_ledgers(auditor, before, after, written),
+        check_foreign_objects(before, after, planted),
         takeover,
-        check_crash(finished=death.finished, unfinished=death.unfinished, repeat_is_harmless=is_unchanged),
+        check_crash_recovery(finished=death.finished, unfinished=death.unfinished, repeat_is_harmless=is_unchanged),
     ]
     say("planting orphans, and looking for them with Spark")
     orphans = _reconcile_orphans(settings, auditor, written)
-    promises[3:3] = _show_transactions_and_delays(settings, auditor, say)
+    promises[3:3] = _run_transactions_and_delayed_messages(settings, auditor, say)
     promises.insert(4, _lose_and_rebuild_catalog(settings, auditor, say))
     return DemoReport(
         promises=promises,
@@ -166,14 +168,18 @@ def _run_story(settings: Settings, topics: int, ledgers: int, say: Say) -> DemoR
     )
 
 
-def _reconcile_orphans(settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic]) -> PromiseRow:
+def _reconcile_orphans(
+    settings: Settings, auditor: IndependentAuditor, written: Sequence[WrittenTopic]
+) -> PromiseResult:
     orphans = plant_orphans(auditor, written)
     before = auditor.list_objects(), auditor.list_objects(tiered=True)
-    outcome = asyncio.run(reconcile(settings))
-    return check_orphans(before, (auditor.list_objects(), auditor.list_objects(tiered=True)), orphans, outcome)
+    outcome = asyncio.run(plan_and_apply_orphans(settings))
+    return check_orphans_removed(before, (auditor.list_objects(), auditor.list_objects(tiered=True)), orphans, outcome)
 
 
-def _show_transactions_and_delays(settings: Settings, auditor: Auditor, say: Say) -> list[PromiseRow]:
+def _run_transactions_and_delayed_messages(
+    settings: Settings, auditor: IndependentAuditor, say: Say
+) -> list[PromiseResult]:
     home = StackHome.at(settings.home)
     second, third = ServiceProcess(_SECOND, home), ServiceProcess(_THIRD, home)
 
@@ -183,7 +189,7 @@ def _show_transactions_and_delays(settings: Settings, auditor: Auditor, say: Say
 
     say("delaying messages, sealing three buckets of them and merging two")
     with DelayedTopic(settings) as delayed_topic:
-        asyncio.run(delayed_topic.seal_until_death(lambda: second.find_process() is None))
+        asyncio.run(delayed_topic.seal_until_worker_dies(lambda: second.find_process() is None))
         say(f"{_SECOND} was killed by SIGKILL in the middle of the merge")
         fatal_env = {failpoints.ENVIRONMENT_VARIABLE: DEATH_IN_BROADCAST, **_WORKER_ENV}
         start_worker(settings, name=_THIRD, extra_env=fatal_env, isolated=True, on_progress=say)
@@ -191,15 +197,15 @@ def _show_transactions_and_delays(settings: Settings, auditor: Auditor, say: Say
         say("committing one transaction and aborting another over three topics and a subscription")
         outcome = asyncio.run(run_transactions(settings, lambda: third.find_process() is None, replace_worker))
         say("waiting for the merge, and for messages that are still to come")
-        asyncio.run(delayed_topic.finish())
-    return [check_transactions(settings, auditor, outcome), check_delayed(auditor, delayed_topic.record)]
+        asyncio.run(delayed_topic.merge_and_await_deliveries())
+    return [check_transactions(settings, auditor, outcome), check_delayed_messages(auditor, delayed_topic.record)]
 
 
-def _lose_and_rebuild_catalog(settings: Settings, auditor: Auditor, say: Say) -> PromiseRow:
+def _lose_and_rebuild_catalog(settings: Settings, auditor: IndependentAuditor, say: Say) -> PromiseResult:
     say("deleting ledgers durably and plainly")
     fourth = ServiceProcess(_FOURTH, StackHome.at(settings.home))
-    lost = asyncio.run(lose_and_rebuild(settings, fourth.kill, say))
-    row = check_records(auditor, lost)
+    lost = asyncio.run(lose_and_rebuild_database(settings, fourth.kill, say))
+    row = check_rebuilt_catalog(auditor, lost)
     start_worker(settings, name=_FIFTH, extra_env=_WORKER_ENV, isolated=True, on_progress=say)
     return row
 
@@ -213,10 +219,10 @@ def _choose_ledger_for_foreign_object(written: Sequence[WrittenTopic]) -> list[s
     return []
 
 
-async def _trim_through_a_crash(
-    settings: Settings, auditor: Auditor, written: Sequence[WrittenTopic], say: Say
-) -> tuple[list[TrimTopicResult], "_WorkerDeath"]:
-    fences = await _wait_until_owned_by(auditor, bundles=settings.bundles, by=_FIRST)
+async def _trim_while_worker_dies(
+    settings: Settings, auditor: IndependentAuditor, written: Sequence[WrittenTopic], say: Say
+) -> tuple[list[TrimTopicResult], "_CatalogAtWorkerDeath"]:
+    fences = await _wait_until_worker_owns_bundles(auditor, bundles=settings.bundles, by=_FIRST)
     sexton = await Sexton.connect(settings)
     say("trimming every topic")
     reason, actor = "demo", "sexton demo"
@@ -225,7 +231,7 @@ async def _trim_through_a_crash(
     if not await wait_until(lambda: process.find_process() is None):
         raise ServiceFailed(_FIRST, "it did not die in phase two", advice=f"read {process.log_file}")
     states = [state for state, _ in auditor.read_intents().values()]
-    death = _WorkerDeath(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
+    death = _CatalogAtWorkerDeath(finished=states.count("DELETED"), unfinished=states.count("PENDING"), fences=fences)
     say(f"{_FIRST} was killed by SIGKILL with {death.unfinished} deletions unfinished")
     fatal_env = {failpoints.ENVIRONMENT_VARIABLE: DEATH_IN_MERGE, **_WORKER_ENV}
     await asyncio.to_thread(start_worker, settings, name=_SECOND, extra_env=fatal_env, isolated=True, on_progress=say)
@@ -233,7 +239,7 @@ async def _trim_through_a_crash(
     return [await handle.result() for handle in handles], death
 
 
-async def _wait_until_owned_by(auditor: Auditor, *, bundles: int, by: str) -> FenceByBundle:
+async def _wait_until_worker_owns_bundles(auditor: IndependentAuditor, *, bundles: int, by: str) -> FenceByBundle:
     fences: FenceByBundle = {}
 
     def is_owned() -> bool:

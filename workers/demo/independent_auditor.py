@@ -26,7 +26,7 @@ class BucketContents:
         return sorted(key for key in self.etags if key.startswith(prefix))
 
 
-class Auditor:
+class IndependentAuditor:
     """Reader of the buckets and the catalog of a stack."""
 
     def __init__(self, settings: Settings) -> None:
@@ -92,7 +92,7 @@ class Auditor:
         entries = self._read_entries(topic_id, "deliver_at_ms")
         return {position: row["deliver_at_ms"] for position, row in entries.items()}
 
-    def read_buckets(self, topic_id: int) -> dict[int, list[tuple[int, int]]]:
+    def read_index_buckets(self, topic_id: int) -> dict[int, list[tuple[int, int]]]:
         entries_by_bucket = {}
         for (bucket,) in self._query("SELECT ledger_id FROM delayed_bucket WHERE topic_id = ?", topic_id):
             rows = self._read_segment(bucket, 0, ["ledger_id", "entry_id"])

@@ -23,10 +23,10 @@ from logstore.ports.catalog import Topic
 from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
-from workers.demo.independent_auditor import Auditor
-from workers.demo.promise_report import PromiseRow
+from workers.demo.independent_auditor import IndependentAuditor
+from workers.demo.promise_report import PromiseResult
 from workers.demo.waits_and_interrupts import WAIT_TIMEOUT_S, wait_until
 from workers.settings import Settings
 
@@ -38,7 +38,7 @@ EntryPosition = tuple[int, int]
 
 
 @dataclass(slots=True)
-class LostDatabase:
+class LostDatabaseEvidence:
     """Entries and ledgers before the loss, and the result of the rebuild."""
 
     topic: Topic
@@ -49,12 +49,12 @@ class LostDatabase:
     rebuild_result: dict[str, Any] = field(default_factory=dict)  # JSON of the command
 
 
-async def lose_and_rebuild(
+async def lose_and_rebuild_database(
     settings: Settings, end_worker: Callable[[], object], say: Callable[[str], None]
-) -> LostDatabase:
+) -> LostDatabaseEvidence:
     """Delete ledgers and flush. Then remove the database while a writer appends, and rebuild it by the command."""
-    with open_log(settings) as log:
-        lost = _write_ledgers(log)
+    with open_log_store(settings) as log:
+        lost = _write_closed_ledgers(log)
     async with await Sexton.connect(settings) as sexton:
         await _delete_ledgers(sexton, lost)
         await (await sexton.flush_records("demo", "sexton demo")).result()
@@ -70,11 +70,11 @@ async def lose_and_rebuild(
         _await_writer(writer)
     lost.unflushed_entries = len(lost.answered_payloads) - flushed_count
     say("rebuilding it from the record log and from what storage holds")
-    lost.rebuild_result = _rebuild_catalog(settings)
+    lost.rebuild_result = _run_rebuild_command(settings)
     return lost
 
 
-def check_records(auditor: Auditor, lost: LostDatabase) -> PromiseRow:
+def check_rebuilt_catalog(auditor: IndependentAuditor, lost: LostDatabaseEvidence) -> PromiseResult:
     """Check that durably deleted ledgers are in no table and no bucket, and that other entries are readable."""
     problems: list[str] = []
     contents, ledger_ids = auditor.list_objects(), auditor.read_ledger_ids()
@@ -101,15 +101,15 @@ def check_records(auditor: Auditor, lost: LostDatabase) -> PromiseRow:
         f" {len(lost.durably_deleted)} ledgers deleted durably stay gone; all {len(lost.answered_payloads)} answered"
         f" entries accounted for, {lost.unflushed_entries} of them in no flush"
     )
-    return PromiseRow.from_problems("5 a durable delete never returns", problems, evidence)
+    return PromiseResult.from_problems("5 a durable delete never returns", problems, evidence)
 
 
-def _write_ledgers(log: LogStore) -> LostDatabase:
+def _write_closed_ledgers(log: LogStore) -> LostDatabaseEvidence:
     name = TopicName.parse("persistent://demo/shop/records").encoded
-    lost = LostDatabase(topic=log.catalog.topics.create(name, RetentionPolicy()))
+    lost = LostDatabaseEvidence(topic=log.catalog.topics.create(name, RetentionPolicy()))
     log.subscriptions.subscribe(lost.topic.topic_id, _SUBSCRIPTION, latest=False)
     for number in range(_CLOSED_LEDGERS):
-        last = _append(log, lost, b"ledger %d" % number)
+        last = _append_entry(log, lost, b"ledger %d" % number)
         log.managed.roll(lost.topic)
         (lost.durably_deleted if number < _CLOSED_LEDGERS // 2 else lost.plainly_deleted).append(LedgerId(last[0]))
     result = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=b"behind")]))
@@ -119,7 +119,7 @@ def _write_ledgers(log: LogStore) -> LostDatabase:
     return lost
 
 
-def _append(log: LogStore, lost: LostDatabase, payload: bytes) -> EntryPosition:
+def _append_entry(log: LogStore, lost: LostDatabaseEvidence, payload: bytes) -> EntryPosition:
     result = log.managed.append(lost.topic, ProducedEntries(entries=[NewEntry(payload=payload)]))
     if result.first is None:
         raise ServiceFailed("demo", "an append was taken for a duplicate", advice="run it again")
@@ -128,7 +128,7 @@ def _append(log: LogStore, lost: LostDatabase, payload: bytes) -> EntryPosition:
     return position
 
 
-async def _delete_ledgers(sexton: Sexton, lost: LostDatabase) -> None:
+async def _delete_ledgers(sexton: Sexton, lost: LostDatabaseEvidence) -> None:
     """Flush, then delete ledgers. Blocks have the ledgers' records then, so only tombstones prevent a return."""
     await (await sexton.flush_records("demo", "sexton demo")).result()
     deletion = await sexton.delete_ledgers(lost.topic, lost.durably_deleted, reason="demo", actor="sexton demo")
@@ -136,11 +136,11 @@ async def _delete_ledgers(sexton: Sexton, lost: LostDatabase) -> None:
     await (await sexton.trim_topic(lost.topic, reason="demo", actor="sexton demo")).result()
 
 
-def _append_until_ended(settings: Settings, lost: LostDatabase, ended: threading.Event) -> None:
-    with open_log(settings) as log:
+def _append_until_ended(settings: Settings, lost: LostDatabaseEvidence, ended: threading.Event) -> None:
+    with open_log_store(settings) as log:
         number = 0
         while not ended.wait(_APPEND_PAUSE_S):
-            _append(log, lost, b"late %d" % number)
+            _append_entry(log, lost, b"late %d" % number)
             number += 1
 
 
@@ -157,7 +157,7 @@ def _remove_database(settings: Settings) -> None:
         path.with_name(f"{path.name}{suffix}").unlink(missing_ok=True)
 
 
-def _rebuild_catalog(settings: Settings) -> dict[str, Any]:
+def _run_rebuild_command(settings: Settings) -> dict[str, Any]:
     other_env = {name: value for name, value in os.environ.items() if not name.startswith("SEXTON_")}
     argv = [sys.executable, "-m", "workers", "--home", str(settings.home), "--json"]
     completed = subprocess.run(

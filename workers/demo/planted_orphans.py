@@ -10,8 +10,8 @@ from logstore.log.ledger_object_keys import ledger_prefix, segment_key
 from logstore.offload.tiered_copy import data_key, index_key
 from logstore.reconciliation.findings import FindingKind
 from workers.client import Sexton
-from workers.demo.independent_auditor import Auditor, BucketContents
-from workers.demo.promise_report import PromiseRow
+from workers.demo.independent_auditor import BucketContents, IndependentAuditor
+from workers.demo.promise_report import PromiseResult
 from workers.demo.written_topics import WrittenTopic
 from workers.settings import Settings
 
@@ -28,7 +28,7 @@ class PlantedOrphans:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileOutcome:
+class PlanAndApplyOutcome:
     """Results of a plan and its apply."""
 
     found: dict[str, int]
@@ -36,7 +36,7 @@ class ReconcileOutcome:
     failed: int
 
 
-def plant_orphans(auditor: Auditor, written: Sequence[WrittenTopic]) -> PlantedOrphans:
+def plant_orphans(auditor: IndependentAuditor, written: Sequence[WrittenTopic]) -> PlantedOrphans:
     """Create orphans: objects of a deleted ledger, an unregistered segment, and an unfinished tiered copy."""
     topic = next(written_topic for written_topic in written if written_topic.deletable)
     live_id, deleted_id = topic.needed[0], topic.deletable[0]
@@ -55,7 +55,7 @@ def plant_orphans(auditor: Auditor, written: Sequence[WrittenTopic]) -> PlantedO
     return PlantedOrphans(primary=frozenset({*source_by_key, unregistered_key}), tiered=frozenset(tiered_keys))
 
 
-async def reconcile(settings: Settings) -> ReconcileOutcome:
+async def plan_and_apply_orphans(settings: Settings) -> PlanAndApplyOutcome:
     """Plan with age 0 and apply the plan. Age 0 is safe because no process writes any more."""
     await asyncio.sleep(_CLOCK_RESOLUTION_S)
     async with await Sexton.connect(settings) as sexton:
@@ -63,19 +63,19 @@ async def reconcile(settings: Settings) -> ReconcileOutcome:
         planned = await plan.result()
         job = await sexton.apply_orphans(planned.run_id, max_orphan_share=1, reason="demo", actor="sexton demo")
         applied = await job.result()
-    return ReconcileOutcome(
+    return PlanAndApplyOutcome(
         found=planned.found.findings if planned.found else {},
         applied=dict(applied.done.applied),
         failed=applied.done.failed,
     )
 
 
-def check_orphans(
+def check_orphans_removed(
     before: tuple[BucketContents, BucketContents],
     after: tuple[BucketContents, BucketContents],
     orphans: PlantedOrphans,
-    outcome: ReconcileOutcome,
-) -> PromiseRow:
+    outcome: PlanAndApplyOutcome,
+) -> PromiseResult:
     """Check that the planted objects are gone from both buckets, nothing else changed, and no data is missing."""
     problems: list[str] = []
     for contents_before, contents_after, planted in zip(before, after, (orphans.primary, orphans.tiered), strict=True):
@@ -96,4 +96,4 @@ def check_orphans(
     problems += [f"{outcome.failed} findings failed"] if outcome.failed else []
     objects = len(orphans.primary) + len(orphans.tiered)
     evidence = f"{objects} orphaned objects of {len(kinds)} kinds planted, found and removed; nothing else"
-    return PromiseRow.from_problems("orphans go, and nothing else", problems, evidence)
+    return PromiseResult.from_problems("orphans go, and nothing else", problems, evidence)

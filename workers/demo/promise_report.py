@@ -11,7 +11,7 @@ from logstore.log.services import ManagedLedger
 from logstore.ownership import BundleId, Lease
 from logstore.ports.catalog import Deletions, IntentResult
 from logstore.positions import LedgerId, Position
-from workers.demo.independent_auditor import Auditor, BucketContents
+from workers.demo.independent_auditor import BucketContents, IndependentAuditor
 from workers.demo.written_topics import WrittenTopic
 from workers.pages.value_formats import select_fields
 
@@ -26,7 +26,7 @@ _REFUSED_INTENT = ("DEAD_LETTERED", "METADATA_MISMATCH")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromiseRow:
+class PromiseResult:
     """Promise with its evidence, or with its first problem."""
 
     promise: str
@@ -42,9 +42,9 @@ class PromiseRow:
 class DemoReport:
     """Result of the demo."""
 
-    promises: Sequence[PromiseRow]
-    orphans: PromiseRow
-    damage: PromiseRow  # flipped bits
+    promises: Sequence[PromiseResult]
+    orphans: PromiseResult
+    damage: PromiseResult  # flipped bits
     counts: dict[str, int]
     ui: str
     home: str
@@ -82,9 +82,9 @@ class DemoReport:
         }
 
 
-def check_needed(
-    auditor: Auditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
-) -> PromiseRow:
+def check_needed_ledgers(
+    auditor: IndependentAuditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
+) -> PromiseResult:
     """Check promise 1: needed ledgers are listed, their objects are unchanged, and all entries are readable."""
     problems: list[str] = []
     entry_count = 0
@@ -99,12 +99,12 @@ def check_needed(
             entry_count += len(written.payloads[ledger_id])
     ledger_count = sum(len(written.needed) for written in topics)
     evidence = f"{ledger_count} ledgers untouched, all {entry_count} entries read back"
-    return PromiseRow.from_problems("1 nothing in use is deleted", problems, evidence)
+    return PromiseResult.from_problems("1 nothing in use is deleted", problems, evidence)
 
 
-def check_deleted(
-    auditor: Auditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
-) -> PromiseRow:
+def check_deleted_ledgers(
+    auditor: IndependentAuditor, before: BucketContents, after: BucketContents, topics: Sequence[WrittenTopic]
+) -> PromiseResult:
     """Check promise 2: detached ledgers are gone from list and storage, or are dead letters with a reason."""
     intents = auditor.read_intents()
     deletable = [ledger_id for written in topics for ledger_id in written.deletable]
@@ -130,28 +130,28 @@ def check_deleted(
     refusals = f"; {len(contested)} refused, kept whole and listed as a dead letter" if contested else ""
     evidence = f"{len(deletable)} ledgers detached and deleted, 0 objects of them left{refusals}"
     text = problems[0] if problems else evidence
-    return PromiseRow(promise="2 what is detached is deleted", ok=not problems and bool(deletable), seen=text)
+    return PromiseResult(promise="2 what is detached is deleted", ok=not problems and bool(deletable), seen=text)
 
 
-def check_foreign(before: BucketContents, after: BucketContents, planted: Sequence[str]) -> PromiseRow:
+def check_foreign_objects(before: BucketContents, after: BucketContents, planted: Sequence[str]) -> PromiseResult:
     """Check promise 3: objects of other applications in the bucket are unchanged."""
     problems = [f"{key} was touched" for key in planted if after.etags.get(key) != before.etags[key]]
     evidence = f"{len(planted)} objects of others untouched"
-    return PromiseRow.from_problems("3 nothing of others is touched", problems, evidence)
+    return PromiseResult.from_problems("3 nothing of others is touched", problems, evidence)
 
 
-def check_takeover(deletions: Deletions, before: FenceByBundle, after: FenceByBundle) -> PromiseRow:
+def check_fences_after_takeover(deletions: Deletions, before: FenceByBundle, after: FenceByBundle) -> PromiseResult:
     """Check promise 7: leases of the killed worker are refused, and leases of its successor are accepted."""
-    refused = sum(not _is_accepted(deletions, *lease) for lease in before.items())
-    accepted = sum(_is_accepted(deletions, *lease) for lease in after.items())
+    refused = sum(not _is_lease_accepted(deletions, *lease) for lease in before.items())
+    accepted = sum(_is_lease_accepted(deletions, *lease) for lease in after.items())
     ok = refused == len(before) > 0 and accepted == len(after)
     dead_leases = f"{refused} of the killed worker's {len(before)}"
     live_leases = f"{accepted} of its successor's {len(after)}"
     evidence = f"{dead_leases} leases refused, {live_leases} accepted"
-    return PromiseRow(promise="7 only the owner writes", ok=ok, seen=evidence)
+    return PromiseResult(promise="7 only the owner writes", ok=ok, seen=evidence)
 
 
-def _is_accepted(deletions: Deletions, bundle: int, fence: tuple[int, str]) -> bool:
+def _is_lease_accepted(deletions: Deletions, bundle: int, fence: tuple[int, str]) -> bool:
     lease = Lease(bundle=BundleId(bundle), fence=fence[0], worker_id=fence[1])
     try:
         deletions.with_lease(lease).finish([_NO_CHANGE], holder="sexton demo")
@@ -160,7 +160,7 @@ def _is_accepted(deletions: Deletions, bundle: int, fence: tuple[int, str]) -> b
     return True
 
 
-def check_crash(*, finished: int, unfinished: int, repeat_is_harmless: bool) -> PromiseRow:
+def check_crash_recovery(*, finished: int, unfinished: int, repeat_is_harmless: bool) -> PromiseResult:
     """Check promise 8: another worker finished the work of a killed worker, and a second trim changed nothing."""
     ok = unfinished > 0 and repeat_is_harmless
     repetition = "changed nothing" if repeat_is_harmless else "CHANGED SOMETHING"
@@ -168,10 +168,10 @@ def check_crash(*, finished: int, unfinished: int, repeat_is_harmless: bool) -> 
         f"worker killed with {finished} deletions done and {unfinished} to do; another went on; a second trim"
         f" {repetition}"
     )
-    return PromiseRow(promise="8 survives kill -9, twice is once", ok=ok, seen=evidence)
+    return PromiseResult(promise="8 survives kill -9, twice is once", ok=ok, seen=evidence)
 
 
-def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) -> PromiseRow:
+def check_flipped_bits(auditor: IndependentAuditor, log: ManagedLedger, written: WrittenTopic) -> PromiseResult:
     """Check that a read of a segment with a flipped bit fails or returns the written entries."""
     ledger_id = written.needed[0]
     key = next(key for key in auditor.list_objects().keys_of_ledger(ledger_id) if key.endswith(".parquet"))
@@ -188,7 +188,7 @@ def check_damage(auditor: Auditor, log: ManagedLedger, written: WrittenTopic) ->
         problem = problem or f"{key} was mended and reads differently"
     flips = f"{len(_FLIP_POSITIONS)} bits flipped in a segment in use"
     text = problem or f"{flips}: {refused_count} times refused, never read as another"
-    return PromiseRow(promise="a flipped bit is never read", ok=not problem and refused_count > 0, seen=text)
+    return PromiseResult(promise="a flipped bit is never read", ok=not problem and refused_count > 0, seen=text)
 
 
 def _read_payloads(log: ManagedLedger, written: WrittenTopic, ledger_id: LedgerId) -> list[bytes]:

@@ -47,14 +47,14 @@ def remove_abandoned_homes(say: Callable[[str], None]) -> None:
     """Remove homes of this user's killed demos, with their processes. A home without a lock file stays."""
     for home in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         try:
-            if _is_abandoned(home):
+            if _is_home_abandoned(home):
                 say(f"removing {home}, which a demo that was killed has left")
                 remove_home(home)
         except (ServiceFailed, OSError) as fault:
             say(str(fault))
 
 
-def _is_abandoned(home: Path) -> bool:
+def _is_home_abandoned(home: Path) -> bool:
     status = home.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():  # lock files of other users prove nothing
         return False

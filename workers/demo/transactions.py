@@ -13,10 +13,10 @@ from logstore.positions import Position
 from logstore.transactions.transaction_ids_and_states import TransactionId
 from logstore.validated_names import TopicName
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton
-from workers.demo.independent_auditor import Auditor
-from workers.demo.promise_report import PromiseRow
+from workers.demo.independent_auditor import IndependentAuditor
+from workers.demo.promise_report import PromiseResult
 from workers.demo.waits_and_interrupts import wait_until
 from workers.settings import Settings
 
@@ -27,7 +27,7 @@ _SOURCE: Final = "billing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionOutcome:
+class DecidedTransactions:
     """Two transactions on the same topics, one committed and one aborted, with the message payloads that were read."""
 
     committed: TransactionId
@@ -40,9 +40,9 @@ class TransactionOutcome:
 
 async def run_transactions(
     settings: Settings, has_died: Callable[[], bool], replace_worker: Callable[[], None]
-) -> TransactionOutcome:
+) -> DecidedTransactions:
     """Decide two transactions with entries and acknowledgements. Replace the worker that dies in a broadcast."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)
             source, *topics = [await asyncio.to_thread(_create_topic, log, name) for name in ("paid", "a", "b", "c")]
@@ -66,7 +66,7 @@ async def run_transactions(
             payloads_decided = _read_topics(log, topics)
             await asyncio.to_thread(replace_worker)
             await asyncio.gather(*decisions)
-    return TransactionOutcome(
+    return DecidedTransactions(
         committed=committed,
         aborted=aborted,
         topics=topics,
@@ -86,7 +86,7 @@ def _read_topics(log: LogStore, topics: list[Topic]) -> list[list[bytes]]:
     return [[entry.payload or b"" for entry in log.managed.scan(topic)] for topic in topics]
 
 
-def check_transactions(settings: Settings, auditor: Auditor, outcome: TransactionOutcome) -> PromiseRow:
+def check_transactions(settings: Settings, auditor: IndependentAuditor, outcome: DecidedTransactions) -> PromiseResult:
     """Check that readers saw all of one transaction and nothing of the other, and that each log has both markers."""
     ends = {str(outcome.committed): ("COMMITTED", "COMMIT"), str(outcome.aborted): ("ABORTED", "ABORT")}
     problems = [
@@ -94,7 +94,7 @@ def check_transactions(settings: Settings, auditor: Auditor, outcome: Transactio
         for topic, payloads in zip(outcome.topics, outcome.payloads_before, strict=True)
         if payloads
     ]
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         payloads_after = _read_topics(log, outcome.topics)
         state = log.subscriptions.read_state(outcome.source.topic_id, _SOURCE)
         unread = [entry.position for entry in log.managed.scan(outcome.source, cursor_state=state)]
@@ -115,4 +115,4 @@ def check_transactions(settings: Settings, auditor: Auditor, outcome: Transactio
         "worker killed between two of three topics and a subscription; one transaction on all of them,"
         " one on none, at every moment; each log tells how both ended"
     )
-    return PromiseRow.from_problems("4 all of a transaction, or nothing", problems, evidence)
+    return PromiseResult.from_problems("4 all of a transaction, or nothing", problems, evidence)

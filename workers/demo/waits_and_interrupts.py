@@ -30,7 +30,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MAX_SIGNALS: Final = 3  # the last of these signals ends the clean-up
 
 
-class InterruptHandler:
+class SignalHandler:
     """Handler of SIGINT, SIGTERM and SIGHUP during its block. A signal that the process ignores stays ignored.
 
     - Inside `interruptible` the first signal raises `KeyboardInterrupt`.
@@ -59,9 +59,9 @@ class InterruptHandler:
         for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         if self._signal_count and kind in {None, KeyboardInterrupt}:
-            raise KeyboardInterrupt(self._describe_home()) from error
+            raise KeyboardInterrupt(self._describe_remaining_home()) from error
 
-    def _describe_home(self) -> str:
+    def _describe_remaining_home(self) -> str:
         if self.home is None:
             return "nothing was started"
         if self._keep:
@@ -70,7 +70,7 @@ class InterruptHandler:
         return f"{self.home} stays" if self.has_given_up else f"{self.home} is removed, with what ran in it"
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def raise_on_first_signal(self) -> Iterator[None]:
         """Let the first signal end the block, even a signal that arrived before the block."""
         self._is_interruptible = True
         try:

@@ -69,7 +69,7 @@ def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str
             log.subscriptions.subscribe(written.topic.topic_id, subscription, latest=False)
         for index in range(ledgers):
             _write_ledger(log, written, index)
-        _acknowledge(log, written)
+        _acknowledge_ledgers(log, written)
         yield written
 
 
@@ -84,7 +84,7 @@ def _write_ledger(log: LogStore, written: WrittenTopic, index: int) -> None:
             written.payloads.setdefault(result.first.ledger_id, []).extend(payloads)
 
 
-def _acknowledge(log: LogStore, written: WrittenTopic) -> None:
+def _acknowledge_ledgers(log: LogStore, written: WrittenTopic) -> None:
     for subscription, count in written.acknowledged.items():
         ledgers = list(written.payloads)[:count]
         if not ledgers:

@@ -37,7 +37,7 @@ async def run_in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterat
             await task
 
 
-async def prune_traces(settings: Settings, *, interval_s: float = _PRUNE_INTERVAL_S) -> None:
+async def prune_span_files_repeatedly(settings: Settings, *, interval_s: float = _PRUNE_INTERVAL_S) -> None:
     """Prune the home's span files at once and then after each interval, until cancelled. Log errors of the folder."""
     limits = {"older_than_s": settings.trace_retention, "max_bytes": settings.trace_max_bytes}
     while True:
@@ -54,7 +54,9 @@ async def prune_traces(settings: Settings, *, interval_s: float = _PRUNE_INTERVA
 _SNAPSHOTS_INTERVAL_S: Final = 1.0  # a fifth of the time after which a snapshot is due
 
 
-async def write_snapshots(write_due_snapshots: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S) -> None:
+async def write_due_buffer_snapshots(
+    write_due_snapshots: Callable[[], int], *, interval_s: float = _SNAPSHOTS_INTERVAL_S
+) -> None:
     """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
 
     Each worker writes snapshots of topics that no other worker has taken. If a worker dies, its topics become due
@@ -87,17 +89,19 @@ _CLOSED_STATUSES: Final = frozenset(
 )
 
 
-async def watch_rebuild_pins(client: Client, start: ColdStart, *, interval_s: float = _PINS_INTERVAL_S) -> None:
+async def release_rebuild_pins_repeatedly(
+    client: Client, start: ColdStart, *, interval_s: float = _PINS_INTERVAL_S
+) -> None:
     """End the pins of closed rebuilds after each interval, until cancelled. Ignore services that do not answer."""
     while True:
         try:
-            await end_rebuild_pins(client, start)
+            await release_pins_of_closed_rebuilds(client, start)
         except (RPCError, SextonError) as error:
             _log.debug("pins of rebuilds are not compared with their workflows: %s", error)
         await asyncio.sleep(interval_s)
 
 
-async def end_rebuild_pins(client: Client, start: ColdStart) -> None:
+async def release_pins_of_closed_rebuilds(client: Client, start: ColdStart) -> None:
     """End the pins of rebuilds whose workflow is closed.
 
     Nothing else ends the pin of a workflow that is terminated while no command serves it. If Temporal does not know the
@@ -109,12 +113,12 @@ async def end_rebuild_pins(client: Client, start: ColdStart) -> None:
         StoreUnavailable: The store does not answer.
     """
     for pin in await asyncio.to_thread(start.pins):
-        if await _is_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
+        if await _is_rebuild_closed(client, REBUILD_CATALOG.id(pin.pin_id)):
             await asyncio.to_thread(start.end_pin, pin)
             _log.info("rebuild %s has ended, and holds manifest %d no more", pin.pin_id, pin.manifest)
 
 
-async def _is_closed(client: Client, workflow_id: str) -> bool:
+async def _is_rebuild_closed(client: Client, workflow_id: str) -> bool:
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
@@ -125,7 +129,7 @@ async def _is_closed(client: Client, workflow_id: str) -> bool:
 
 
 @asynccontextmanager
-async def watch_currency(
+async def watch_catalog_currency(
     log: LogStore, *, interval_s: float, require: Callable[[Records, OwnedStore], None] = require_current
 ) -> "AsyncIterator[asyncio.Task[CatalogMismatch | CatalogOutdated]]":
     """Check while the block runs that no other database was rebuilt from the record log. Yield a task.
@@ -136,14 +140,16 @@ async def watch_currency(
     A store that does not answer is asked again after `interval_s`. Tests replace `require`.
     """
     check = partial(require, log.catalog.records, log.record_objects)
-    watch = asyncio.create_task(_await_outdated(check, interval_s))
+    watch = asyncio.create_task(_wait_until_catalog_is_outdated(check, interval_s))
     try:
         yield watch
     finally:
         watch.cancel()
 
 
-async def _await_outdated(require_current: Callable[[], None], interval_s: float) -> CatalogMismatch | CatalogOutdated:
+async def _wait_until_catalog_is_outdated(
+    require_current: Callable[[], None], interval_s: float
+) -> CatalogMismatch | CatalogOutdated:
     while True:
         await asyncio.sleep(interval_s)
         try:

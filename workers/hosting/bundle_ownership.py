@@ -20,7 +20,7 @@ from workers.settings import Settings
 from workers.settings.tls_files import TlsFiles
 
 
-class Ownership(Owners, Protocol):
+class WorkerOwnership(Owners, Protocol):
     """Ownership of one worker. It is started once and stopped once."""
 
     stopping: threading.Event
@@ -39,7 +39,7 @@ class Ownership(Owners, Protocol):
         """Return the leases under which this worker may write now."""
 
 
-class TopicCaches:
+class TopicCacheInvalidator:
     """Caches of topics in this process. They change when this worker acquires or loses bundles."""
 
     def __init__(self, log: LogStore) -> None:
@@ -65,7 +65,7 @@ def create_ownership(
     load: Callable[[], float],
     *,
     events: OwnershipObserver | None = None,
-) -> Ownership:
+) -> WorkerOwnership:
     """Create the ownership that the settings define. `load` returns the worker's load, where 1 means full.
 
     Raises:
@@ -74,7 +74,7 @@ def create_ownership(
     fences: Fences = log.catalog.fences
     if settings.ownership == "single":
         return SingleOwner(worker_id, fences, events)
-    ensemble = parse_ensemble(settings)
+    ensemble = ensemble_from_settings(settings)
 
     def connect(on_state: Callable[[SessionState], None]) -> ZooKeeperSession:
         session = ZooKeeperSession(ensemble, on_state)
@@ -89,10 +89,10 @@ def create_ownership(
         expired=ExpiredPolicy(settings.session_expired_policy),
         reconnect_attempts=settings.session_reconnect_attempts,
     )
-    return BundleOwner(worker_id, connect, fences, TopicCaches(log), policy=policy, load=load, events=events)
+    return BundleOwner(worker_id, connect, fences, TopicCacheInvalidator(log), policy=policy, load=load, events=events)
 
 
-def parse_ensemble(settings: Settings) -> EnsembleOptions:
+def ensemble_from_settings(settings: Settings) -> EnsembleOptions:
     """Return ZooKeeper's addresses, credentials and TLS files from the settings."""
     scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
     if settings.zookeeper_acl == "creator" and not credential:
@@ -101,7 +101,7 @@ def parse_ensemble(settings: Settings) -> EnsembleOptions:
     if files and settings.zookeeper_tls == "off":
         raise InvalidInput("zookeeper_tls", expected="on, because there are files of TLS", found="off")
     return EnsembleOptions(
-        hosts=settings.require("zookeeper"),
+        hosts=settings.require_address("zookeeper"),
         timeout_s=float(settings.session_timeout),
         auth=(scheme, credential) if credential else None,
         protected=settings.zookeeper_acl == "creator",

@@ -8,14 +8,14 @@ from typing import Final
 from infra.catalog.engine.database_connections import parse_database_url
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings import Settings
-from workers.settings.tls_files import read_chain
+from workers.settings.tls_files import read_certificate_chain
 
 _MIN_REMAINING: Final = timedelta(days=7)
 _LIFETIME_DIVISOR: Final = 4  # for short-lived certificates, which a program renews
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnCertificate:
+class ClientCertificate:
     """Client certificate with its chain. From `since` to `until` all certificates of the chain are valid."""
 
     setting: str
@@ -44,18 +44,18 @@ def find_certificate_files(settings: Settings) -> dict[str, str]:
     return {name: path for name, path in path_by_setting.items() if path}
 
 
-def read_certificate(setting: str, path: str) -> OwnCertificate:
+def read_certificate(setting: str, path: str) -> ClientCertificate:
     """Read a certificate file.
 
     Raises:
         InvalidInput: The file cannot be read, or has no certificate.
     """
-    chain = read_chain(setting, path)
+    chain = read_certificate_chain(setting, path)
     since, until = max(link.not_valid_before_utc for link in chain), min(link.not_valid_after_utc for link in chain)
-    return OwnCertificate(setting=setting, path=path, since=since, until=until)
+    return ClientCertificate(setting=setting, path=path, since=since, until=until)
 
 
-def check_certificates(settings: Settings) -> str:
+def check_certificate_expiry(settings: Settings) -> str:
     """Return a line with the expiry of each certificate.
 
     Raises:

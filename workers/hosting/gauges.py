@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class GaugeSample:
     """Value of a gauge."""
 
     name: str
@@ -59,10 +59,10 @@ class Sample:
     labels: Mapping[str, str] | None = None
 
 
-Source = Callable[[], Iterable[Sample]]
+GaugeSource = Callable[[], Iterable[GaugeSample]]
 
 
-def make_gauge_updater(meter: MetricMeter, read: Source) -> Callable[[], None]:
+def make_gauge_updater(meter: MetricMeter, read: GaugeSource) -> Callable[[], None]:
     """Return a function that reads the source once and sets its gauges. Errors of the source are raised."""
     gauge_by_name: dict[str, MetricGauge] = {}
 
@@ -75,50 +75,56 @@ def make_gauge_updater(meter: MetricMeter, read: Source) -> Callable[[], None]:
     return update
 
 
-def read_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[Sample]:
+def sample_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[GaugeSample]:
     """Yield the gauges of unfinished deletions and of dead letters. All is deleted only if both counts are 0."""
     inflight, now_us = read_inflight(), time.time_ns() // 1000
     description = "Unfinished deletions, those waiting for a retry included"
-    yield Sample("sexton_deletion_estimated_inflight", inflight.estimated_inflight, description)
-    yield Sample(
+    yield GaugeSample("sexton_deletion_estimated_inflight", inflight.estimated_inflight, description)
+    yield GaugeSample(
         "sexton_deletion_dead_lettered",
         inflight.dead_lettered,
         "Dead letters that there are now, refusals included; a person must look at them. The counter"
         " sexton_deletion_reached_max_retries_total counts those of which every attempt failed",
     )
     description = "Age of the oldest unfinished deletion; 0 where there is none"
-    yield Sample("sexton_deletion_oldest_pending_seconds", _age_s(inflight.oldest_us, now_us), description, "s")
+    yield GaugeSample("sexton_deletion_oldest_pending_seconds", _age_s(inflight.oldest_us, now_us), description, "s")
     description = "When the catalog last answered for the two gauges"
-    yield Sample("sexton_deletion_read_timestamp_seconds", now_us // 1_000_000, description, "s")
+    yield GaugeSample("sexton_deletion_read_timestamp_seconds", now_us // 1_000_000, description, "s")
 
 
-def read_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterator[Sample]:
+def sample_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterator[GaugeSample]:
     """Yield the gauges of unfinished transactions."""
     counts, now_us = read_counts(), time.time_ns() // 1000
     description = "Transactions that are not over, by state"
     for state in _UNFINISHED_STATES:
         labels = {"state": state.value}
-        yield Sample("sexton_transactions_unfinished", counts.count_by_state.get(state, 0), description, labels=labels)
+        yield GaugeSample(
+            "sexton_transactions_unfinished", counts.count_by_state.get(state, 0), description, labels=labels
+        )
     open_s, decided_s = _age_s(counts.oldest_open_us, now_us), _age_s(counts.oldest_decided_us, now_us)
-    yield Sample("sexton_transactions_oldest_open_seconds", open_s, "Age of the oldest open one", "s")
+    yield GaugeSample("sexton_transactions_oldest_open_seconds", open_s, "Age of the oldest open one", "s")
     description = "Since when the oldest decided one has participants that are not told"
-    yield Sample("sexton_transactions_oldest_decided_seconds", decided_s, description, "s")
+    yield GaugeSample("sexton_transactions_oldest_decided_seconds", decided_s, description, "s")
     description = "Bitmaps of markers and of aborted messages, in the catalog"
-    yield Sample("sexton_transactions_hidden_bytes", counts.hidden_bytes, description)
+    yield GaugeSample("sexton_transactions_hidden_bytes", counts.hidden_bytes, description)
 
 
-def read_delayed(read_counts: Callable[[], DelayedCounts], memory_bytes: Callable[[], int]) -> Iterator[Sample]:
+def sample_delayed_messages(
+    read_counts: Callable[[], DelayedCounts], memory_bytes: Callable[[], int]
+) -> Iterator[GaugeSample]:
     """Yield the gauges of delayed messages, and of the memory that this process uses for their index."""
     counts = read_counts()
-    yield Sample("sexton_delayed_buckets", counts.buckets, "Buckets of delayed messages")
+    yield GaugeSample("sexton_delayed_buckets", counts.buckets, "Buckets of delayed messages")
     description = "Messages in buckets; those that were delivered go with their bucket"
-    yield Sample("sexton_delayed_messages", counts.messages, description)
+    yield GaugeSample("sexton_delayed_messages", counts.messages, description)
     description = "Messages with a delivery time that no seal has looked at yet"
-    yield Sample("sexton_delayed_unsealed_messages", counts.unsealed, description)
-    yield Sample("sexton_delayed_memory_bytes", memory_bytes(), "What the worker keeps of snapshots of buckets", "By")
+    yield GaugeSample("sexton_delayed_unsealed_messages", counts.unsealed, description)
+    yield GaugeSample(
+        "sexton_delayed_memory_bytes", memory_bytes(), "What the worker keeps of snapshots of buckets", "By"
+    )
 
 
-def read_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[Sample]:
+def sample_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterator[GaugeSample]:
     """Yield the gauges of lost data, and of the start of the newest finished plan. Without such a plan yield nothing.
 
     A plan does not compare rows younger than its limit. The losses of an older plan therefore count until a newer plan
@@ -133,50 +139,50 @@ def read_plans(list_runs: Callable[..., Sequence[ReconciliationRun]]) -> Iterato
                 missing = max(missing, plan.findings.get(FindingKind.MISSING_DATA.value, 0))
                 compared_before_us = before_us
         description = "Findings of absent or short objects that no later plan refutes"
-        yield Sample("sexton_reconciliation_missing_data", missing, description)
+        yield GaugeSample("sexton_reconciliation_missing_data", missing, description)
         started_s, description = finished[0].created_us // 1_000_000, "When the newest plan that finished began"
-        yield Sample("sexton_reconciliation_plan_timestamp_seconds", started_s, description, "s")
+        yield GaugeSample("sexton_reconciliation_plan_timestamp_seconds", started_s, description, "s")
 
 
-def read_records(
+def sample_record_log(
     read_state: Callable[[], RecordLogState],
     count_tombstones: Callable[[], TombstoneCounts],
     count_waiting_deletions: Callable[[], int],
-) -> Iterator[Sample]:
+) -> Iterator[GaugeSample]:
     """Yield the gauges of the outbox, the newest manifest, and tombstones."""
     state, counts = read_state(), count_tombstones()
-    yield Sample("sexton_records_outbox", state.outbox_changes, "Changes of records that are in no block yet")
+    yield GaugeSample("sexton_records_outbox", state.outbox_changes, "Changes of records that are in no block yet")
     age_s, description = _age_s(state.oldest_change_us, state.now_us), "For how long the oldest of them has waited"
-    yield Sample("sexton_records_outbox_oldest_seconds", age_s, description, "s")
-    yield Sample("sexton_records_manifest", state.manifest, "Number of the newest manifest")
+    yield GaugeSample("sexton_records_outbox_oldest_seconds", age_s, description, "s")
+    yield GaugeSample("sexton_records_manifest", state.manifest, "Number of the newest manifest")
     description = "Unfinished deletions whose intent is in no block yet"
-    yield Sample("sexton_records_deletions_waiting", count_waiting_deletions(), description)
+    yield GaugeSample("sexton_records_deletions_waiting", count_waiting_deletions(), description)
     description = "1 while a rebuilt catalog is not complete, and destructive jobs refuse"
-    yield Sample("sexton_records_adopting", int(state.is_adopting), description)
+    yield GaugeSample("sexton_records_adopting", int(state.is_adopting), description)
     for kind in ("ledger", "topic"):
         count = counts.by_kind.get(kind, 0)
-        yield Sample("sexton_tombstones", count, "Tombstones, by kind", labels={"kind": kind})
-    yield Sample("sexton_tombstones_cenotaphs", counts.candidates, "Candidates of a raid that has not ended")
+        yield GaugeSample("sexton_tombstones", count, "Tombstones, by kind", labels={"kind": kind})
+    yield GaugeSample("sexton_tombstones_cenotaphs", counts.candidates, "Candidates of a raid that has not ended")
 
 
-def read_replicas(replication: Replication) -> Iterator[Sample]:
+def sample_replicas(replication: Replication) -> Iterator[GaugeSample]:
     """Yield the number of replicas by state, and the lag of each replica."""
     if not replication.names:
         return
     replicas = replication.replica_statuses()
     for state, name in _LABEL_BY_STATE.items():
         count, description = sum(replica.state is state for replica in replicas), "Replicas of the record log, by state"
-        yield Sample("sexton_records_replicas", count, description, labels={"state": name})
+        yield GaugeSample("sexton_records_replicas", count, description, labels={"state": name})
     for replica in replicas:
         behind, label = max(0, replica.newest - replica.manifest), {"replica": replica.replica}
         description = "Manifests that a replica lacks"
-        yield Sample("sexton_records_replica_behind_manifests", behind, description, labels=label)
+        yield GaugeSample("sexton_records_replica_behind_manifests", behind, description, labels=label)
         if replica.lag_s is not None:
             description = "How much younger the newest manifest is than the replica's"
-            yield Sample("sexton_records_replica_lag_seconds", round(replica.lag_s), description, "s", label)
+            yield GaugeSample("sexton_records_replica_lag_seconds", round(replica.lag_s), description, "s", label)
 
 
-def make_certificate_source(settings: Settings) -> Callable[[], Iterator[Sample]]:
+def make_certificate_sampler(settings: Settings) -> Callable[[], Iterator[GaugeSample]]:
     """Return a source for the expiry of each certificate, by setting.
 
     The process reads the certificate for Temporal only at its start. It reads other certificates for each connection,
@@ -191,33 +197,33 @@ def make_certificate_source(settings: Settings) -> Callable[[], Iterator[Sample]
 
     read_at_start = list(read_expiry(files.keys() & {_READ_AT_START}))
 
-    def read() -> Iterator[Sample]:
+    def read() -> Iterator[GaugeSample]:
         name, description = "sexton_certificate_expiry_timestamp_seconds", "When our certificate for a service ends"
         for setting, until_s in (
             *read_at_start,
             *read_expiry(setting for setting in files if setting != _READ_AT_START),
         ):
-            yield Sample(name, until_s, description, "s", {"setting": setting})
+            yield GaugeSample(name, until_s, description, "s", {"setting": setting})
 
     return read
 
 
-def read_readiness(readiness: Readiness) -> Iterator[Sample]:
+def sample_readiness(readiness: Readiness) -> Iterator[GaugeSample]:
     """Yield the gauges of this worker's readiness, in total and by check."""
     description = "1 while the worker takes work and its services answer"
-    yield Sample("sexton_worker_ready", int(readiness.is_ready), description)
+    yield GaugeSample("sexton_worker_ready", int(readiness.is_ready), description)
     description = "When the worker process began"
-    yield Sample("sexton_worker_start_timestamp_seconds", readiness.started_s, description, "s")
-    for result in readiness.results():
+    yield GaugeSample("sexton_worker_start_timestamp_seconds", readiness.started_s, description, "s")
+    for result in readiness.latest_results():
         description = "1 while this check of the worker is well"
-        yield Sample("sexton_worker_check_ok", int(result.ok), description, labels={"check": result.name})
+        yield GaugeSample("sexton_worker_check_ok", int(result.ok), description, labels={"check": result.name})
 
 
 def _age_s(since_us: int | None, now_us: int) -> int:
     return 0 if since_us is None else max(0, now_us - since_us) // 1_000_000
 
 
-class CatalogGauges:
+class PeriodicGauges:
     """Periodic update of gauges.
 
     If the catalog does not answer, an update ends early. An unexpected fault of one source does not affect other
@@ -231,10 +237,10 @@ class CatalogGauges:
     async def run(self) -> None:
         """Update every 15 seconds until cancelled."""
         while True:
-            await asyncio.to_thread(self.update)
+            await asyncio.to_thread(self.update_all_gauges)
             await asyncio.sleep(_CATALOG_INTERVAL_S)
 
-    def update(self) -> None:
+    def update_all_gauges(self) -> None:
         """Update all gauges once. Log a failure only once until all updates succeed again."""
         has_failed = False
         for update in self._updaters:
@@ -255,24 +261,24 @@ class CatalogGauges:
         self._has_logged = True
 
 
-def make_catalog_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -> CatalogGauges:
+def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -> PeriodicGauges:
     """Return all gauges of a process except those of its readiness."""
     catalog, records = log.catalog, log.catalog.records
-    sources: Sequence[Source] = (
-        make_certificate_source(settings),
-        partial(read_deletions, catalog.deletions.inflight),
-        partial(read_plans, catalog.reconciliation.runs),
-        partial(read_transactions, catalog.transactions.counts),
-        partial(read_delayed, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes),
-        partial(read_records, records.state, catalog.tombstones.count, records.count_unflushed_deletions),
-        partial(read_replicas, log.records.replication),
+    sources: Sequence[GaugeSource] = (
+        make_certificate_sampler(settings),
+        partial(sample_deletions, catalog.deletions.inflight),
+        partial(sample_plans, catalog.reconciliation.runs),
+        partial(sample_transactions, catalog.transactions.counts),
+        partial(sample_delayed_messages, catalog.delayed.counts, lambda: log.delayed.snapshots.memory_bytes),
+        partial(sample_record_log, records.state, catalog.tombstones.count, records.count_unflushed_deletions),
+        partial(sample_replicas, log.records.replication),
     )
-    return CatalogGauges(*(make_gauge_updater(meter, source) for source in sources))
+    return PeriodicGauges(*(make_gauge_updater(meter, source) for source in sources))
 
 
 async def publish_readiness(meter: MetricMeter, readiness: Readiness) -> None:
     """Update the gauges of readiness every few seconds until cancelled. Run this on the event loop of `readiness`."""
-    update = make_gauge_updater(meter, partial(read_readiness, readiness))
+    update = make_gauge_updater(meter, partial(sample_readiness, readiness))
     while True:
         update()
         await asyncio.sleep(_READINESS_INTERVAL_S)

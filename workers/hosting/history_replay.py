@@ -21,10 +21,10 @@ from temporalio.worker import Replayer
 from temporalio.workflow import NondeterminismError
 
 from logstore.errors import InvalidInput
-from workers.client.payload_encryption import data_converter
-from workers.hosting.interceptors import WorkflowEdge
+from workers.client.payload_encryption import make_data_converter
+from workers.hosting.interceptors import WorkflowDetailsInterceptor
 from workers.hosting.temporal_workers import FAILURES, WORKFLOWS
-from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedPlainRunner, CheckedRunner
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingDebugRunner, InputCheckingRunner
 from workers.settings import Settings
 
 _MAX_NAME_CHARACTERS: Final = 200
@@ -32,7 +32,7 @@ _MESSAGE: Final = re.compile(r'message: "((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayResult:
+class HistoryReplayResult:
     """Result of a replay."""
 
     type: str
@@ -42,7 +42,9 @@ class ReplayResult:
     nondeterministic: bool = False  # the code deviates from the history; if False, the code raised an error
 
 
-def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings | None = None) -> ReplayResult:
+def replay_history(
+    history: WorkflowHistory, *, debug: bool = False, settings: Settings | None = None
+) -> HistoryReplayResult:
     """Replay one run. An unfinished run is replayed to the end of its history.
 
     Args:
@@ -53,22 +55,24 @@ def replay(history: WorkflowHistory, *, debug: bool = False, settings: Settings 
     Raises:
         InvalidInput: The history is not of a workflow of this build.
     """
-    workflow_type, run = _find_workflow(history)
+    workflow_type, run = _find_workflow_of_history(history)
     if debug:
         _set_breakpoint(run)
     replayer = Replayer(
         workflows=WORKFLOWS,
-        workflow_runner=CheckedPlainRunner() if debug else CheckedRunner(command_by_workflow=COMMAND_BY_WORKFLOW),
+        workflow_runner=InputCheckingDebugRunner()
+        if debug
+        else InputCheckingRunner(command_by_workflow=COMMAND_BY_WORKFLOW),
         workflow_failure_exception_types=FAILURES,
         data_converter=replace(  # failures are shown on this terminal, so they are not encrypted
-            data_converter(settings.payload_key_file if settings else "", defers=True),
+            make_data_converter(settings.payload_key_file if settings else "", defers=True),
             failure_converter_class=DefaultFailureConverter,
         ),
-        interceptors=[WorkflowEdge()],
+        interceptors=[WorkflowDetailsInterceptor()],
         debug_mode=debug,
     )
     fault = asyncio.run(replayer.replay_workflow(history, raise_on_replay_failure=False)).replay_failure
-    return ReplayResult(
+    return HistoryReplayResult(
         type=workflow_type,
         run_id=history.run_id,
         events=len(history.events),
@@ -83,7 +87,7 @@ def _extract_message(fault: str) -> str:
     return match[1].replace('\\"', '"') if match else fault
 
 
-def _find_workflow(history: WorkflowHistory) -> tuple[str, Callable[..., Any]]:
+def _find_workflow_of_history(history: WorkflowHistory) -> tuple[str, Callable[..., Any]]:
     first = history.events[0] if history.events else None
     if first is None or first.event_type != EventType.EVENT_TYPE_WORKFLOW_EXECUTION_STARTED:
         event = "no event" if first is None else EventType.Name(first.event_type)
@@ -96,7 +100,7 @@ def _find_workflow(history: WorkflowHistory) -> tuple[str, Callable[..., Any]]:
     raise InvalidInput("history", expected="one of a workflow of this build", found=name[:_MAX_NAME_CHARACTERS])
 
 
-class _Debugger(pdb.Pdb):
+class _ReplayDebugger(pdb.Pdb):
     """Python's debugger, in which `quit` lets the replay continue. An aborted replay would look like a failure."""
 
     def do_quit(self, arg: str) -> bool | None:
@@ -108,7 +112,7 @@ class _Debugger(pdb.Pdb):
 
 
 def _set_breakpoint(function: Callable[..., Any]) -> None:
-    code, debugger = inspect.unwrap(function).__code__, _Debugger()
+    code, debugger = inspect.unwrap(function).__code__, _ReplayDebugger()
     debugger.reset()
     problem = debugger.set_break(code.co_filename, code.co_firstlineno, temporary=True, funcname=code.co_name)
     if problem:

@@ -38,7 +38,7 @@ from workers.hosting.request_subject import (
     FIELD,
     TRACE_ID,
     find_detail,
-    subject_attributes,
+    subject_span_attributes,
     summarize_request,
 )
 
@@ -54,25 +54,25 @@ _FAULTS_DESCRIPTION: Final = "Attempts of activities that met an error which no 
 _log = logging.getLogger(__name__)
 
 
-class ActivityEdge(Interceptor):
+class ActivityErrorInterceptor(Interceptor):
     """Interceptor that translates the errors of each activity, and adds its subject to spans and logs."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
-        return _ActivityEdgeInbound(next)
+        return _ActivityErrorInbound(next)
 
 
-class RunningActivities(Interceptor):
+class RunningActivityCounter(Interceptor):
     """Interceptor that counts the running activities of this process."""
 
     def __init__(self) -> None:
         self.activities = 0  # changed only on the event loop
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:  # noqa: A002 - its name
-        return _CountedActivity(next, self)
+        return _CountingActivityInbound(next, self)
 
 
-class _CountedActivity(ActivityInboundInterceptor):
-    def __init__(self, next: ActivityInboundInterceptor, counter: RunningActivities) -> None:  # noqa: A002 - its name
+class _CountingActivityInbound(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, counter: RunningActivityCounter) -> None:  # noqa: A002 - its name
         super().__init__(next)
         self._counter = counter
 
@@ -84,13 +84,13 @@ class _CountedActivity(ActivityInboundInterceptor):
             self._counter.activities -= 1
 
 
-class _ActivityEdgeInbound(ActivityInboundInterceptor):
+class _ActivityErrorInbound(ActivityInboundInterceptor):
     async def execute_activity(self, input: ExecuteActivityInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         info, span = activity.info(), trace.get_current_span()  # the span that the tracing interceptor has begun
         names = {"workflow_id": info.workflow_id, "run_id": info.workflow_run_id, "activity": info.activity_type}
         span.set_attribute(ATTEMPT_ATTRIBUTE, info.attempt)
         for value in input.args:
-            span.set_attributes(subject_attributes(value))
+            span.set_attributes(subject_span_attributes(value))
         with bind_log_fields(**{name: value for name, value in names.items() if value}):
             try:
                 result = await self.next.execute_activity(input)
@@ -101,8 +101,8 @@ class _ActivityEdgeInbound(ActivityInboundInterceptor):
             except FailureError:
                 raise  # an error of Temporal, such as a cancellation
             except Exception as error:
-                raise _mark_error(_to_unknown_fault(error, info), span) from error
-        span.set_attributes(subject_attributes(result.result if isinstance(result, CompletedWork) else result))
+                raise _mark_error(_report_unknown_fault(error, info), span) from error
+        span.set_attributes(subject_span_attributes(result.result if isinstance(result, CompletedWork) else result))
         return result
 
 
@@ -111,7 +111,7 @@ def _mark_error(error: ApplicationError, span: Span) -> ApplicationError:
     return add_trace_id(error, current_trace_id())
 
 
-def _to_unknown_fault(error: Exception, info: activity.Info) -> ApplicationError:
+def _report_unknown_fault(error: Exception, info: activity.Info) -> ApplicationError:
     """Count and log a fault that no code expects: a bug, or a vendor's error that no adapter maps.
 
     Some activities retry without end until a service answers. A bug must not be retried without end, so this fault is
@@ -139,7 +139,7 @@ def to_application_error(error: SextonError) -> ApplicationError:
     )
 
 
-class WorkflowEdge(Interceptor):
+class WorkflowDetailsInterceptor(Interceptor):
     """Interceptor that shows the subject, the failure and the trace of each run in Temporal's Web UI.
 
     Summaries and *Current Details* are not commands. A history without them therefore replays.
@@ -147,10 +147,10 @@ class WorkflowEdge(Interceptor):
 
     def workflow_interceptor_class(self, input: WorkflowInterceptorClassInput) -> type[WorkflowInboundInterceptor]:  # noqa: A002 - its name
         del input
-        return _WorkflowEdgeInbound
+        return _WorkflowDetailsInbound
 
 
-class _WorkflowEdgeInbound(WorkflowInboundInterceptor):
+class _WorkflowDetailsInbound(WorkflowInboundInterceptor):
     """Handler of one run.
 
     It is deterministic, because the trace id is in the run's first event or comes from the run's own random numbers.
@@ -159,12 +159,12 @@ class _WorkflowEdgeInbound(WorkflowInboundInterceptor):
     _trace_id: str | None = None
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
-        super().init(_ActivitySummaries(outbound))
+        super().init(_ActivitySummaryOutbound(outbound))
 
     async def execute_workflow(self, input: ExecuteWorkflowInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
         span, self._trace_id = trace.get_current_span(), current_trace_id()
         for value in input.args:
-            span.set_attributes(subject_attributes(value))
+            span.set_attributes(subject_span_attributes(value))
         start_details = _describe_run("going on" if workflow.info().continued_run_id else "begun", input.args)
         workflow.set_current_details(start_details)
         try:
@@ -176,12 +176,12 @@ class _WorkflowEdgeInbound(WorkflowInboundInterceptor):
         except (ActivityError, ChildWorkflowError) as error:
             if is_cancelled_exception(error):
                 raise
-            failure = add_trace_id(to_run_failure(error), self._trace_id)
+            failure = add_trace_id(run_failure_from_step_failure(error), self._trace_id)
             _show_failure(failure)
             raise failure from error
         if workflow.get_current_details() == start_details:  # the workflow had nothing to do
             workflow.set_current_details(_describe_run("ended", input.args))
-        span.set_attributes(subject_attributes(result))
+        span.set_attributes(subject_span_attributes(result))
         return result
 
     async def handle_query(self, input: HandleQueryInput) -> Any:  # noqa: A002, ANN401 - the SDK's signature
@@ -192,7 +192,7 @@ class _WorkflowEdgeInbound(WorkflowInboundInterceptor):
         return answer
 
 
-class _ActivitySummaries(WorkflowOutboundInterceptor):
+class _ActivitySummaryOutbound(WorkflowOutboundInterceptor):
     def start_activity(self, input: StartActivityInput) -> workflow.ActivityHandle[Any]:  # noqa: A002 - its name
         if not input.summary and input.args:
             input.summary = summarize_request(input.args[0]) or None
@@ -209,7 +209,7 @@ def _show_failure(error: ApplicationError) -> None:
         workflow.set_current_details(f"**failed** — {error.type}: {error.message}\n\n{details}")
 
 
-def to_run_failure(error: ActivityError | ChildWorkflowError) -> ApplicationError:
+def run_failure_from_step_failure(error: ActivityError | ChildWorkflowError) -> ApplicationError:
     """Convert the failure of an activity or a child workflow to the failure of the run.
 
     The type and the details come from the error that the activity or the child raised. After a timeout or a

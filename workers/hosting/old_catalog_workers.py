@@ -13,7 +13,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.stack.stack_home import StackHome
 from infra.stack.worker_records import find_crashed_worker_ids, read_live_workers
 from logstore.errors import PreconditionFailed
-from workers.client.task_queue_pollers import live_pollers
+from workers.client.task_queue_pollers import list_live_pollers
 from workers.settings import Settings
 from workflows.input_bounds import bulk_queue, records_queue, transactions_queue, uploads_queue
 from workflows.records.job_definitions import FLUSH_RECORDS
@@ -28,7 +28,7 @@ async def require_no_workers(client: Client, settings: Settings) -> None:
     Raises:
         PreconditionFailed: A worker lives.
     """
-    names = sorted(await _find_live_workers(client, settings))
+    names = sorted(await _find_live_workers_of_catalog(client, settings))
     if names:
         listed_names = ", ".join(names[:_MAX_NAMES_IN_MESSAGE])
         if len(names) > _MAX_NAMES_IN_MESSAGE:
@@ -40,7 +40,7 @@ async def require_no_workers(client: Client, settings: Settings) -> None:
         )
 
 
-async def _find_live_workers(client: Client, settings: Settings) -> set[str]:
+async def _find_live_workers_of_catalog(client: Client, settings: Settings) -> set[str]:
     home = StackHome.at(settings.home)
     dead, names = find_crashed_worker_ids(home), {worker.worker_id for worker in read_live_workers(home)}
     queue = settings.task_queue
@@ -48,7 +48,7 @@ async def _find_live_workers(client: Client, settings: Settings) -> set[str]:
         queue,
         *(name_queue(queue) for name_queue in (uploads_queue, transactions_queue, records_queue, bulk_queue)),
     ):
-        pollers = await live_pollers(client, name, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead_identities=dead)
+        pollers = await list_live_pollers(client, name, TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY, dead_identities=dead)
         names |= {poller.identity for poller in pollers}
     return names | (await _find_flushing_workers(client) - dead)
 

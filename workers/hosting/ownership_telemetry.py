@@ -69,7 +69,7 @@ class OwnershipTelemetry(OwnershipObserver):
         with self._lock:
             self._has_new_session = True
         self._set_state(SessionState.CONNECTED)
-        self._record_event("session opened", {"sexton.session": f"{session:#x}"})
+        self._add_span_event("session opened", {"sexton.session": f"{session:#x}"})
         _log.info("ownership: session %s opened", f"{session:#x}")
 
     def on_session_state(self, state: SessionState) -> None:
@@ -102,7 +102,7 @@ class OwnershipTelemetry(OwnershipObserver):
         with self._lock:
             context = trace.set_span_in_context(self._recovery, Context()) if self._recovery else Context()
         with _tracer.start_as_current_span(
-            "ownership.acquire", context=context, attributes=_to_attributes(bundles), record_exception=False
+            "ownership.acquire", context=context, attributes=_attributes_from_bundles(bundles), record_exception=False
         ):
             yield
 
@@ -114,7 +114,7 @@ class OwnershipTelemetry(OwnershipObserver):
 
     def on_unloaded(self, bundles: Collection[BundleId], reason: UnloadReason) -> None:
         self._unloaded.add(len(bundles), {"reason": reason.value})
-        self._record_event("bundles unloaded", {**_to_attributes(bundles), "sexton.reason": reason.value})
+        self._add_span_event("bundles unloaded", {**_attributes_from_bundles(bundles), "sexton.reason": reason.value})
         _log.info("ownership: unloaded (%s) %s", reason.value, _format_bundles(bundles))
 
     def on_reconciled(self, pending_bundles: int) -> None:
@@ -143,7 +143,7 @@ class OwnershipTelemetry(OwnershipObserver):
         for label in SessionState:
             self._state.set(int(label is state), {"state": label.value})
 
-    def _record_event(self, name: str, attributes: _Attributes) -> None:
+    def _add_span_event(self, name: str, attributes: _Attributes) -> None:
         with self._lock:
             if self._recovery:
                 self._recovery.add_event(name, dict(attributes))
@@ -151,7 +151,7 @@ class OwnershipTelemetry(OwnershipObserver):
                 _tracer.start_span(f"ownership {name}", context=Context(), attributes=dict(attributes)).end()
 
 
-def _to_attributes(bundles: Collection[BundleId]) -> dict[str, str | int | list[int]]:
+def _attributes_from_bundles(bundles: Collection[BundleId]) -> dict[str, str | int | list[int]]:
     return {
         "sexton.bundles": len(bundles),
         "sexton.bundle_sample": [int(bundle) for bundle in sorted(bundles)[:_MAX_NAMED_BUNDLES]],

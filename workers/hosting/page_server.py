@@ -77,7 +77,7 @@ class PageRouter:
             raise ValueError(f"a page at {path} was added before")
         self._page_by_path[path] = page, methods
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         """Return the response of the page at the request's path.
 
         Raises:
@@ -100,14 +100,14 @@ def create_page_router(readiness: Readiness, metrics_url: str) -> PageRouter:
         return web.Response(text="ok\n")
 
     async def report_readiness(_: web.Request) -> web.StreamResponse:
-        checks = [result.to_json() for result in readiness.results()]
+        checks = [result.to_json() for result in readiness.latest_results()]
         document = {"ready": readiness.is_ready, "phase": readiness.phase, "checks": checks}
         return web.json_response(document, status=200 if readiness.is_ready else 503)
 
     pages.add("/healthz", report_health)
     pages.add("/readyz", report_readiness)
     if metrics_url:
-        pages.add("/metrics", _relay(metrics_url))
+        pages.add("/metrics", _make_relay_page(metrics_url))
     return pages
 
 
@@ -129,11 +129,11 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
         return
     listener = _open_listener(address)
     host, port = listener.getsockname()[:2]
-    gate = _ConnectionGate(limits)
-    app = web.Application(middlewares=[_secure_response, gate.read_request], client_max_size=MAX_REQUEST_BYTES)
+    gate = _ConnectionLimiter(limits)
+    app = web.Application(middlewares=[_add_security_headers, gate.read_request], client_max_size=MAX_REQUEST_BYTES)
     if ipaddress.ip_address(host).is_loopback:
         app.middlewares.append(_refuse_foreign_host)
-    app.router.add_route("*", "/{path:.*}", pages.answer)
+    app.router.add_route("*", "/{path:.*}", pages.respond)
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -145,23 +145,23 @@ async def serve_pages(address: str, pages: PageRouter, limits: ConnectionLimits 
     )
     await runner.setup()
     try:
-        server = await asyncio.get_running_loop().create_server(lambda: gate.admit(runner), sock=listener)
+        server = await asyncio.get_running_loop().create_server(lambda: gate.accept_connection(runner), sock=listener)
         with closing(server):
             yield f"http://{format_host_port(host, port)}"
     finally:
         await runner.cleanup()
 
 
-class _ConnectionGate:
+class _ConnectionLimiter:
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._deadline_by_connection: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}  # for complete requests
 
-    def admit(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+    def accept_connection(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
         """Return the protocol of a new connection. Close old connections without a complete request to make room."""
         server = runner.server
         if server is None:
-            return _RefusedConnection()
+            return _ClosedConnection()
         connections = [connection for connection in server.connections if connection.transport is not None]
         for closed in self._deadline_by_connection.keys() - set(connections):
             self._deadline_by_connection.pop(closed).cancel()
@@ -170,7 +170,7 @@ class _ConnectionGate:
         oldest = waiting[: max(excess, 0)]  # the server keeps connections in the order of their start
         for connection in oldest:
             connection.force_close()
-        return _RefusedConnection() if len(oldest) < excess else server()
+        return _ClosedConnection() if len(oldest) < excess else server()
 
     @web.middleware
     async def read_request(self, request: web.Request, handler: Page) -> web.StreamResponse:
@@ -188,7 +188,7 @@ class _ConnectionGate:
         return await handler(request)
 
 
-class _RefusedConnection(asyncio.Protocol):
+class _ClosedConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
 
@@ -210,7 +210,7 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 @web.middleware
-async def _secure_response(request: web.Request, handler: Page) -> web.StreamResponse:
+async def _add_security_headers(request: web.Request, handler: Page) -> web.StreamResponse:
     try:
         response = await handler(request)
     except web.HTTPException as error:
@@ -237,7 +237,7 @@ async def _refuse_foreign_host(request: web.Request, handler: Page) -> web.Strea
     return await handler(request)
 
 
-def _relay(url: str) -> Page:
+def _make_relay_page(url: str) -> Page:
     async def page(_: web.Request) -> web.StreamResponse:
         try:
             async with ClientSession(timeout=_RELAY_TIMEOUT) as session, session.get(url) as response:

@@ -32,7 +32,7 @@ _MAX_PAYLOADS: Final = 10_000
 _MAX_OPENING_BRACKETS: Final = 2 * _MAX_PAYLOADS + 2  # payloads with their metadata, the document and its list
 
 
-def add_codec_page(pages: PageRouter, codec: EncryptingCodec, settings: Settings) -> None:
+def add_payload_decryption_page(pages: PageRouter, codec: EncryptingCodec, settings: Settings) -> None:
     """Add the page if `codec_origin` is set.
 
     Raises:
@@ -46,17 +46,17 @@ def add_codec_page(pages: PageRouter, codec: EncryptingCodec, settings: Settings
         rule = "none, because http_address is no loopback address"
         raise InvalidInput(_SETTING, expected=rule, found=settings.codec_origin)
     parts = urlsplit(settings.codec_origin)
-    pages.add(_PATH, _make_page(codec, f"{parts.scheme}://{parts.netloc}"), methods=("OPTIONS", "POST"))
+    pages.add(_PATH, _make_decryption_page(codec, f"{parts.scheme}://{parts.netloc}"), methods=("OPTIONS", "POST"))
 
 
-def _decode(codec: EncryptingCodec, body: bytes) -> str:
+def _decrypt_payloads(codec: EncryptingCodec, body: bytes) -> str:
     if body.count(b"{") + body.count(b"[") > _MAX_OPENING_BRACKETS:  # before the parser builds objects
         raise InvalidInput("payloads", expected=f"at most {_MAX_PAYLOADS:,}", found="more")
     decoded = Payloads(payloads=codec.decrypt(json_format.Parse(body, Payloads()).payloads))
     return json_format.MessageToJson(decoded)
 
 
-def _make_page(codec: EncryptingCodec, origin: str) -> Page:
+def _make_decryption_page(codec: EncryptingCodec, origin: str) -> Page:
     lock = asyncio.Lock()
 
     async def page(request: web.Request) -> web.StreamResponse:
@@ -70,7 +70,7 @@ def _make_page(codec: EncryptingCodec, origin: str) -> Page:
         body = await request.read()
         try:
             async with lock:
-                decoded = await asyncio.to_thread(_decode, codec, body)
+                decoded = await asyncio.to_thread(_decrypt_payloads, codec, body)
         except (json_format.ParseError, InvalidInput) as error:
             raise web.HTTPBadRequest(text=f"{error}\n", headers=headers) from None
         except (ValueError, RecursionError):

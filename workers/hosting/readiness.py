@@ -25,9 +25,9 @@ from temporalio.worker import Worker
 from logstore.errors import ServiceFailed, SextonError
 from logstore.identity.bucket_markers import MARKER_KEY
 from logstore.ports.catalog import Catalog
-from workers.assembly.checked_buckets import primary_bucket
+from workers.assembly.checked_buckets import open_primary_bucket
 from workers.client.stuck_scheduled_runs import StuckRun
-from workers.client.temporal_faults import service_failure
+from workers.client.temporal_faults import explain_server_fault
 from workers.settings import Settings
 
 FRESH_S: Final = 30.0
@@ -36,13 +36,13 @@ _RPC_TIMEOUT: Final = timedelta(seconds=5)
 
 _log = logging.getLogger(__name__)
 
-Check = Callable[[], Awaitable[object]]
+AsyncCheck = Callable[[], Awaitable[object]]
 """Check that raises an error if something is wrong."""
 
-_NO_CHECKS: Final[Mapping[str, Check]] = {}
+_NO_CHECKS: Final[Mapping[str, AsyncCheck]] = {}
 
 
-class Phase(StrEnum):
+class WorkerPhase(StrEnum):
     """Phase of a worker process."""
 
     STARTING = "starting"
@@ -67,7 +67,7 @@ class Readiness:
     """Latest check results of one process. Not thread-safe: use it only on the process's event loop."""
 
     def __init__(self, *, interval_s: float = _CHECK_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self.phase = Phase.STARTING
+        self.phase = WorkerPhase.STARTING
         self.started_s = int(time.time())
         self._interval_s, self._clock = interval_s, clock
         self._result_by_name: dict[str, tuple[float, CheckResult]] = {}  # with the time of the check
@@ -75,10 +75,12 @@ class Readiness:
     @property
     def is_ready(self) -> bool:
         """Whether the worker serves and each required check succeeded recently. False before the first check."""
-        results = self.results()
-        return self.phase is Phase.SERVING and bool(results) and all(check.ok for check in results if check.required)
+        results = self.latest_results()
+        return (
+            self.phase is WorkerPhase.SERVING and bool(results) and all(check.ok for check in results if check.required)
+        )
 
-    def results(self) -> Sequence[CheckResult]:
+    def latest_results(self) -> Sequence[CheckResult]:
         """Return the latest results in the order of the checks. Results older than `FRESH_S` count as failed."""
         now_s = self._clock()
         return [
@@ -88,7 +90,9 @@ class Readiness:
             for checked_s, result in self._result_by_name.values()
         ]
 
-    async def watch(self, checks: Mapping[str, Check], reported: Mapping[str, Check] = _NO_CHECKS) -> None:
+    async def repeat_checks(
+        self, checks: Mapping[str, AsyncCheck], reported: Mapping[str, AsyncCheck] = _NO_CHECKS
+    ) -> None:
         """Repeat all checks until cancelled.
 
         `checks` are required. `reported` are checks of problems that all workers share. Their failure leaves the worker
@@ -100,16 +104,16 @@ class Readiness:
             self._result_by_name[name] = now_s, result
         async with asyncio.TaskGroup() as tasks:
             for name, check in [*checks.items(), *reported.items()]:
-                tasks.create_task(self._repeat(name, check, required=name in checks))
+                tasks.create_task(self._repeat_check(name, check, required=name in checks))
 
-    async def _repeat(self, name: str, check: Check, *, required: bool) -> None:
+    async def _repeat_check(self, name: str, check: AsyncCheck, *, required: bool) -> None:
         logged_problem = ""
         while True:
-            problem = await _find_problem(check)
+            problem = await _find_problem_of_check(check)
             result = CheckResult(name=name, ok=not problem, detail=problem, required=required)
             self._result_by_name[name] = self._clock(), result
             # A starting worker does not poll yet, which is no fault.
-            if problem and problem != logged_problem and self.phase is not Phase.STARTING:
+            if problem and problem != logged_problem and self.phase is not WorkerPhase.STARTING:
                 logged_problem = problem
                 _log.warning("%s, %s: %s", "not ready" if required else "not well", name, problem)
             elif logged_problem and not problem:
@@ -118,11 +122,11 @@ class Readiness:
             await asyncio.sleep(self._interval_s)
 
 
-async def _find_problem(check: Check) -> str:
+async def _find_problem_of_check(check: AsyncCheck) -> str:
     try:
         await check()
     except RPCError as error:
-        return str(service_failure(error) or error.message)
+        return str(explain_server_fault(error) or error.message)
     except (SextonError, OSError) as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - an unexpected fault must not end the worker
@@ -133,9 +137,9 @@ async def _find_problem(check: Check) -> str:
 
 def list_required_checks(
     client: Client, settings: Settings, catalog: Catalog, workers: Sequence[Worker]
-) -> dict[str, Check]:
+) -> dict[str, AsyncCheck]:
     """Return the checks by name: the worker polls, and Temporal, the database and the primary bucket answer."""
-    bucket = primary_bucket(settings, hasty=True)
+    bucket = open_primary_bucket(settings, fails_fast=True)
 
     async def require_polling() -> None:
         if not all(worker.is_running for worker in workers):
@@ -149,14 +153,14 @@ def list_required_checks(
         "database": catalog.identities.catalog_id,
         "primary bucket": lambda: bucket.head(MARKER_KEY),
     }
-    return {"worker": require_polling, "temporal": ask_temporal, **checks_in_threads(blocking)}
+    return {"worker": require_polling, "temporal": ask_temporal, **make_threaded_checks(blocking)}
 
 
-def checks_in_threads(blocking: Mapping[str, Callable[[], object]]) -> dict[str, Check]:
+def make_threaded_checks(blocking: Mapping[str, Callable[[], object]]) -> dict[str, AsyncCheck]:
     """Convert blocking functions to checks. Each check has its own thread, because a call may hang."""
     threads = ThreadPoolExecutor(len(blocking), "readiness")
 
-    def to_check(function: Callable[[], object]) -> Check:
+    def to_check(function: Callable[[], object]) -> AsyncCheck:
         return lambda: asyncio.get_running_loop().run_in_executor(threads, function)
 
     return {name: to_check(function) for name, function in blocking.items()}
@@ -167,12 +171,12 @@ _SCHEDULES_INTERVAL_S: Final = 60.0
 _SCHEDULES_TIMEOUT_S: Final = 20.0  # less than `FRESH_S`
 
 
-def schedules_check(
+def make_schedules_check(
     find_stuck: Callable[[], Awaitable[Sequence[StuckRun]]],
     *,
     interval_s: float = _SCHEDULES_INTERVAL_S,
     clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Check]:
+) -> dict[str, AsyncCheck]:
     """Return a check, by its name, that no scheduled job is stuck. It asks Temporal at most once per interval."""
     next_check_s, problem = -math.inf, ""
 

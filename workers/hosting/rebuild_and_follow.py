@@ -30,16 +30,21 @@ from logstore.records.job_results import FollowedRecords
 from logstore.records.rebuild_job import RebuildId
 from logstore.records.services.rebuild_manifests import ColdStart
 from logstore.records.services.record_log import RecordLog
-from workers.assembly.checked_buckets import open_marked_catalog
-from workers.assembly.rebuild_and_follow_parts import FollowParts, RebuildParts, open_following, open_rebuild
-from workers.catalog_match import list_buckets, require_namespace
+from workers.assembly.checked_buckets import find_catalog_by_marker
+from workers.assembly.rebuild_and_follow_parts import (
+    FollowCommandParts,
+    RebuildCommandParts,
+    open_follow_parts,
+    open_rebuild_parts,
+)
+from workers.catalog_match import list_configured_buckets, mark_namespace_as_own
 from workers.client.job_client import start_job
-from workers.client.task_queue_pollers import live_pollers
+from workers.client.task_queue_pollers import list_live_pollers
 from workers.client.temporal_connection import connect_client
-from workers.client.wait_for_job import JobStopped, result_of
-from workers.hosting.interceptors import ActivityEdge
+from workers.client.wait_for_job import JobStopped, wait_for_result
+from workers.hosting.interceptors import ActivityErrorInterceptor
 from workers.hosting.old_catalog_workers import require_no_workers
-from workers.hosting.workflow_input_checks import CheckedRunner
+from workers.hosting.workflow_input_checks import InputCheckingRunner
 from workers.settings import Settings
 from workflows.records.follow_records import FollowRecords
 from workflows.records.job_definitions import (
@@ -57,7 +62,7 @@ _STICKY_TIMEOUT: Final = timedelta(seconds=5)  # how long a workflow task waits 
 
 
 @asynccontextmanager
-async def host_job(
+async def run_job_worker(
     client: Client,
     queue: str,
     workflow: type,
@@ -75,8 +80,8 @@ async def host_job(
             activities=activities,
             activity_executor=pool,
             max_concurrent_activities=threads,
-            workflow_runner=CheckedRunner(),
-            interceptors=[ActivityEdge()],
+            workflow_runner=InputCheckingRunner(),
+            interceptors=[ActivityErrorInterceptor()],
             sticky_queue_schedule_to_start_timeout=_STICKY_TIMEOUT,
             graceful_shutdown_timeout=timedelta(seconds=settings.drain_timeout),
         )
@@ -133,7 +138,7 @@ def rebuild_catalog(
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
     require_stopped = None if take_over else partial(_require_no_workers_in_thread, settings)
-    with open_rebuild(settings, list_buckets(settings), require_no_workers=require_stopped) as parts:
+    with open_rebuild_parts(settings, list_configured_buckets(settings), require_no_workers=require_stopped) as parts:
         request = RebuildCatalogInput(
             rebuild="",
             skip_unreadable=skip_unreadable,
@@ -141,7 +146,7 @@ def rebuild_catalog(
             master=master,
             take_over=take_over,
         )
-        return asyncio.run(_run_rebuild(settings, parts, request, say=say, on_progress=on_progress))
+        return asyncio.run(_run_rebuild_job(settings, parts, request, say=say, on_progress=on_progress))
 
 
 def _require_no_workers_in_thread(settings: Settings) -> None:
@@ -153,21 +158,21 @@ def _require_no_workers_in_thread(settings: Settings) -> None:
     asyncio.run(check())
 
 
-async def _run_rebuild(
+async def _run_rebuild_job(
     settings: Settings,
-    parts: RebuildParts,
+    parts: RebuildCommandParts,
     request: RebuildCatalogInput,
     *,
     say: Callable[[str], None],
     on_progress: OnProgress,
 ) -> RebuildCatalogResult:
     client = await connect_client(settings)
-    await require_namespace(client, parts.catalog_id)
-    rebuild, is_new = await _choose_rebuild(client, settings, parts, skip_unreadable=request.skip_unreadable)
+    await mark_namespace_as_own(client, parts.catalog_id)
+    rebuild, is_new = await _choose_rebuild_id(client, settings, parts, skip_unreadable=request.skip_unreadable)
     has_newer_manifest = await asyncio.to_thread(parts.start.is_followed, RebuildId.parse(rebuild).manifest)
     if not has_newer_manifest and not request.take_over:  # a newer manifest decides which catalog continues
         await require_no_workers(client, settings)
-    await _end_abandoned(client, settings, parts, rebuild, say)
+    await _end_abandoned_rebuilds(client, settings, parts, rebuild, say)
     if is_new:  # before the workflow starts, so that `--abandon` finds the rebuild if the command dies now
         await asyncio.to_thread(
             parts.start.pin, rebuild, RebuildId.parse(rebuild).manifest, now_us=time.time_ns() // 1_000
@@ -184,12 +189,12 @@ async def _run_rebuild(
         activities.finish_adoption,
         activities.let_go,
     ]
-    async with host_job(client, queue, RebuildCatalog, steps, threads=_REBUILD_THREADS, settings=settings):
+    async with run_job_worker(client, queue, RebuildCatalog, steps, threads=_REBUILD_THREADS, settings=settings):
         summary = f"rebuild the catalog from manifest {RebuildId.parse(rebuild).manifest}"
         handle = await start_job(client, REBUILD_CATALOG, request, rebuild, queue=queue, summary=summary)
-        watch = asyncio.create_task(_report_progress(handle, on_progress))
+        watch = asyncio.create_task(_report_rebuild_progress(handle, on_progress))
         try:
-            result: RebuildCatalogResult = await result_of(client, handle, say)
+            result: RebuildCatalogResult = await wait_for_result(client, handle, say)
         except (JobStopped, WorkflowFailureError):  # nothing else would release the manifest
             await asyncio.to_thread(parts.start.unpin, rebuild)
             raise
@@ -201,13 +206,13 @@ async def _run_rebuild(
     return result
 
 
-async def _choose_rebuild(
-    client: Client, settings: Settings, parts: RebuildParts, *, skip_unreadable: bool
+async def _choose_rebuild_id(
+    client: Client, settings: Settings, parts: RebuildCommandParts, *, skip_unreadable: bool
 ) -> tuple[str, bool]:
     """Return the rebuild id in the database, or an id for the newest manifest. Also return whether the id is new."""
     target = await asyncio.to_thread(parts.database.read_target)
     if target.rebuild:
-        if target.state == _READY and not await _is_running(client, REBUILD_CATALOG.id(target.rebuild)):
+        if target.state == _READY and not await _is_workflow_running(client, REBUILD_CATALOG.id(target.rebuild)):
             raise PreconditionFailed(
                 f"database {mask_passwords(settings.database_url)}: expected an empty one to rebuild into,"
                 f" found the catalog that rebuild {target.rebuild} has completed"
@@ -219,8 +224,8 @@ async def _choose_rebuild(
     return str(new), True
 
 
-async def _end_abandoned(
-    client: Client, settings: Settings, parts: RebuildParts, rebuild: str, say: Callable[[str], None]
+async def _end_abandoned_rebuilds(
+    client: Client, settings: Settings, parts: RebuildCommandParts, rebuild: str, say: Callable[[str], None]
 ) -> None:
     """End abandoned rebuilds of older manifests into the same database.
 
@@ -263,23 +268,25 @@ def abandon_rebuild(settings: Settings, rebuild: str) -> AbandonedRebuild:
         ServiceFailed, StoreUnavailable: Temporal or storage do not answer.
     """
     rebuild_id = RebuildId.parse(rebuild)
-    catalog, get_bucket = open_marked_catalog(settings)
+    catalog, get_bucket = find_catalog_by_marker(settings)
     start = ColdStart(RecordLog(catalog.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket))))
-    return asyncio.run(_abandon(settings, catalog.catalog_id(), start, rebuild_id))
+    return asyncio.run(_abandon_rebuild(settings, catalog.catalog_id(), start, rebuild_id))
 
 
-async def _abandon(settings: Settings, catalog_id: str, start: ColdStart, rebuild_id: RebuildId) -> AbandonedRebuild:
+async def _abandon_rebuild(
+    settings: Settings, catalog_id: str, start: ColdStart, rebuild_id: RebuildId
+) -> AbandonedRebuild:
     client = await connect_client(settings)
-    await require_namespace(client, catalog_id)
+    await mark_namespace_as_own(client, catalog_id)
     pinned = await asyncio.to_thread(start.pinned_rebuilds)
     workflow_id = REBUILD_CATALOG.id(str(rebuild_id))
-    is_running = await _is_running(client, workflow_id)
+    is_running = await _is_workflow_running(client, workflow_id)
     if rebuild_id not in pinned and not is_running:
         names = ", ".join(map(str, pinned))
         expected = f"one that holds a manifest, as {names}" if pinned else "nothing: there is none"
         raise UnknownObject("rebuild", expected=expected, found=str(rebuild_id))
     kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
-    if commands := await live_pollers(client, _name_queue(settings, str(rebuild_id)), kind):
+    if commands := await list_live_pollers(client, _name_queue(settings, str(rebuild_id)), kind):
         raise PreconditionFailed(
             f"rebuild {rebuild_id}: expected no command at work on it, found {commands[0].identity}: end that one first"
             " (Temporal tells of one that was killed for 90 s)"
@@ -295,7 +302,7 @@ def _name_queue(settings: Settings, rebuild: str) -> str:
     return f"{settings.task_queue}-{rebuild}"
 
 
-async def _is_running(client: Client, workflow_id: str) -> bool:
+async def _is_workflow_running(client: Client, workflow_id: str) -> bool:
     try:
         description = await client.get_workflow_handle(workflow_id).describe()
     except RPCError as error:
@@ -305,7 +312,7 @@ async def _is_running(client: Client, workflow_id: str) -> bool:
     return description.status is WorkflowExecutionStatus.RUNNING
 
 
-async def _report_progress(handle: WorkflowHandle[Any, Any], on_progress: OnProgress) -> None:
+async def _report_rebuild_progress(handle: WorkflowHandle[Any, Any], on_progress: OnProgress) -> None:
     while True:
         with suppress(RPCError, TimeoutError):
             async with asyncio.timeout(5):
@@ -345,13 +352,13 @@ def follow_records(
         ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer or refuse.
     """
     failpoints.arm_from_environment(os.environ.get(failpoints.ENVIRONMENT_VARIABLE))
-    with open_following(settings, bucket) as parts:
-        return asyncio.run(_follow(settings, parts, seed=seed, watch=watch, say=say, on_progress=on_progress))
+    with open_follow_parts(settings, bucket) as parts:
+        return asyncio.run(_run_follow_jobs(settings, parts, seed=seed, watch=watch, say=say, on_progress=on_progress))
 
 
-async def _follow(
+async def _run_follow_jobs(
     settings: Settings,
-    parts: FollowParts,
+    parts: FollowCommandParts,
     *,
     seed: bool,
     watch: bool,
@@ -360,10 +367,10 @@ async def _follow(
 ) -> FollowedRecords:
     await asyncio.to_thread(parts.require)
     client = await connect_client(settings)
-    await require_namespace(client, parts.catalog_id)
+    await mark_namespace_as_own(client, parts.catalog_id)
     queue = f"{settings.task_queue}-follow-{parts.replica.replace('/', '-')}"
     total = FollowedRecords(replica=parts.replica)
-    async with host_job(
+    async with run_job_worker(
         client, queue, FollowRecords, [parts.activities.follow], threads=_FOLLOW_THREADS, settings=settings
     ):
         while True:
@@ -381,7 +388,7 @@ async def _follow(
                 summary=summary,
                 execution_timeout=_EXECUTION_TIMEOUT,
             )
-            result: FollowRecordsResult = await result_of(client, handle, say)
+            result: FollowRecordsResult = await wait_for_result(client, handle, say)
             total, seed = total.plus(result.done), False
             on_progress(total)
             if not watch:

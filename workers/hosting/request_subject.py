@@ -26,15 +26,15 @@ MAX_SUMMARY_BYTES: Final = 200
 """Maximum size of a summary. A server refuses a workflow task with a summary of more than 400 bytes."""
 
 
-def subject_attributes(value: object) -> dict[str, AttributeValue]:
+def subject_span_attributes(value: object) -> dict[str, AttributeValue]:
     """Return span attributes for the topic, ledgers, batch, transaction, row range and outcome of a request or result.
 
     Subjects that the value does not name are absent. All requests and results use the same field names.
     """
-    return dict(_iterate_attributes(value))
+    return dict(_iterate_subject_attributes(value))
 
 
-def _iterate_attributes(value: object) -> Iterator[tuple[str, AttributeValue]]:
+def _iterate_subject_attributes(value: object) -> Iterator[tuple[str, AttributeValue]]:
     request = getattr(value, "order", value)  # an input of `delete-topic` has its request in `order`
     key, chunk = getattr(value, "key", value), getattr(value, "chunk", None)
     for name, attribute in ((TOPIC, "topic"), (BATCH, "batch_id"), (TXN, "txn")):
@@ -63,7 +63,7 @@ def format_span_error(error_type: str, message: str) -> str:
     return f"{error_type}: {message}"[:_MAX_ERROR_CHARACTERS]
 
 
-def command_attributes(command: str, arguments: Mapping[str, object]) -> dict[str, AttributeValue]:
+def command_span_attributes(command: str, arguments: Mapping[str, object]) -> dict[str, AttributeValue]:
     """Return span attributes for the topic, ledgers, workflow and bundle in the arguments of a command."""
     attributes: dict[str, AttributeValue] = {}
     for name, value in arguments.items():
@@ -83,7 +83,7 @@ def summarize_request(request: object) -> str:
 
     The summary depends only on the request, so that a replay returns the same summary.
     """
-    return shorten_summary(", ".join(_iterate_summary(request)))
+    return shorten_summary(", ".join(_iterate_summary_parts(request)))
 
 
 def shorten_summary(text: str) -> str:
@@ -94,8 +94,8 @@ def shorten_summary(text: str) -> str:
     return encoded[: MAX_SUMMARY_BYTES - 3].decode(errors="ignore") + "…"
 
 
-def _iterate_summary(request: object) -> Iterator[str]:
-    attributes, key = subject_attributes(request), getattr(request, "key", request)
+def _iterate_summary_parts(request: object) -> Iterator[str]:
+    attributes, key = subject_span_attributes(request), getattr(request, "key", request)
     chunk, page = getattr(request, "chunk", None), getattr(request, "page", None)
     if chunk is not None:
         yield f"rows {chunk.first} to {chunk.last}"
@@ -108,28 +108,28 @@ def _iterate_summary(request: object) -> Iterator[str]:
     if LEDGERS in attributes:
         ids = getattr(getattr(request, "detach", request), "ledger_ids")  # noqa: B009 - a request of any type
         yield f"ledger {ids[0]}" if len(ids) == 1 else f"{len(ids):,} ledgers: {_format_first_ids(ids)}"
-    yield from _iterate_id_lists(request)
+    yield from _iterate_id_list_parts(request)
     if TXN in attributes:
         yield f"transaction {attributes[TXN]}"
     if isinstance(getattr(request, "tc_id", None), int):
         yield f"coordinator {getattr(request, 'tc_id')}"  # noqa: B009 - a request of any type
-    yield from _iterate_page(request)
-    yield from _iterate_record_options(request)
-    yield from _iterate_reconciliation(request)
+    yield from _iterate_page_parts(request)
+    yield from _iterate_record_log_parts(request)
+    yield from _iterate_reconciliation_parts(request)
     if BATCH in attributes:
         yield f"batch {attributes[BATCH]}"
     if TOPIC in attributes:
         yield str(attributes[TOPIC])
 
 
-def _iterate_id_lists(request: object) -> Iterator[str]:
+def _iterate_id_list_parts(request: object) -> Iterator[str]:
     for name, noun in (("topic_ids", "topics"), ("bucket_ids", "buckets")):
         ids = getattr(request, name, None)
         if isinstance(ids, list) and ids:
             yield f"{len(ids):,} {noun}: {_format_first_ids(ids)}"
 
 
-def _iterate_record_options(request: object) -> Iterator[str]:
+def _iterate_record_log_parts(request: object) -> Iterator[str]:
     watch_s, age_s = getattr(request, "watch_s", None), getattr(request, "eligible_age_s", None)
     if isinstance(function := getattr(request, "function", None), str):
         yield f"function {function}"
@@ -139,7 +139,7 @@ def _iterate_record_options(request: object) -> Iterator[str]:
         yield f"older than {age_s:g} s"
 
 
-def _iterate_reconciliation(request: object) -> Iterator[str]:
+def _iterate_reconciliation_parts(request: object) -> Iterator[str]:
     job, page, run_id = (getattr(request, name, None) for name in ("job", "page", "run_id"))
     if not isinstance(run_id, str):
         return
@@ -154,7 +154,7 @@ def _format_first_ids(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids[:5])) + (", …" if len(ids) > 5 else "")
 
 
-def _iterate_page(request: object) -> Iterator[str]:
+def _iterate_page_parts(request: object) -> Iterator[str]:
     after, limit = getattr(request, "after", None), getattr(request, "limit", None)
     if not isinstance(limit, int):
         return

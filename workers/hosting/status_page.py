@@ -15,7 +15,7 @@ from temporalio.service import RPCError
 from workers.client.workflow_search import query_workflows
 from workers.hosting.page_server import PageRouter
 from workers.hosting.readiness import Readiness
-from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatus, WebUi
+from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatusReader, WebUiLinks
 from workers.pages.html_templates import CONTENT_SECURITY_POLICY, render_template
 from workers.pages.value_formats import format_time_s
 
@@ -46,7 +46,7 @@ class CachedDocument:
             return self._cached[1]
 
 
-class BoundedRead:
+class TimeLimitedReader:
     """Reader in a thread, with a timeout. While a read hangs, no other read starts. Use it only on one event loop."""
 
     def __init__(self, read: Callable[[], dict[str, Any]], timeout_s: float) -> None:
@@ -61,41 +61,43 @@ class BoundedRead:
         return self._running.result() if done else None
 
 
-class StatusDocument:
+class StatusReader:
     """Reader of the content of the status page."""
 
     def __init__(
         self,
         worker_id: str,
-        store: StoreStatus,
+        store: StoreStatusReader,
         client: Client,
         readiness: Readiness,
-        ui: WebUi,
+        ui: WebUiLinks,
         *,
         answer_timeout_s: float = _ANSWER_TIMEOUT_S,
     ) -> None:
-        self._worker_id, self._client, self._sections = worker_id, client, store.names
+        self._worker_id, self._client, self._sections = worker_id, client, store.section_names
         self._readiness, self._ui, self._answer_timeout_s = readiness, ui, answer_timeout_s
-        self._catalog = BoundedRead(store.read, answer_timeout_s)
-        self._replicas = BoundedRead(store.read_replicas, answer_timeout_s)
+        self._catalog = TimeLimitedReader(store.read, answer_timeout_s)
+        self._replicas = TimeLimitedReader(store.read_replicas, answer_timeout_s)
 
     async def read(self) -> dict[str, Any]:
         timeout = {"error": f"no answer within {self._answer_timeout_s:g} s"}
-        catalog, replicas, jobs = await asyncio.gather(self._catalog.get(), self._replicas.get(), self._read_jobs())
+        catalog, replicas, jobs = await asyncio.gather(
+            self._catalog.get(), self._replicas.get(), self._read_running_jobs()
+        )
         return {
             "at": format_time_s(time.time_ns() // 1000),
             "worker": {
                 "worker_id": self._worker_id,
                 "ready": self._readiness.is_ready,
                 "phase": self._readiness.phase.value,
-                "checks": [result.to_json() for result in self._readiness.results()],
+                "checks": [result.to_json() for result in self._readiness.latest_results()],
             },
             **(catalog or dict.fromkeys(self._sections, timeout)),
             "replicas": replicas or timeout,
             "jobs": jobs,
         }
 
-    async def _read_jobs(self) -> dict[str, Any]:
+    async def _read_running_jobs(self) -> dict[str, Any]:
         try:
             async with asyncio.timeout(self._answer_timeout_s):
                 rows = await query_workflows(self._client, None, "Running", None, limit=MAX_ROWS_PER_LIST)
@@ -111,7 +113,7 @@ class StatusDocument:
         return {"running": running}
 
 
-def add_status_pages(pages: PageRouter, document: StatusDocument) -> None:
+def add_status_pages(pages: PageRouter, document: StatusReader) -> None:
     """Add `/status` and `/status.json`."""
     cached = CachedDocument(document.read)
 

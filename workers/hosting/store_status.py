@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WebUi:
+class WebUiLinks:
     """Links to jobs in Temporal's Web UI. Without an HTTP address all URLs are empty."""
 
     address: str
@@ -57,10 +57,10 @@ class WebUi:
         return f"{self.address.rstrip('/')}/namespaces/{quote(self.namespace, safe='')}/workflows{suffix}"
 
 
-class StoreStatus:
+class StoreStatusReader:
     """Reader of the state of one store. Its methods block."""
 
-    def __init__(self, catalog: Catalog, list_replicas: Callable[[], Sequence[ReplicaStatus]], ui: WebUi) -> None:
+    def __init__(self, catalog: Catalog, list_replicas: Callable[[], Sequence[ReplicaStatus]], ui: WebUiLinks) -> None:
         self._catalog, self._list_replicas, self._ui = catalog, list_replicas, ui
         self._read_by_section: Mapping[str, Callable[[], Section]] = {
             "totals": self._read_totals,
@@ -69,11 +69,11 @@ class StoreStatus:
             "delayed": self._read_delayed,
             "records": self._read_records,
             "owners": self._read_owners,
-            "plans": lambda: {"newest": [self._format_plan(plan) for plan in self._newest_plans()]},
+            "plans": lambda: {"newest": [self._format_plan_run(plan) for plan in self._newest_plans()]},
         }
 
     @property
-    def names(self) -> Collection[str]:
+    def section_names(self) -> Collection[str]:
         """Names of the sections that `read` returns."""
         return self._read_by_section
 
@@ -144,10 +144,10 @@ class StoreStatus:
             "unfinished": {state.value: count for state, count in counts.count_by_state.items()},
             "oldest_open_s": _age_s(counts.oldest_open_us),
             "oldest_decided_s": _age_s(counts.oldest_decided_us),
-            "stuck": [self._format_stuck(transaction) for transaction in stuck],
+            "stuck": [self._format_stuck_transaction(transaction) for transaction in stuck],
         }
 
-    def _format_stuck(self, transaction: StoredTransaction) -> Section:
+    def _format_stuck_transaction(self, transaction: StoredTransaction) -> Section:
         workflow_id = transaction.claim_workflow or TRANSACTION_COORDINATOR.id(transaction.txn.tc_id)
         return {
             "txn": str(transaction.txn),
@@ -198,7 +198,7 @@ class StoreStatus:
     def _newest_plans(self) -> Sequence[ReconciliationRun]:
         return self._catalog.reconciliation.runs(RunKind.PLAN, limit=MAX_ROWS_PER_LIST)
 
-    def _format_plan(self, run: ReconciliationRun) -> Section:
+    def _format_plan_run(self, run: ReconciliationRun) -> Section:
         result = None if run.finished_us is None else plan_result(run.summary)
         return {
             "run_id": run.run_id,

@@ -12,11 +12,11 @@ from temporalio.client import Client
 from temporalio.worker import Worker, WorkerDeploymentConfig
 
 from activities.owner_routing import owner_task_queue
-from workers.assembly.activities import Activities
+from workers.assembly.activities import WorkerActivities
 from workers.build_identity import own_build
 from workers.client.payload_encryption import get_codec
-from workers.hosting.interceptors import ActivityEdge, RunningActivities, WorkflowEdge
-from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, CheckedRunner
+from workers.hosting.interceptors import ActivityErrorInterceptor, RunningActivityCounter, WorkflowDetailsInterceptor
+from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW, InputCheckingRunner
 from workers.settings import Settings
 from workflows.delayed.build_delayed_index import BuildDelayedIndex
 from workflows.delayed.merge_buckets import MergeBuckets
@@ -83,23 +83,23 @@ _MAX_RECORD_ACTIVITIES: Final = 6
 """Maximum of concurrent activities on the record log: a waiting flush, one of each other kind, and a reserve."""
 
 
-def workflow_runner(client: Client, *, versioned: bool = False) -> CheckedRunner:
+def make_workflow_runner(client: Client, *, versioned: bool = False) -> InputCheckingRunner:
     """Return the workflow runner for workers of the common task queue."""
     encrypts = bool(get_codec(client).first_key_name)
-    return CheckedRunner(versioned=versioned, encrypts=encrypts, command_by_workflow=COMMAND_BY_WORKFLOW)
+    return InputCheckingRunner(versioned=versioned, encrypts=encrypts, command_by_workflow=COMMAND_BY_WORKFLOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSet:
+class TemporalWorkerSet:
     """Common parts of the Temporal workers of one process."""
 
     client: Client
-    activities: Activities
+    activities: WorkerActivities
     settings: Settings
-    running: RunningActivities
+    running: RunningActivityCounter
 
     @contextmanager
-    def workers(self, queues: Sequence[str], worker_id: str) -> Iterator[list[Worker]]:
+    def create_workers(self, queues: Sequence[str], worker_id: str) -> Iterator[list[Worker]]:
         """Yield all workers, which the caller must run. Their thread pools close when the block ends.
 
         Each queue has one worker for all workflows and activities, and these additional workers:
@@ -115,7 +115,7 @@ class WorkerSet:
         versioned = own_build(settings) is not None
         with ExitStack() as stack:
 
-            def create_workers(
+            def add_queue_workers(
                 name: str,
                 threads: int,
                 max_activities: int,
@@ -131,41 +131,45 @@ class WorkerSet:
             threads, upload_threads = settings.activity_threads, settings.upload_threads
             coordinators, record_threads = settings.transaction_coordinators, _MAX_RECORD_ACTIVITIES * queue_count
             yield [
-                *create_workers(
+                *add_queue_workers(
                     "activity",
                     threads,
                     threads,
                     queues,
                     activities.all(),
                     workflows=WORKFLOWS,
-                    workflow_runner=workflow_runner(self.client, versioned=versioned),
+                    workflow_runner=make_workflow_runner(self.client, versioned=versioned),
                     workflow_failure_exception_types=FAILURES,
                     sticky_queue_schedule_to_start_timeout=_STICKY_TIMEOUT,
                 ),
-                *create_workers(
-                    "upload", upload_threads, upload_threads, map(uploads_queue, queues), activities.upload_activities()
+                *add_queue_workers(
+                    "upload",
+                    upload_threads,
+                    upload_threads,
+                    map(uploads_queue, queues),
+                    activities.list_upload_activities(),
                 ),
-                *create_workers("bulk", queue_count, 1, map(bulk_queue, queues), activities.bulk_activities()),
-                *create_workers(
+                *add_queue_workers("bulk", queue_count, 1, map(bulk_queue, queues), activities.list_bulk_activities()),
+                *add_queue_workers(
                     "transactions",
                     coordinators,
                     coordinators,
                     map(transactions_queue, queues),
-                    activities.transaction_activities(),
+                    activities.list_transaction_activities(),
                 ),
-                *create_workers(
+                *add_queue_workers(
                     "records",
                     record_threads,
                     _MAX_RECORD_ACTIVITIES,
                     map(records_queue, queues),
-                    activities.record_activities(),
+                    activities.list_record_log_activities(),
                 ),
-                *create_workers(
+                *add_queue_workers(
                     "owner",
                     threads,
                     threads,
                     [owner_task_queue(worker_id)],
-                    activities.owner_activities(),
+                    activities.list_owner_activities(),
                     versioned=False,
                 ),
             ]
@@ -187,6 +191,6 @@ class WorkerSet:
             max_concurrent_activities=max_activities,
             graceful_shutdown_timeout=timedelta(seconds=self.settings.drain_timeout),
             deployment_config=WorkerDeploymentConfig(version, use_worker_versioning=True) if version else None,
-            interceptors=[WorkflowEdge(), ActivityEdge(), self.running],
+            interceptors=[WorkflowDetailsInterceptor(), ActivityErrorInterceptor(), self.running],
             **options,
         )

@@ -30,38 +30,38 @@ from logstore.ownership import check_worker_id
 from logstore.records.services.rebuild_manifests import ColdStart
 from workers.assembly.activities import create_activities
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
-from workers.assembly.record_log_services import NamedFunctions
-from workers.catalog_match import compare_buckets, require_namespace
+from workers.assembly.log_store_from_settings import open_log_store
+from workers.assembly.record_log_services import ImportedRecordFunctions
+from workers.catalog_match import compare_buckets_with_catalog, mark_namespace_as_own
 from workers.client import workflow_search
 from workers.client.payload_encryption import get_codec
 from workers.client.schedules import require_readable_schedules
 from workers.client.stuck_scheduled_runs import find_stuck_runs
 from workers.client.temporal_connection import connect_client
 from workers.hosting.background_tasks import (
-    prune_traces,
+    prune_span_files_repeatedly,
+    release_rebuild_pins_repeatedly,
     run_in_background,
-    watch_currency,
-    watch_rebuild_pins,
-    write_snapshots,
+    watch_catalog_currency,
+    write_due_buffer_snapshots,
 )
-from workers.hosting.bundle_ownership import Ownership, create_ownership
-from workers.hosting.gauges import make_catalog_gauges, publish_readiness
-from workers.hosting.interceptors import RunningActivities
+from workers.hosting.bundle_ownership import WorkerOwnership, create_ownership
+from workers.hosting.gauges import make_periodic_gauges, publish_readiness
+from workers.hosting.interceptors import RunningActivityCounter
 from workers.hosting.ownership_telemetry import OwnershipTelemetry
 from workers.hosting.page_server import PageRouter, create_page_router, serve_pages
-from workers.hosting.payload_decryption_page import add_codec_page
-from workers.hosting.readiness import Phase, Readiness, list_required_checks, schedules_check
-from workers.hosting.status_page import StatusDocument, add_status_pages
-from workers.hosting.store_status import StoreStatus, WebUi
-from workers.hosting.temporal_workers import WorkerSet
+from workers.hosting.payload_decryption_page import add_payload_decryption_page
+from workers.hosting.readiness import Readiness, WorkerPhase, list_required_checks, make_schedules_check
+from workers.hosting.status_page import StatusReader, add_status_pages
+from workers.hosting.store_status import StoreStatusReader, WebUiLinks
+from workers.hosting.temporal_workers import TemporalWorkerSet
 from workers.settings import OFF, Settings
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEndpoints:
+class WorkerHttpEndpoints:
     """Metrics, probes and pages of one process."""
 
     metrics: MetricsEndpoint | None
@@ -86,7 +86,7 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
     name = check_worker_id(f"{socket.gethostname()}-{os.getpid()}" if worker_id is None else worker_id)
     if not queues or not all(queues):
         raise InvalidInput("queues", expected="at least one, each with a name", found=list(queues))
-    NamedFunctions(settings.functions).load()
+    ImportedRecordFunctions(settings.functions).load()
     has_metrics = settings.metrics_address != OFF
     buckets = {**BUCKETS, **RECORDS_BUCKETS}
     metrics = start_metrics_endpoint(settings.metrics_address, buckets=buckets) if has_metrics else None
@@ -102,24 +102,24 @@ async def run_worker(settings: Settings, queues: Sequence[str], worker_id: str |
         await require_readable_schedules(client)
         readiness = Readiness()
         metrics_url = metrics.url if metrics else ""
-        endpoints = WorkerEndpoints(
+        endpoints = WorkerHttpEndpoints(
             metrics=metrics, readiness=readiness, pages=create_page_router(readiness, metrics_url)
         )
-        add_codec_page(endpoints.pages, get_codec(client), settings)
+        add_payload_decryption_page(endpoints.pages, get_codec(client), settings)
         async with serve_pages(settings.http_address, endpoints.pages) as url:
             with keep_worker_record(StackHome.at(settings.home), name, metrics_url=metrics_url, http_url=url):
                 _log.info("probes and pages at %s, metrics at %s", url or "no address", metrics_url or "no address")
-                await _serve(client, settings, queues, name, endpoints)
+                await _serve_queues(client, settings, queues, name, endpoints)
     finally:
         tracing.shutdown()
 
 
-async def _serve(
-    client: Client, settings: Settings, queues: Sequence[str], name: str, endpoints: WorkerEndpoints
+async def _serve_queues(
+    client: Client, settings: Settings, queues: Sequence[str], name: str, endpoints: WorkerHttpEndpoints
 ) -> None:
-    stop, running = asyncio.Event(), RunningActivities()
-    forced_exit = ForcedExit(settings.drain_timeout, running)
-    with open_log(settings) as log:
+    stop, running = asyncio.Event(), RunningActivityCounter()
+    forced_exit = ForcedExitTimer(settings.drain_timeout, running)
+    with open_log_store(settings) as log:
 
         def handle_signal() -> None:
             forced_exit.start()
@@ -127,8 +127,8 @@ async def _serve(
 
         for number in (signal.SIGTERM, signal.SIGINT):  # until now, these signals end the process at once
             asyncio.get_running_loop().add_signal_handler(number, handle_signal)
-        await asyncio.to_thread(compare_buckets, log.objects, log.buckets, settings)
-        await require_namespace(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
+        await asyncio.to_thread(compare_buckets_with_catalog, log.objects, log.buckets, settings)
+        await mark_namespace_as_own(client, await asyncio.to_thread(log.catalog.identities.catalog_id))
         owners = create_ownership(
             settings,
             log,
@@ -138,30 +138,30 @@ async def _serve(
                 endpoints.metrics.runtime.metric_meter if endpoints.metrics else MetricMeter.noop
             ),
         )
-        ui = WebUi(settings.ui_address, settings.temporal_namespace)
-        store = StoreStatus(log.catalog, log.records.replication.replica_statuses, ui)
-        add_status_pages(endpoints.pages, StatusDocument(name, store, client, endpoints.readiness, ui))
-        worker_set = WorkerSet(
+        ui = WebUiLinks(settings.ui_address, settings.temporal_namespace)
+        store = StoreStatusReader(log.catalog, log.records.replication.replica_statuses, ui)
+        add_status_pages(endpoints.pages, StatusReader(name, store, client, endpoints.readiness, ui))
+        worker_set = TemporalWorkerSet(
             client=client, activities=create_activities(log, owners), settings=settings, running=running
         )
-        with worker_set.workers(queues, name) as workers:
+        with worker_set.create_workers(queues, name) as workers:
             async with (
-                run_in_background(prune_traces(settings)),
-                run_in_background(write_snapshots(log.buffer_snapshots.write_due_snapshots)),
-                run_in_background(watch_rebuild_pins(client, ColdStart(log.records.log))),
+                run_in_background(prune_span_files_repeatedly(settings)),
+                run_in_background(write_due_buffer_snapshots(log.buffer_snapshots.write_due_snapshots)),
+                run_in_background(release_rebuild_pins_repeatedly(client, ColdStart(log.records.log))),
                 _publish_gauges(log, endpoints, settings),
-                watch_currency(log, interval_s=settings.records_interval) as outdated,
-                _own_bundles(owners, stop) as ownership_end,
+                watch_catalog_currency(log, interval_s=settings.records_interval) as outdated,
+                _own_bundles_during_block(owners, stop) as ownership_end,
                 run_in_background(
-                    endpoints.readiness.watch(
+                    endpoints.readiness.repeat_checks(
                         list_required_checks(client, settings, log.catalog, workers),
-                        schedules_check(partial(find_stuck_runs, client)),
+                        make_schedules_check(partial(find_stuck_runs, client)),
                     )
                 ),
             ):
                 _log.info("serving %s as %s", ", ".join(queues), name)
                 ends = [asyncio.create_task(stop.wait()), ownership_end, outdated]
-                async with _run_until(ends, workers, endpoints.readiness):
+                async with _run_workers_until_first_end(ends, workers, endpoints.readiness):
                     _log.info("draining for at most %s s", settings.drain_timeout)
                     forced_exit.start()
                 if outdated.done():
@@ -172,16 +172,16 @@ async def _serve(
 
 
 @asynccontextmanager
-async def _own_bundles(owners: Ownership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
+async def _own_bundles_during_block(owners: WorkerOwnership, stop: asyncio.Event) -> AsyncIterator[asyncio.Task[bool]]:
     """Own bundles while the block runs. The yielded task ends once the worker will never own a bundle again."""
-    await _start_ownership(owners, stop)
+    await _start_ownership_or_stop(owners, stop)
     try:
         yield asyncio.create_task(asyncio.to_thread(owners.stopping.wait))
     finally:
         await asyncio.to_thread(owners.stop)
 
 
-async def _start_ownership(owners: Ownership, stop: asyncio.Event) -> None:
+async def _start_ownership_or_stop(owners: WorkerOwnership, stop: asyncio.Event) -> None:
     """Start ownership, or return when `stop` is set. An earlier process with the same worker id can delay the start."""
     starting = asyncio.create_task(asyncio.to_thread(owners.start))
     stopping = asyncio.create_task(stop.wait())
@@ -196,26 +196,26 @@ async def _start_ownership(owners: Ownership, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def _run_until(
+async def _run_workers_until_first_end(
     ends: Sequence[asyncio.Task[Any]], workers: Sequence[Worker], readiness: Readiness
 ) -> AsyncIterator[None]:
     """Run the workers until one task of `ends` is done or a worker fails. The block runs before the workers drain."""
     running = [asyncio.create_task(worker.run()) for worker in workers]
-    readiness.phase = Phase.SERVING
+    readiness.phase = WorkerPhase.SERVING
     await asyncio.wait([*ends, *running], return_when=asyncio.FIRST_COMPLETED)
-    readiness.phase = Phase.DRAINING
+    readiness.phase = WorkerPhase.DRAINING
     yield
     await asyncio.gather(*(worker.shutdown() for worker in workers))
     await asyncio.gather(*running)
 
 
 @asynccontextmanager
-async def _publish_gauges(log: LogStore, endpoints: WorkerEndpoints, settings: Settings) -> AsyncIterator[None]:
+async def _publish_gauges(log: LogStore, endpoints: WorkerHttpEndpoints, settings: Settings) -> AsyncIterator[None]:
     if endpoints.metrics is None:
         yield
         return
     meter = endpoints.metrics.runtime.metric_meter
-    gauges = make_catalog_gauges(meter, log, settings)
+    gauges = make_periodic_gauges(meter, log, settings)
     async with run_in_background(gauges.run()), run_in_background(publish_readiness(meter, endpoints.readiness)):
         yield
 
@@ -226,7 +226,7 @@ FORCED_EXIT_DELAY_S: Final = 10.0
 _LOG_TIMEOUT_S: Final = 1.0
 
 
-class ForcedExit:
+class ForcedExitTimer:
     """Timer that ends the process with code 1 if its drain takes too long.
 
     After the signal the worker is unready and takes no task. Running activities continue for `drain_timeout`. Then each
@@ -238,9 +238,9 @@ class ForcedExit:
     """
 
     def __init__(
-        self, drain_timeout_s: float, running: RunningActivities, *, delay_s: float = FORCED_EXIT_DELAY_S
+        self, drain_timeout_s: float, running: RunningActivityCounter, *, delay_s: float = FORCED_EXIT_DELAY_S
     ) -> None:
-        self._timer = threading.Timer(drain_timeout_s + delay_s, _exit_process, [running])
+        self._timer = threading.Timer(drain_timeout_s + delay_s, _log_and_exit_process, [running])
         self._timer.daemon = True
         self._is_started = False
 
@@ -251,7 +251,7 @@ class ForcedExit:
             self._timer.start()
 
 
-def _exit_process(running: RunningActivities) -> None:
+def _log_and_exit_process(running: RunningActivityCounter) -> None:
     def log_activities() -> None:
         _log.error("%d activities did not end, or a request hangs: they are left to other workers", running.activities)
         logging.shutdown()

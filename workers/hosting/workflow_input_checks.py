@@ -6,7 +6,7 @@ fails and is retried without end. Nobody else can then use the workflow's id. Th
 1. A run fails at once as `InvalidInput` unless its input is one JSON object of the expected type, within its limits. An
    invalid signal is ignored with a log line. An invalid update is refused.
 2. If this worker cannot decrypt a workflow payload, the workflow task fails, and Temporal gives the task to another
-   worker. For this the worker's client must defer unreadable payloads (`data_converter`).
+   worker. For this the worker's client must defer unreadable payloads (`make_data_converter`).
 3. Temporal gives a scheduled run the result and the failure of the previous run. The worker drops both, because no
    workflow reads them and a worker may lack their key. A worker that encrypts stores no result of a scheduled run.
 4. An earlier build may have started a run with input that this build refuses. A replay continues such a run. A refusal
@@ -40,7 +40,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstance, Workf
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from logstore.errors import InvalidInput
-from workers.client.payload_encryption import require_read
+from workers.client.payload_encryption import require_decrypted
 from workers.hosting.request_subject import FIELD
 from workflows import input_bounds
 from workflows.records.job_definitions import FOLLOW_RECORDS, REBUILD_CATALOG
@@ -91,7 +91,7 @@ class InputRefusal:
 
 
 @workflow.defn(name=_REFUSED, sandboxed=False)
-class RefusedRun:
+class RefusedInputRun:
     """Workflow that runs in place of one whose input is refused."""
 
     @workflow.run
@@ -103,7 +103,7 @@ class RefusedRun:
 
 
 @dataclass(frozen=True)
-class CheckedRunner(SandboxedWorkflowRunner):
+class InputCheckingRunner(SandboxedWorkflowRunner):
     """Sandboxed runner that checks the input before the workflow runs.
 
     Each workflow declares whether its runs are pinned to a build. Only a worker with Worker Versioning may report this
@@ -117,20 +117,20 @@ class CheckedRunner(SandboxedWorkflowRunner):
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         command = self.command_by_workflow.get(det.info.workflow_type, "")
-        return _CheckedInstance(
+        return _InputCheckingInstance(
             super().create_instance(det), det, versioned=self.versioned, encrypts=self.encrypts, hosted_by=command
         )
 
 
-class CheckedPlainRunner(UnsandboxedWorkflowRunner):
+class InputCheckingDebugRunner(UnsandboxedWorkflowRunner):
     """Runner for a debugger: it has no sandbox, and checks the input before the workflow runs."""
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         command = COMMAND_BY_WORKFLOW.get(det.info.workflow_type, "")
-        return _CheckedInstance(super().create_instance(det), det, hosted_by=command)
+        return _InputCheckingInstance(super().create_instance(det), det, hosted_by=command)
 
 
-class _CheckedInstance(WorkflowInstance):
+class _InputCheckingInstance(WorkflowInstance):
     def __init__(
         self,
         inner: WorkflowInstance,
@@ -157,13 +157,13 @@ class _CheckedInstance(WorkflowInstance):
             if job.HasField("initialize_workflow"):
                 job.initialize_workflow.ClearField("last_completion_result")
                 job.initialize_workflow.ClearField("continued_failure")
-        require_read(act)
+        require_decrypted(act)
         accepted, commands = act, list[WorkflowCommand]()
         if any(job.WhichOneof("variant") in _CHECKED_JOBS for job in act.jobs):
             accepted = WorkflowActivation()
             accepted.CopyFrom(act)
             del accepted.jobs[:]
-            accepted.jobs.extend(job for job in act.jobs if self._check_job(job, act, commands))
+            accepted.jobs.extend(job for job in act.jobs if self._accept_or_refuse_job(job, act, commands))
         completion = self._inner.activate(accepted)
         if completion.HasField("successful"):
             completion.successful.versioning_behavior = self._versioning_behavior
@@ -177,17 +177,19 @@ class _CheckedInstance(WorkflowInstance):
                 completion.successful.commands.extend(commands)
         return completion
 
-    def _check_job(self, job: WorkflowActivationJob, act: WorkflowActivation, commands: list[WorkflowCommand]) -> bool:
+    def _accept_or_refuse_job(
+        self, job: WorkflowActivationJob, act: WorkflowActivation, commands: list[WorkflowCommand]
+    ) -> bool:
         """Return whether to pass the job to the run. Append the commands of a refusal."""
         if job.HasField("initialize_workflow"):
-            self._check_start(job.initialize_workflow, act)
+            self._refuse_invalid_start(job.initialize_workflow, act)
         elif job.HasField("signal_workflow"):
-            return self._check_signal(job.signal_workflow, act, commands)
+            return self._accept_or_ignore_signal(job.signal_workflow, act, commands)
         elif job.HasField("do_update") and job.do_update.run_validator:  # other updates were accepted earlier
-            return self._check_update(job.do_update, commands)
+            return self._accept_or_reject_update(job.do_update, commands)
         return True
 
-    def _check_start(self, start: InitializeWorkflow, act: WorkflowActivation) -> None:
+    def _refuse_invalid_start(self, start: InitializeWorkflow, act: WorkflowActivation) -> None:
         refusal = _find_refusal(
             "input", start.arguments, self._det.defn.arg_types, queue=self._queue, outside=not self._is_from_workflow
         )
@@ -201,7 +203,9 @@ class _CheckedInstance(WorkflowInstance):
         del start.arguments[:]
         start.arguments.extend(pydantic_data_converter.payload_converter.to_payloads([refusal]))
 
-    def _check_signal(self, signal: SignalWorkflow, act: WorkflowActivation, commands: list[WorkflowCommand]) -> bool:
+    def _accept_or_ignore_signal(
+        self, signal: SignalWorkflow, act: WorkflowActivation, commands: list[WorkflowCommand]
+    ) -> bool:
         definition = self._det.defn.signals.get(signal.signal_name)
         refusal = definition and _find_refusal(
             f"signal {signal.signal_name}", signal.input, definition.arg_types, queue=self._queue, outside=True
@@ -217,7 +221,7 @@ class _CheckedInstance(WorkflowInstance):
             _log.warning("%s: ignored: %s", self._det.info.workflow_id, refusal.message)
         return False
 
-    def _check_update(self, update: DoUpdate, commands: list[WorkflowCommand]) -> bool:
+    def _accept_or_reject_update(self, update: DoUpdate, commands: list[WorkflowCommand]) -> bool:
         definition = self._det.defn.updates.get(update.name)
         refusal = definition and _find_refusal(
             f"update {update.name}", update.input, definition.arg_types, queue=self._queue, outside=True
@@ -249,8 +253,8 @@ class _CheckedInstance(WorkflowInstance):
 
 
 async def _create_refused_run(det: WorkflowInstanceDetails) -> WorkflowInstance:
-    """Create a `RefusedRun`. This is a coroutine, because the SDK creates instances only on a running event loop."""
-    definition = workflow._Definition.must_from_class(RefusedRun)  # noqa: SLF001 - the SDK has no public way
+    """Create a `RefusedInputRun`. The SDK creates instances only on a running event loop."""
+    definition = workflow._Definition.must_from_class(RefusedInputRun)  # noqa: SLF001 - the SDK has no public way
     return UnsandboxedWorkflowRunner().create_instance(replace(det, defn=definition))
 
 
@@ -290,14 +294,14 @@ def _check_payloads(
             adapter = _get_adapter(value_type)
             value = adapter.validate_json(payload.data, extra="forbid" if outside else None, strict=outside)
         except ValidationError as error:
-            raise _to_invalid_input(field, error) from error
+            raise _invalid_input_from_validation(field, error) from error
         input_bounds.check_input_bounds(value, queue=queue, outside=outside)
 
 
 _get_adapter = lru_cache(maxsize=64)(TypeAdapter)
 
 
-def _to_invalid_input(field: str, error: ValidationError) -> InvalidInput:
+def _invalid_input_from_validation(field: str, error: ValidationError) -> InvalidInput:
     first = error.errors(include_url=False)[0]
     path = ".".join(str(part) for part in first["loc"]) or field
     match first["type"]:

@@ -9,8 +9,8 @@ from infra.catalog import open_catalog
 from logstore.errors import CatalogMismatch, ServiceFailed, SextonError
 from logstore.identity.bucket_markers import PROBE_PREFIX, BucketRole
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
-from workers.assembly.checked_buckets import own_buckets_by_name, primary_bucket
-from workers.catalog_match import list_buckets
+from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name, open_primary_bucket
+from workers.catalog_match import list_configured_buckets
 from workers.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 DELETES: Final = "deletes"
 
 
-def check_deletes(settings: Settings) -> str:
+def check_bucket_deletes(settings: Settings) -> str:
     """Test deletes in each bucket: put a small object, delete it, and look for it by HEAD and LIST.
 
     The key is new at each call. A bucket of another catalog gets no object.
     """
     if not settings.has_object_store:
-        settings.require("s3_endpoint")
-    store = primary_bucket(settings, hasty=True)
-    role_by_bucket = {bucket: role for role, bucket in list_buckets(settings)}
+        settings.require_address("s3_endpoint")
+    store = open_primary_bucket(settings, fails_fast=True)
+    role_by_bucket = {bucket: role for role, bucket in list_configured_buckets(settings)}
     with open_catalog(settings.database_url) as catalog, ThreadPoolExecutor(len(role_by_bucket)) as pool:
-        own_bucket = own_buckets_by_name(settings, MarkerChecker(catalog.identities), hasty=True)
+        own_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(catalog.identities), fails_fast=True)
 
         def find_problem(bucket: str, role: BucketRole) -> str | None:
             try:
                 own_bucket(role, bucket).check()
-                return _find_delete_problem(store.for_bucket(bucket))
+                return _put_and_delete_probe_object(store.for_bucket(bucket))
             except CatalogMismatch:
                 return "deletes are not tested in a bucket that is not this catalog's"
             except SextonError as error:
@@ -49,7 +49,7 @@ def check_deletes(settings: Settings) -> str:
     return f"a probe object is gone after its delete in {', '.join(role_by_bucket)}"
 
 
-def _find_delete_problem(store: "S3ObjectStore") -> str | None:
+def _put_and_delete_probe_object(store: "S3ObjectStore") -> str | None:
     key, body = f"{PROBE_PREFIX}{uuid4().hex}", b"A probe of `sexton doctor`. It may be deleted.\n"
     try:
         store.put_if_absent(key, body, metadata={})

@@ -14,7 +14,7 @@ from infra.coordination.zookeeper_session import ZooKeeperSession
 from logstore.errors import PreconditionFailed
 from logstore.ownership import BundleId, OwnerNode, bundle_name
 from logstore.ports.catalog import AuditLog, Cause, Fence, Fences
-from workers.hosting.bundle_ownership import parse_ensemble
+from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import Settings
 
 _MAX_SESSION_TIMEOUT_S: Final = 5.0  # short, because a person waits; workers use their own timeout
@@ -29,7 +29,7 @@ class OwnerSessionState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerRow:
+class OwnerSummary:
     """Bundle owner, as the bundle's node names it."""
 
     worker_id: str  # empty: the node cannot be read
@@ -38,18 +38,18 @@ class OwnerRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BundleRow:
+class BundleSummary:
     """Bundle with its owner and its fence."""
 
     bundle: BundleId
     name: str
-    owner: OwnerRow | None
+    owner: OwnerSummary | None
     fence: int  # 0: never acquired
     fenced_by: str | None  # worker that acquired the bundle last; usually its owner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRow:
+class WorkerSummary:
     """Worker with its load and the number of its bundles."""
 
     worker_id: str
@@ -63,8 +63,8 @@ class WorkerRow:
 class OwnershipOverview:
     """All bundles in ascending order, and all workers ordered by id."""
 
-    bundles: list[BundleRow]
-    workers: list[WorkerRow]
+    bundles: list[BundleSummary]
+    workers: list[WorkerSummary]
 
     def __str__(self) -> str:
         unowned_count = sum(row.owner is None for row in self.bundles)
@@ -79,15 +79,15 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
         CatalogMismatch: The path belongs to another catalog.
         ServiceFailed: No ensemble is set, it cannot be reached, or it refuses the connection.
     """
-    with open_session(settings) as session:
+    with open_zookeeper_session(settings) as session:
         check_path_belongs_to_catalog(session, catalog_id)
         yield OwnershipDirectory(session, bundles)
 
 
 @contextmanager
-def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
+def open_zookeeper_session(settings: Settings) -> Iterator[ZooKeeperSession]:
     """Open a session for reading."""
-    ensemble = parse_ensemble(settings)
+    ensemble = ensemble_from_settings(settings)
     timeout_s = min(ensemble.timeout_s, _MAX_SESSION_TIMEOUT_S)
     session = ZooKeeperSession(replace(ensemble, timeout_s=timeout_s), lambda _: None)
     try:
@@ -96,7 +96,7 @@ def open_session(settings: Settings) -> Iterator[ZooKeeperSession]:
         session.close()
 
 
-def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> OwnershipOverview:
+def read_ownership_overview(fences: Fences, directory: OwnershipDirectory | None) -> OwnershipOverview:
     """Return the owners in ZooKeeper together with the fences of the catalog.
 
     Without ZooKeeper the worker that acquired a bundle last counts as its owner. The overview is not of one moment:
@@ -105,7 +105,7 @@ def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> Owne
     if directory is None:
         fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
         owner_by_bundle = {
-            bundle: OwnerRow(worker_id=fence.worker_id, session=None, state=None)
+            bundle: OwnerSummary(worker_id=fence.worker_id, session=None, state=None)
             for bundle, fence in fence_by_bundle.items()
         }
         live_workers: Mapping[str, LiveWorker] = {}
@@ -115,11 +115,11 @@ def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> Owne
             directory.read_live_workers(),
             directory.read_live_sessions(),
         )
-        owner_by_bundle = {bundle: _owner_row(node, live_workers, sessions) for bundle, node in nodes.items()}
+        owner_by_bundle = {bundle: _summarize_owner(node, live_workers, sessions) for bundle, node in nodes.items()}
         fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
     bundle_count = fences.count_bundles()
     rows = [
-        BundleRow(
+        BundleSummary(
             bundle=bundle,
             name=bundle_name(bundle, bundles=bundle_count),
             owner=owner_by_bundle.get(bundle),
@@ -128,11 +128,13 @@ def read_ownership(fences: Fences, directory: OwnershipDirectory | None) -> Owne
         )
         for bundle in map(BundleId, range(bundle_count))
     ]
-    workers = _worker_rows(owner_by_bundle, None if directory is None else live_workers)
+    workers = _summarize_workers(owner_by_bundle, None if directory is None else live_workers)
     return OwnershipOverview(bundles=rows, workers=workers)
 
 
-def _owner_row(node: OwnerNode, live_workers: Mapping[str, LiveWorker], sessions: Collection[int]) -> OwnerRow:
+def _summarize_owner(
+    node: OwnerNode, live_workers: Mapping[str, LiveWorker], sessions: Collection[int]
+) -> OwnerSummary:
     worker = live_workers.get(node.worker_id)
     if node.session not in sessions:
         state = OwnerSessionState.GONE
@@ -140,20 +142,20 @@ def _owner_row(node: OwnerNode, live_workers: Mapping[str, LiveWorker], sessions
         state = OwnerSessionState.UNLISTED
     else:
         state = OwnerSessionState.ALIVE
-    return OwnerRow(worker_id=node.worker_id, session=node.session, state=state)
+    return OwnerSummary(worker_id=node.worker_id, session=node.session, state=state)
 
 
-def _worker_rows(
-    owner_by_bundle: Mapping[BundleId, OwnerRow], live_workers: Mapping[str, LiveWorker] | None
-) -> list[WorkerRow]:
+def _summarize_workers(
+    owner_by_bundle: Mapping[BundleId, OwnerSummary], live_workers: Mapping[str, LiveWorker] | None
+) -> list[WorkerSummary]:
     bundle_count_by_worker = Counter(owner.worker_id for owner in owner_by_bundle.values())
     if live_workers is None:
         return [
-            WorkerRow(worker_id=worker_id, load=None, room=None, bundles=count, session=None)
+            WorkerSummary(worker_id=worker_id, load=None, room=None, bundles=count, session=None)
             for worker_id, count in sorted(bundle_count_by_worker.items())
         ]
     return [
-        WorkerRow(
+        WorkerSummary(
             worker_id=worker_id,
             load=worker.load.load,
             room=worker.load.room,
@@ -199,7 +201,7 @@ class BundleUnloader:
             fence=fence.counter if fence else 0,
         )
 
-    def unload(self, owned: OwnedBundle, cause: Cause) -> None:
+    def remove_owner(self, owned: OwnedBundle, cause: Cause) -> None:
         """Remove the owner's node. The audit log gets the attempt before, and the outcome after.
 
         Raises:

@@ -20,12 +20,12 @@ from infra.stack.tcp_ports import RequestedPorts
 from infra.stack.worker_records import find_crashed_worker_ids
 from logstore.errors import ServiceFailed, StoreUnavailable
 from workers.build_identity import own_build
-from workers.catalog_match import adopt_buckets, compare_with_newest_manifest, list_buckets
+from workers.catalog_match import compare_catalog_with_newest_manifest, list_configured_buckets, mark_unmarked_buckets
 from workers.client import Sexton, workflow_search
 from workers.client.job_client import JobClient
 from workers.client.temporal_connection import connect_client, run_with_client
 from workers.operations.service_checks import WORKER, list_polling_workers
-from workers.operations.worker_builds import deploy_if_unserved
+from workers.operations.worker_builds import deploy_unless_current_build_is_served
 from workers.settings import OFF, Settings
 
 ANY_PORTS = {"SEXTON_METRICS_ADDRESS": "127.0.0.1:0", "SEXTON_HTTP_ADDRESS": "127.0.0.1:0"}
@@ -37,7 +37,9 @@ _MAX_HOME_NAME_CHARS = 40  # a worker id has at most 128 characters
 Say = Callable[[str], None]
 
 
-def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say) -> dict[str, object]:
+def start_stack(
+    settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say
+) -> dict[str, object]:
     """Start the stopped services and the worker, and return when all are healthy.
 
     `say` gets messages that people should still read when all is up. After an error, the call stops the servers and the
@@ -47,8 +49,10 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         ServiceFailed: A service or the worker could not be started.
         CatalogVersionMismatch, CatalogMismatch, CatalogOutdated: As `prepare_catalog_and_namespace` raises them.
     """
-    where = embedded_stack.start_stack(stack_options(settings, free_ports=free_ports), on_progress=on_progress)
-    settings = with_stack_addresses(settings, where)
+    where = embedded_stack.start_stack(
+        stack_options_from_settings(settings, free_ports=free_ports), on_progress=on_progress
+    )
+    settings = add_stack_addresses(settings, where)
     worker = ServiceProcess(WORKER, StackHome.at(settings.home))
     earlier_worker = worker.find_process()
     try:
@@ -61,7 +65,10 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
         pids = [] if no_worker else [start_worker(settings, extra_env=extra_env, on_progress=on_progress)]
         if pids:  # without a worker, scheduled runs would only pile up
             new_build = build if earlier_worker is None else None
-            run_with_client(settings, lambda client: _prepare_for_runs(client, settings, new_build, on_progress, say))
+            run_with_client(
+                settings,
+                lambda client: _deploy_build_and_apply_schedules(client, settings, new_build, on_progress, say),
+            )
     except BaseException:
         with suppress(ServiceFailed):  # keep the first error
             if earlier_worker is None:
@@ -79,13 +86,15 @@ def up(settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Sa
     }
 
 
-async def _prepare_for_runs(
+async def _deploy_build_and_apply_schedules(
     client: Client, settings: Settings, build: WorkerDeploymentVersion | None, on_progress: Say, say: Say
 ) -> None:
     if build:
         on_progress(f"making build {build.build_id} current, unless workers of the current one poll")
         dead = find_crashed_worker_ids(StackHome.at(settings.home))
-        deployment = await deploy_if_unserved(client, build.deployment_name, build.build_id, dead_identities=dead)
+        deployment = await deploy_unless_current_build_is_served(
+            client, build.deployment_name, build.build_id, dead_identities=dead
+        )
         if deployment.current != build.build_id:
             deploy = f"`sexton worker deploy --build-id {build.build_id}`"
             say(f"{deployment}, and its workers poll, so this worker's build was not made current; {deploy} does it")
@@ -93,7 +102,7 @@ async def _prepare_for_runs(
     await Sexton(client, settings).apply_schedules()
 
 
-def stack_options(
+def stack_options_from_settings(
     settings: Settings, *, free_ports: bool = False, in_memory: bool = False
 ) -> embedded_stack.StackOptions:
     """Return the options of the embedded stack that the settings describe."""
@@ -107,11 +116,11 @@ def stack_options(
         home=settings.home,
         ports=RequestedPorts.any_free() if free_ports else configured_ports,
         temporal_in_memory=in_memory,
-        buckets=tuple(bucket for _, bucket in list_buckets(settings)),
+        buckets=tuple(bucket for _, bucket in list_configured_buckets(settings)),
     )
 
 
-def with_stack_addresses(settings: Settings, where: embedded_stack.StackAddresses) -> Settings:
+def add_stack_addresses(settings: Settings, where: embedded_stack.StackAddresses) -> Settings:
     """Return the settings with the addresses of a running embedded_stack."""
     return settings.with_changes(
         temporal_address=where.temporal,
@@ -133,7 +142,7 @@ def upgrade_catalog(settings: Settings) -> dict[str, object]:
             "database": mask_passwords(settings.database_url),
             "version": read_catalog_version(database),
             "catalog_id": SqlCatalog(database).identities.catalog_id(),
-            "buckets": adopt_buckets(settings, database) if settings.has_object_store else {},
+            "buckets": mark_unmarked_buckets(settings, database) if settings.has_object_store else {},
         }
     finally:
         database.close()
@@ -151,7 +160,7 @@ def prepare_catalog_and_namespace(settings: Settings) -> None:
     if settings.has_object_store:
         # A store that does not answer is accepted, because each worker repeats the comparison.
         with open_catalog(settings.database_url) as catalog, suppress(StoreUnavailable, ServiceFailed):
-            compare_with_newest_manifest(settings, catalog)
+            compare_catalog_with_newest_manifest(settings, catalog)
 
     async def register(client: Client) -> None:
         await workflow_search.register_search_attributes(client)
@@ -216,7 +225,7 @@ async def _wait_until_polling(settings: Settings, identity: str, process: Servic
         await asyncio.sleep(0.1)
 
 
-def down(settings: Settings) -> list[str]:
+def stop_stack(settings: Settings) -> list[str]:
     """Stop the workers of the home, which drain first, then its services. Return the names of the stopped processes."""
     home = StackHome.at(settings.home)
     workers = sorted(path.stem for path in home.pids.glob(f"{WORKER}*.json"))

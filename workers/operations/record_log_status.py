@@ -10,9 +10,9 @@ from temporalio.service import RPCError, RPCStatusCode
 from infra.catalog import SqlCatalog, open_catalog
 from logstore.errors import CatalogOutdated, SextonError
 from logstore.ports.catalog import Records
-from workers.catalog_match import compare_with_newest_manifest
+from workers.catalog_match import compare_catalog_with_newest_manifest
 from workers.client.temporal_connection import run_with_client
-from workers.client.wait_for_job import innermost_failure_text
+from workers.client.wait_for_job import format_innermost_failure
 from workers.settings import Settings
 from workflows.records.job_definitions import FLUSH_RECORDS, FlushRecordsResult
 
@@ -23,13 +23,13 @@ MAX_CHANGE_AGE_S: Final = 300.0
 _ADVICE: Final = "`sexton records status`; runbook `flush-records`"
 
 
-def record_log_row(settings: Settings) -> Mapping[str, object]:
+def check_record_log(settings: Settings) -> Mapping[str, object]:
     """Return the row: age of the oldest unflushed change, failure of flushes, and number of waiting deletions."""
     try:
         with open_catalog(settings.database_url) as catalog:
-            problems, detail = _check_outbox(catalog.records)
+            problems, detail = _describe_outbox(catalog.records)
             if settings.has_object_store:
-                detail += _compare_with_manifest(settings, catalog)
+                detail += _compare_catalog_with_manifest(settings, catalog)
     except CatalogOutdated as error:
         return {"name": RECORD_LOG, "ok": False, "detail": str(error)}
     except (SextonError, OSError) as error:
@@ -40,9 +40,9 @@ def record_log_row(settings: Settings) -> Mapping[str, object]:
     return {"name": RECORD_LOG, "ok": not problems, "detail": f"{text}; {_ADVICE}" if problems else text}
 
 
-def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
+def _compare_catalog_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
     try:
-        compare_with_newest_manifest(settings, catalog)
+        compare_catalog_with_newest_manifest(settings, catalog)
     except CatalogOutdated:
         raise
     except SextonError:
@@ -50,7 +50,7 @@ def _compare_with_manifest(settings: Settings, catalog: SqlCatalog) -> str:
     return ""
 
 
-def _check_outbox(records: Records) -> tuple[list[str], str]:
+def _describe_outbox(records: Records) -> tuple[list[str], str]:
     from logstore.records.services.flusher import find_unrecordable  # noqa: PLC0415 - start-up time
 
     state = records.state()
@@ -86,7 +86,7 @@ async def find_flush_failure(client: Client) -> str | None:
         return f"flushes are refused: {refusal.type}: {refusal.message}" if refusal else None
     for activity in description.raw_description.pending_activities:
         if activity.HasField("last_failure"):
-            failure = innermost_failure_text(activity.last_failure)
+            failure = format_innermost_failure(activity.last_failure)
             attempts = f"{activity.attempt - 1} attempts so far{_describe_last_attempt(activity)}"
             return f"flushes fail, {attempts}: {failure}"
     return None

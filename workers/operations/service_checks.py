@@ -25,23 +25,23 @@ from logstore.identity.bucket_markers import MARKER_KEY, MarkerState
 from logstore.identity.services.marker_checked_buckets import MarkerChecker
 from logstore.ownership import MAX_BUNDLES
 from logstore.ports.catalog import Identities
-from workers.assembly.checked_buckets import own_buckets_by_name, primary_bucket
-from workers.catalog_match import compare_namespace, list_buckets
+from workers.assembly.checked_buckets import make_checked_bucket_opener_by_name, open_primary_bucket
+from workers.catalog_match import compare_namespace_mark, list_configured_buckets
 from workers.client import workflow_search
 from workers.client.schedules import list_schedules
 from workers.client.stuck_scheduled_runs import StuckRun, find_stuck_runs
-from workers.client.task_queue_pollers import live_pollers
+from workers.client.task_queue_pollers import list_live_pollers
 from workers.client.temporal_connection import run_with_client
-from workers.client.temporal_faults import service_failure
-from workers.hosting.certificate_expiry import check_certificates, find_certificate_files
+from workers.client.temporal_faults import explain_server_fault
+from workers.hosting.certificate_expiry import check_certificate_expiry, find_certificate_files
 from workers.hosting.readiness import SCHEDULES
-from workers.operations.bucket_delete_check import DELETES, check_deletes
-from workers.operations.bundle_owners import open_directory, open_session, read_ownership
-from workers.operations.record_log_status import RECORD_LOG, record_log_row
-from workers.operations.worker_builds import Deployment, find_unserved_queues, read_deployment
+from workers.operations.bucket_delete_check import DELETES, check_bucket_deletes
+from workers.operations.bundle_owners import open_directory, open_zookeeper_session, read_ownership_overview
+from workers.operations.record_log_status import RECORD_LOG, check_record_log
+from workers.operations.worker_builds import WorkerDeployment, find_unserved_queues, read_worker_deployment
 from workers.settings import Settings
 
-Row = Mapping[str, object]
+CheckRow = Mapping[str, object]
 Check = Callable[[Settings], str]
 
 WORKER: Final = "worker"
@@ -50,7 +50,7 @@ _RPC_TIMEOUT = timedelta(seconds=5)
 _MAX_PARALLEL_CHECKS: Final = 8
 
 
-def status(settings: Settings) -> list[Row]:
+def check_services(settings: Settings) -> list[CheckRow]:
     """Return a row per service. The services are asked in parallel, and each must answer within seconds."""
     checks: dict[str, Check] = {
         "temporal": _check_temporal,
@@ -67,24 +67,31 @@ def status(settings: Settings) -> list[Row]:
     # This check comes first, because opening the database replaces a lost write-ahead log by an empty file.
     lost_log = _check_lost_write_ahead_log(settings)
     unknown = {"ok": False, "detail": "cannot be told"}
-    rows: list[Callable[[], Row]] = [
-        *(partial(_check_service, name, check, settings, address_by_service[name]) for name, check in checks.items()),
-        lambda: lost_log or run_check("database", _check_database, settings),
-        lambda: {"name": _IDENTITY_ROW, **unknown} if lost_log else _check_identity(settings),
-        lambda: {"name": RECORD_LOG, **unknown} if lost_log else record_log_row(settings),
+    rows: list[Callable[[], CheckRow]] = [
+        *(
+            partial(_check_service_at_address, name, check, settings, address_by_service[name])
+            for name, check in checks.items()
+        ),
+        lambda: lost_log or run_check_as_row("database", _check_catalog_database, settings),
+        lambda: {"name": _IDENTITY_ROW, **unknown} if lost_log else _check_catalog_identity(settings),
+        lambda: {"name": RECORD_LOG, **unknown} if lost_log else check_record_log(settings),
         lambda: _check_workers(settings),
-        *([lambda: run_check("deployment", _check_deployment, settings)] if settings.deployment_name else []),
+        *(
+            [lambda: run_check_as_row("deployment", _check_worker_deployment, settings)]
+            if settings.deployment_name
+            else []
+        ),
     ]
     with ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
         return list(pool.map(lambda row: row(), rows))
 
 
-def _check_service(name: str, check: Check, settings: Settings, address: str) -> Row:
-    row = run_check(name, check, settings)
+def _check_service_at_address(name: str, check: Check, settings: Settings, address: str) -> CheckRow:
+    row = run_check_as_row(name, check, settings)
     return {**row, "detail": f"{address}: {row['detail']}"} if address else row
 
 
-def run_check(name: str, check: Check, settings: Settings) -> Row:
+def run_check_as_row(name: str, check: Check, settings: Settings) -> CheckRow:
     """Return the row of one check. An error of the check is the row's detail."""
     try:
         return {"name": name, "ok": True, "detail": check(settings)}
@@ -95,7 +102,7 @@ def run_check(name: str, check: Check, settings: Settings) -> Row:
 
 
 def _describe_rpc_error(error: RPCError) -> str:
-    return str(service_failure(error) or f"temporal: {error.message}")
+    return str(explain_server_fault(error) or f"temporal: {error.message}")
 
 
 def _check_temporal(settings: Settings) -> str:
@@ -111,21 +118,21 @@ def _check_temporal(settings: Settings) -> str:
 def _check_object_store(settings: Settings) -> str:
     """List each bucket by a signed request. The answer must have the header fields of an object store."""
     if not settings.has_object_store:
-        settings.require("s3_endpoint")
-    names = [bucket for _, bucket in list_buckets(settings)]
-    store = primary_bucket(settings, hasty=True)
+        settings.require_address("s3_endpoint")
+    names = [bucket for _, bucket in list_configured_buckets(settings)]
+    store = open_primary_bucket(settings, fails_fast=True)
     for name in names:
         next(iter(store.for_bucket(name).list(MARKER_KEY)), None)
     return ", ".join(names)
 
 
 def _check_zookeeper(settings: Settings) -> str:
-    with open_session(settings) as session:
+    with open_zookeeper_session(settings) as session:
         count = len(OwnershipDirectory(session, MAX_BUNDLES).read_live_workers())
         return f"{count} {'worker has' if count == 1 else 'workers have'} a session"
 
 
-def _check_lost_write_ahead_log(settings: Settings) -> Row | None:
+def _check_lost_write_ahead_log(settings: Settings) -> CheckRow | None:
     pids = [worker.pid for worker in read_live_workers(StackHome.at(settings.home))]
     try:
         database = Database(settings.database_url)
@@ -136,7 +143,7 @@ def _check_lost_write_ahead_log(settings: Settings) -> Row | None:
     return {"name": "database", "ok": False, "detail": str(problem)} if problem else None
 
 
-def _check_database(settings: Settings) -> str:
+def _check_catalog_database(settings: Settings) -> str:
     database = Database(settings.database_url)
     try:
         require_current_version(database)
@@ -146,9 +153,9 @@ def _check_database(settings: Settings) -> str:
     return "this build's version, and takes writes"
 
 
-def _check_deployment(settings: Settings) -> str:
-    async def ask(client: Client) -> tuple[Deployment, Mapping[str, Sequence[str]]]:
-        deployment = await read_deployment(client, settings.deployment_name)
+def _check_worker_deployment(settings: Settings) -> str:
+    async def ask(client: Client) -> tuple[WorkerDeployment, Mapping[str, Sequence[str]]]:
+        deployment = await read_worker_deployment(client, settings.deployment_name)
         dead = find_crashed_worker_ids(StackHome.at(settings.home))
         ramping = deployment.ramping if deployment.ramp_percent else None
         routed_builds = [build for build in (deployment.current, ramping) if build]
@@ -176,11 +183,11 @@ async def list_polling_workers(
 ) -> set[str]:
     """Return the identities of the workers that poll the task queue now."""
     kind = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
-    pollers = await live_pollers(client, settings.task_queue, kind, dead_identities=dead_identities)
+    pollers = await list_live_pollers(client, settings.task_queue, kind, dead_identities=dead_identities)
     return {poller.identity for poller in pollers}
 
 
-def _check_workers(settings: Settings) -> Row:
+def _check_workers(settings: Settings) -> CheckRow:
     """Return the row of polling workers. Temporal lists dead workers for minutes, so this home's are left out."""
     home = StackHome.at(settings.home)
 
@@ -202,14 +209,14 @@ def _check_workers(settings: Settings) -> Row:
     return {"name": WORKER, "ok": bool(names), "detail": ", ".join(workers) or advice}
 
 
-def _check_identity(settings: Settings) -> Row:
+def _check_catalog_identity(settings: Settings) -> CheckRow:
     own: list[str] = []
     foreign: list[str] = []
     unknown: list[str] = []  # the rows of these services have the reason
     try:
         with open_catalog(settings.database_url) as catalog:
             catalog_id = catalog.identities.catalog_id()
-            for name, is_own in _list_identity_checks(settings, catalog.identities):
+            for name, is_own in _iterate_identity_checks(settings, catalog.identities):
                 try:
                     own.append(name if is_own() else f"{name} (nobody's yet)")
                 except CatalogMismatch as error:
@@ -224,30 +231,30 @@ def _check_identity(settings: Settings) -> Row:
     return {"name": _IDENTITY_ROW, "ok": not problems, "detail": f"catalog {catalog_id}: {detail}"}
 
 
-def _list_identity_checks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
+def _iterate_identity_checks(settings: Settings, identities: Identities) -> Iterator[tuple[str, Callable[[], bool]]]:
     if settings.has_object_store:
-        own_bucket = own_buckets_by_name(settings, MarkerChecker(identities), hasty=True)
-        for role, bucket in list_buckets(settings):
+        own_bucket = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)
+        for role, bucket in list_configured_buckets(settings):
             store = own_bucket(role, bucket)
             yield f"{role.value} bucket {bucket}", partial(lambda store: store.check() is MarkerState.OURS, store)
     if settings.ownership == "zookeeper" and settings.zookeeper:
 
         def has_own_path() -> bool:
-            with open_session(settings) as session:
+            with open_zookeeper_session(settings) as session:
                 return check_path_belongs_to_catalog(session, identities.catalog_id())
 
         yield "zookeeper", has_own_path
     if settings.temporal_address:
         yield (
             f"namespace {settings.temporal_namespace}",
-            lambda: run_with_client(settings, lambda client: compare_namespace(client, identities.catalog_id())),
+            lambda: run_with_client(settings, lambda client: compare_namespace_mark(client, identities.catalog_id())),
         )
 
 
 _MAX_CLOCK_DIFFERENCE_S = 5.0  # S3 refuses 15 minutes; a smaller difference already shows a wrong clock
 
 
-def doctor(settings: Settings) -> list[Row]:
+def check_installation(settings: Settings) -> list[CheckRow]:
     """Return the rows of `status`, then rows of this machine, schedules, owners, and deletes in each bucket."""
     checks: dict[str, Callable[[Settings], str]] = {
         "java": lambda _: f"Java {find_java().version}",
@@ -255,10 +262,10 @@ def doctor(settings: Settings) -> list[Row]:
         SCHEDULES: _check_schedules,
         "ownership": _check_ownership,
         "clock": _check_clock,
-        DELETES: check_deletes,
-        **({"certificates": check_certificates} if find_certificate_files(settings) else {}),
+        DELETES: check_bucket_deletes,
+        **({"certificates": check_certificate_expiry} if find_certificate_files(settings) else {}),
     }
-    return [*status(settings), *(run_check(name, check, settings) for name, check in checks.items())]
+    return [*check_services(settings), *(run_check_as_row(name, check, settings) for name, check in checks.items())]
 
 
 def _check_search_attributes(settings: Settings) -> str:
@@ -279,9 +286,9 @@ def _check_schedules(settings: Settings) -> str:
 def _check_ownership(settings: Settings) -> str:
     with open_catalog(settings.database_url) as catalog:
         if settings.ownership == "single":
-            return f"{read_ownership(catalog.fences, None)}; ownership=single"
+            return f"{read_ownership_overview(catalog.fences, None)}; ownership=single"
         with open_directory(settings, catalog.fences.count_bundles(), catalog.identities.catalog_id()) as directory:
-            ownership = read_ownership(catalog.fences, directory)
+            ownership = read_ownership_overview(catalog.fences, directory)
     if not ownership.workers:
         raise ServiceFailed(
             "ownership", f"{ownership}, no worker has a session", advice="start one, or read a worker's log"
@@ -291,8 +298,8 @@ def _check_ownership(settings: Settings) -> str:
 
 def _check_clock(settings: Settings) -> str:
     if not settings.has_object_store:
-        settings.require("s3_endpoint")
-    difference_s = time.time() - read_store_clock_s(primary_bucket(settings, hasty=True))
+        settings.require_address("s3_endpoint")
+    difference_s = time.time() - read_store_clock_s(open_primary_bucket(settings, fails_fast=True))
     if abs(difference_s) > _MAX_CLOCK_DIFFERENCE_S:
         problem = f"this machine and the object store differ by {difference_s:.0f} s"
         raise ServiceFailed("clock", problem, advice="set both by one time service")

@@ -62,7 +62,7 @@ _TOPICS_PER_PAGE: Final = TrimTopicsInput().page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorePlan:
+class PlannedStore:
     """Contents of a planned store. All numbers are at least 1."""
 
     topics: int
@@ -81,9 +81,9 @@ class StorePlan:
         if self.database not in ROW_BYTES:
             raise InvalidInput("database", expected=" or ".join(sorted(ROW_BYTES)), found=self.database)
 
-    def per_cluster(self, clusters: int) -> "StorePlan":
+    def split_by_clusters(self, clusters: int) -> "PlannedStore":
         """Return the plan of one cluster if `clusters` share the store evenly."""
-        return StorePlan(
+        return PlannedStore(
             topics=ceil(self.topics / clusters),
             ledgers=ceil(self.ledgers / clusters),
             segments=self.segments,
@@ -96,7 +96,7 @@ class StorePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSize:
+class StoreSizeEstimate:
     """Sizes and rates of a planned store. Rates are averages over the day."""
 
     rows: Mapping[str, int]  # number by large table
@@ -122,7 +122,7 @@ class StoreSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionRequests:
+class DeletionRequestEstimate:
     """Requests to the object store in phase two, for primary copies whose objects the first listing finds."""
 
     lists: int
@@ -130,7 +130,9 @@ class DeletionRequests:
     gets: int  # one byte each, to check a sample of the deleted objects
 
 
-def estimate_deletion_requests(ledgers: int, *, segments: int, chunk: int = _DEFAULT_POLICY.chunk) -> DeletionRequests:
+def estimate_deletion_requests(
+    ledgers: int, *, segments: int, chunk: int = _DEFAULT_POLICY.chunk
+) -> DeletionRequestEstimate:
     """Estimate the requests for a batch of ledgers with `segments` segments each.
 
     Each ledger needs one LIST, or two if its chunk has no other ledger. Savings by shared LISTs are not counted. The
@@ -139,14 +141,14 @@ def estimate_deletion_requests(ledgers: int, *, segments: int, chunk: int = _DEF
     """
     full_chunks, remaining_ledgers = divmod(ledgers, chunk)
     chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)
-    return DeletionRequests(
+    return DeletionRequestEstimate(
         lists=ledgers * ceil((segments + 1) / KEYS_PER_PAGE) + chunk_sizes.count(1),
         gets=sum(min(SAMPLE_KEYS, size * segments) + min(SAMPLE_KEYS, size) for size in chunk_sizes),
         deletes=sum(ceil(size * segments / KEYS_PER_PAGE) + ceil(size / KEYS_PER_PAGE) for size in chunk_sizes),
     )
 
 
-def estimate_size(plan: StorePlan) -> StoreSize:
+def estimate_store_size(plan: PlannedStore) -> StoreSizeEstimate:
     """Return sizes and rates of a planned store."""
     deleted_per_s = plan.ledgers / plan.life_days / _DAY_S
     rows = {
@@ -163,7 +165,7 @@ def estimate_size(plan: StorePlan) -> StoreSize:
     records = sum(count for table, count in rows.items() if table != "ledger_copy")
     blocks = ceil(records / MAX_VERSIONS_PER_BLOCK)
     topics_per_s = plan.topics / plan.trim_interval_s
-    return StoreSize(
+    return StoreSizeEstimate(
         rows=rows,
         row_bytes={table: count * bytes_per_row[table] for table, count in rows.items()},
         objects=objects,
@@ -183,9 +185,9 @@ def estimate_size(plan: StorePlan) -> StoreSize:
     )
 
 
-def format_table(sizes: Mapping[str, StoreSize]) -> str:
+def format_size_table(sizes: Mapping[str, StoreSizeEstimate]) -> str:
     """Return a Markdown table with one column per size. The keys are the headings of the columns."""
-    format_by_row: dict[str, Callable[[StoreSize], str]] = {
+    format_by_row: dict[str, Callable[[StoreSizeEstimate], str]] = {
         "catalog": lambda size: _format_bytes(size.catalog_bytes),
         "of it segments": lambda size: _format_bytes(size.row_bytes["segment"]),
         "of it ledgers with their copies": lambda size: _format_bytes(
@@ -228,8 +230,8 @@ def _format_rate(count: float) -> str:
 
 if __name__ == "__main__":
     topics, ledgers, *clusters = map(int, sys.argv[1:])
-    store = StorePlan(topics=topics, ledgers=ledgers)
-    columns = {"the store": estimate_size(store)}
+    store = PlannedStore(topics=topics, ledgers=ledgers)
+    columns = {"the store": estimate_store_size(store)}
     if clusters:
-        columns[f"one of {clusters[0]} clusters"] = estimate_size(store.per_cluster(clusters[0]))
-    sys.stdout.write(format_table(columns))
+        columns[f"one of {clusters[0]} clusters"] = estimate_store_size(store.split_by_clusters(clusters[0]))
+    sys.stdout.write(format_size_table(columns))

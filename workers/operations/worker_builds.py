@@ -25,7 +25,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
 from logstore.errors import InvalidInput, PreconditionFailed
-from workers.client.task_queue_pollers import live_pollers
+from workers.client.task_queue_pollers import list_live_pollers
 from workers.settings import Settings
 
 _STATUS_PREFIX: Final = "WORKER_DEPLOYMENT_VERSION_STATUS_"
@@ -37,7 +37,7 @@ _REFUSAL_STATUSES: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildRow:
+class BuildSummary:
     """Build in a deployment."""
 
     build_id: str
@@ -47,14 +47,14 @@ class BuildRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
+class WorkerDeployment:
     """Builds of a deployment, newest first, and its routing of new runs."""
 
     name: str
     current: str | None = None  # None: only unversioned workers get new runs
     ramping: str | None = None  # None with a share above 0: unversioned workers get the share
     ramp_percent: float = 0.0
-    builds: tuple[BuildRow, ...] = ()
+    builds: tuple[BuildSummary, ...] = ()
     is_applied: bool = True  # whether every task queue uses this routing
     conflict_token: bytes = b""  # Temporal refuses a change with this token if the routing has changed since
 
@@ -76,16 +76,18 @@ def require_deployment_name(settings: Settings) -> str:
     return settings.deployment_name
 
 
-async def read_deployment(client: Client, name: str) -> Deployment:
+async def read_worker_deployment(client: Client, name: str) -> WorkerDeployment:
     """Return the builds and the routing of a deployment. An unknown deployment has no builds."""
     request = DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=name)
     try:
         response = await client.workflow_service.describe_worker_deployment(request, retry=True)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND and "namespace" not in error.message.lower():
-            return Deployment(name=name)
+            return WorkerDeployment(name=name)
         raise
-    return replace(_deployment_from_info(response.worker_deployment_info), conflict_token=response.conflict_token)
+    return replace(
+        _worker_deployment_from_info(response.worker_deployment_info), conflict_token=response.conflict_token
+    )
 
 
 async def find_unserved_queues(
@@ -93,15 +95,15 @@ async def find_unserved_queues(
 ) -> Sequence[str]:
     """Return the task queues of a known build that no live worker of the build polls now, ascending."""
     unserved: set[str] = set()
-    for queue, kind in await list_queues(client, name, build_id):
-        pollers = await live_pollers(client, queue, kind, dead_identities=dead_identities)
+    for queue, kind in await list_queues_of_build(client, name, build_id):
+        pollers = await list_live_pollers(client, queue, kind, dead_identities=dead_identities)
         options = [poller.deployment_options for poller in pollers]
         if (name, build_id) not in {(option.deployment_name, option.build_id) for option in options}:
             unserved.add(queue)
     return sorted(unserved)
 
 
-async def list_queues(client: Client, name: str, build_id: str) -> set[tuple[str, TaskQueueType.ValueType]]:
+async def list_queues_of_build(client: Client, name: str, build_id: str) -> set[tuple[str, TaskQueueType.ValueType]]:
     """Return name and type of each task queue that workers of the build have polled."""
     version = WorkerDeploymentVersion(deployment_name=name, build_id=build_id)
     request = DescribeWorkerDeploymentVersionRequest(namespace=client.namespace, deployment_version=version)
@@ -109,7 +111,7 @@ async def list_queues(client: Client, name: str, build_id: str) -> set[tuple[str
     return {(queue.name, queue.type) for queue in response.version_task_queues}
 
 
-async def deploy(
+async def deploy_build(
     client: Client,
     name: str,
     build_id: str,
@@ -117,7 +119,7 @@ async def deploy(
     ramp: float | None = None,
     without_workers: bool = False,
     dead_identities: Collection[str] = (),
-) -> Deployment:
+) -> WorkerDeployment:
     """Make a build current, or ramp a share of new runs to it. Idempotent.
 
     The call first sets the current build, then it ends the ramp of another build. After an interruption, call it again.
@@ -133,7 +135,7 @@ async def deploy(
     """
     if ramp is not None and not 0 <= ramp <= _MAX_PERCENT:  # refuses NaN, too
         raise InvalidInput("ramp", expected=f"a share of new runs, 0 to {_MAX_PERCENT} per cent", found=ramp)
-    before = await read_deployment(client, name)
+    before = await read_worker_deployment(client, name)
     _require_known_build(before, build_id)
     try:
         if ramp != 0 and not without_workers:
@@ -144,20 +146,22 @@ async def deploy(
                     namespace=client.namespace, deployment_name=name, build_id=build_id, identity=client.identity
                 )
             )
-            if (await read_deployment(client, name)).has_ramp:  # read again: another call may have started a ramp
-                await _set_ramp(client, name, "", 0)
+            if (
+                await read_worker_deployment(client, name)
+            ).has_ramp:  # read again: another call may have started a ramp
+                await _set_ramp_percent(client, name, "", 0)
         elif ramp:
-            await _set_ramp(client, name, build_id, ramp)
+            await _set_ramp_percent(client, name, build_id, ramp)
         else:
             await _end_ramp(client, before, build_id)
     except RPCError as error:
         if error.status in _REFUSAL_STATUSES:
             raise PreconditionFailed(f"build {build_id} of {name}: {error.message}") from error
         raise
-    return await _wait_until_applied(client, name)
+    return await _wait_until_routing_is_applied(client, name)
 
 
-def _require_known_build(deployment: Deployment, build_id: str) -> None:
+def _require_known_build(deployment: WorkerDeployment, build_id: str) -> None:
     if build_id not in {row.build_id for row in deployment.builds}:
         ids = ", ".join(row.build_id for row in deployment.builds) or "none"
         message = f"build {build_id} of {deployment.name}: expected one that a worker has served with, found {ids}"
@@ -171,23 +175,23 @@ async def _require_workers(client: Client, name: str, build_id: str, dead_identi
         raise PreconditionFailed(f"build {build_id} of {name}: {problem}; start one of that build first")
 
 
-async def _wait_until_applied(client: Client, name: str) -> Deployment:
+async def _wait_until_routing_is_applied(client: Client, name: str) -> WorkerDeployment:
     deadline_s = time.monotonic() + _APPLY_TIMEOUT_S
     while True:
-        deployment = await read_deployment(client, name)
+        deployment = await read_worker_deployment(client, name)
         if deployment.is_applied or time.monotonic() > deadline_s:
             return deployment
         await asyncio.sleep(0.1)
 
 
-async def _end_ramp(client: Client, before: Deployment, build_id: str) -> None:
+async def _end_ramp(client: Client, before: WorkerDeployment, build_id: str) -> None:
     if before.ramping not in {None, build_id}:
         message = f"build {build_id} of {before.name}: expected that it ramps, found that {before.ramping} does"
         raise PreconditionFailed(message)
-    await _set_ramp(client, before.name, "", 0, read_at=before.conflict_token)
+    await _set_ramp_percent(client, before.name, "", 0, read_at=before.conflict_token)
 
 
-async def _set_ramp(client: Client, name: str, build_id: str, percent: float, *, read_at: bytes = b"") -> None:
+async def _set_ramp_percent(client: Client, name: str, build_id: str, percent: float, *, read_at: bytes = b"") -> None:
     await client.workflow_service.set_worker_deployment_ramping_version(
         SetWorkerDeploymentRampingVersionRequest(
             namespace=client.namespace,
@@ -200,11 +204,11 @@ async def _set_ramp(client: Client, name: str, build_id: str, percent: float, *,
     )
 
 
-def _deployment_from_info(info: WorkerDeploymentInfo) -> Deployment:
+def _worker_deployment_from_info(info: WorkerDeploymentInfo) -> WorkerDeployment:
     routing = info.routing_config
     ramping = routing.ramping_deployment_version.build_id or None
     rows = [
-        BuildRow(
+        BuildSummary(
             build_id=summary.deployment_version.build_id,
             status=WorkerDeploymentVersionStatus.Name(summary.status).removeprefix(_STATUS_PREFIX),
             ramp_percent=routing.ramping_version_percentage if summary.deployment_version.build_id == ramping else 0.0,
@@ -212,7 +216,7 @@ def _deployment_from_info(info: WorkerDeploymentInfo) -> Deployment:
         )
         for summary in info.version_summaries
     ]
-    return Deployment(
+    return WorkerDeployment(
         name=info.name,
         current=routing.current_deployment_version.build_id or None,
         ramping=ramping,
@@ -222,7 +226,9 @@ def _deployment_from_info(info: WorkerDeploymentInfo) -> Deployment:
     )
 
 
-async def deploy_new_build(client: Client, name: str, build_id: str, *, ramp: float | None = None) -> Deployment:
+async def deploy_just_started_build(
+    client: Client, name: str, build_id: str, *, ramp: float | None = None
+) -> WorkerDeployment:
     """Deploy a build whose worker has just started to poll.
 
     Temporal learns of one task queue after the other, and refuses a build that lacks a queue of the current build. So
@@ -233,43 +239,43 @@ async def deploy_new_build(client: Client, name: str, build_id: str, *, ramp: fl
     """
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
     while True:
-        is_complete = await _is_complete(
+        is_complete = await _serves_all_current_queues(
             client, name, build_id
         )  # before the call, because Temporal may learn of more queues meanwhile
         try:
             # If the build is complete, its workers have just been seen polling.
-            return await deploy(client, name, build_id, ramp=ramp, without_workers=is_complete)
+            return await deploy_build(client, name, build_id, ramp=ramp, without_workers=is_complete)
         except PreconditionFailed:
             if is_complete or time.monotonic() > deadline_s:
                 raise
         await asyncio.sleep(0.1)
 
 
-async def deploy_if_unserved(
+async def deploy_unless_current_build_is_served(
     client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
-) -> Deployment:
+) -> WorkerDeployment:
     """Deploy a build whose worker has just started to poll, unless workers of the current build poll.
 
     If they do, an operator's ramp stays, too. Return the deployment.
     """
-    deployment = await read_deployment(client, name)
+    deployment = await read_worker_deployment(client, name)
     if deployment.current == build_id:
         return deployment
     if deployment.current and not await find_unserved_queues(
         client, name, deployment.current, dead_identities=dead_identities
     ):
         return deployment
-    return await deploy_new_build(client, name, build_id)
+    return await deploy_just_started_build(client, name, build_id)
 
 
-async def _is_complete(client: Client, name: str, build_id: str) -> bool:
+async def _serves_all_current_queues(client: Client, name: str, build_id: str) -> bool:
     """Return whether Temporal knows workers of the build that poll every queue of the current build."""
-    deployment = await read_deployment(client, name)
+    deployment = await read_worker_deployment(client, name)
     if build_id not in {row.build_id for row in deployment.builds}:
         return False
     try:
-        current_queues = await list_queues(client, name, deployment.current) if deployment.current else set()
-        has_current_queues = current_queues <= await list_queues(client, name, build_id)
+        current_queues = await list_queues_of_build(client, name, deployment.current) if deployment.current else set()
+        has_current_queues = current_queues <= await list_queues_of_build(client, name, build_id)
         return has_current_queues and not await find_unserved_queues(client, name, build_id)
     except RPCError as error:
         if error.status is RPCStatusCode.NOT_FOUND:  # a build is listed shortly before it can be described

@@ -20,16 +20,18 @@ CONTENT_SECURITY_POLICY: Final = (
 
 def render_template(template: str, **values: Any) -> str:  # noqa: ANN401 - values depend on the template
     """Return the page of a template in this folder. A missing value raises `jinja2.UndefinedError`."""
-    return str(_environment().get_template(template).render(policy=CONTENT_SECURITY_POLICY, **values))
+    return str(_create_template_environment().get_template(template).render(policy=CONTENT_SECURITY_POLICY, **values))
 
 
 def stream_template(template: str, **values: Any) -> Iterator[str]:  # noqa: ANN401 - values depend on the template
     """Return the page in parts. Rows of an iterator are never in memory together."""
-    return iter(_environment().get_template(template).generate(policy=CONTENT_SECURITY_POLICY, **values))
+    return iter(
+        _create_template_environment().get_template(template).generate(policy=CONTENT_SECURITY_POLICY, **values)
+    )
 
 
 @cache
-def _environment() -> Any:  # noqa: ANN401 - the type's import takes a command 30 ms
+def _create_template_environment() -> Any:  # noqa: ANN401 - the type's import takes a command 30 ms
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # noqa: PLC0415
 
     loader = FileSystemLoader(Path(__file__).parent)

@@ -39,19 +39,21 @@ CodePieces = tuple[tuple[ModuleType, ast.AST], ...]
 
 
 @cache
-def reachable_code(workflow: type) -> CodePieces:
+def collect_reachable_code(workflow: type) -> CodePieces:
     """Return all code in `workflows` that a run may reach, without the code of other workflows."""
-    return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__).pieces)
+    return tuple(_ReachableCodeWalk(sys.modules[workflow.__module__], workflow.__name__).pieces)
 
 
 @cache
-def ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
+def collect_run_ending_code(workflow: type, *, includes_guarded: bool) -> CodePieces:
     """Return the reachable code whose errors may end the run.
 
     With `includes_guarded`, include code whose guard refusals become a result. Other errors of such code end the run.
     """
     handlers = _FAILURE_HANDLERS if includes_guarded else _FAILURE_HANDLERS | _REFUSAL_HANDLERS
-    return tuple(_CodeWalk(sys.modules[workflow.__module__], workflow.__name__, _TryRemover(handlers)).pieces)
+    return tuple(
+        _ReachableCodeWalk(sys.modules[workflow.__module__], workflow.__name__, _HandledTryRemover(handlers)).pieces
+    )
 
 
 def list_modules(code: CodePieces) -> list[ModuleType]:
@@ -59,7 +61,7 @@ def list_modules(code: CodePieces) -> list[ModuleType]:
     return list({module.__name__: module for module, _ in code}.values())
 
 
-def raised_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
+def find_documented_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
     """Return the documented errors of the activities that the code names.
 
     `NotOwner` is left out for routed activities, because the router repeats the call at the new owner. With
@@ -82,7 +84,7 @@ def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:
             yield node.args[0]
 
 
-def own_failures(code: CodePieces) -> set[str]:
+def find_raised_failure_types(code: CodePieces) -> set[str]:
     """Return the types of the failures that the code itself raises."""
     calls = [node for _, piece in code for node in ast.walk(piece) if isinstance(node, ast.Call)]
     types = [
@@ -95,30 +97,30 @@ def own_failures(code: CodePieces) -> set[str]:
     return {str(node.value) for node in types if isinstance(node, ast.Constant)}
 
 
-def guard_refusals(code: CodePieces) -> set[str]:
+def find_guard_refusals(code: CodePieces) -> set[str]:
     """Return the types of guard refusals: the `GUARDS` of each module whose `GUARDS` the code contains."""
     guarded_modules = {module.__name__ for module, piece in code if "GUARDS" in _assigned_names(piece)}
     return {kind for module in list_modules(code) if module.__name__ in guarded_modules for kind in module.GUARDS}
 
 
-def error_class(name: str) -> type[errors.SextonError]:
+def get_error_class(name: str) -> type[errors.SextonError]:
     """Return the class of an error."""
     found: type[errors.SextonError] = getattr(errors, name)
     return found
 
 
-class _TryRemover(ast.NodeTransformer):
+class _HandledTryRemover(ast.NodeTransformer):
     """Transformer that empties each `try` whose `except ActivityError` calls one of the handlers for every failure."""
 
     def __init__(self, handlers: frozenset[str]) -> None:
         self._handlers = handlers
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        if any(self._handles(handler) for handler in node.handlers):
+        if any(self._is_failure_handler(handler) for handler in node.handlers):
             node.body = []
         return self.generic_visit(node)
 
-    def _handles(self, handler: ast.ExceptHandler) -> bool:
+    def _is_failure_handler(self, handler: ast.ExceptHandler) -> bool:
         if handler.type is None or "ActivityError" not in ast.unparse(handler.type):
             return False
         nodes = [node for statement in handler.body for node in ast.walk(statement)]
@@ -127,32 +129,32 @@ class _TryRemover(ast.NodeTransformer):
         return not is_conditional and not self._handlers.isdisjoint(called)
 
 
-class _CodeWalk:
+class _ReachableCodeWalk:
     """Walk through all code that one class names, directly or indirectly."""
 
-    def __init__(self, module: ModuleType, name: str, remover: _TryRemover | None = None) -> None:
+    def __init__(self, module: ModuleType, name: str, remover: _HandledTryRemover | None = None) -> None:
         self._remover = remover
         self.pieces: list[tuple[ModuleType, ast.AST]] = []
         self._foreign_modules = {workflow.__module__ for workflow in WORKFLOWS} - {module.__name__}
         self._visited_names: set[tuple[str, str]] = set()
         self._used_attributes: set[str] = set()
         self._unused_methods: list[tuple[ModuleType, ast.FunctionDef | ast.AsyncFunctionDef]] = []
-        self._visit_name(module, name)
+        self._add_definition(module, name)
         while used := [entry for entry in self._unused_methods if entry[1].name in self._used_attributes]:
             self._unused_methods = [entry for entry in self._unused_methods if entry not in used]
             for method_module, method in used:
-                self._add_piece(method_module, method)
+                self._add_code_piece(method_module, method)
 
-    def _visit_name(self, module: ModuleType, name: str) -> None:
+    def _add_definition(self, module: ModuleType, name: str) -> None:
         if not module.__name__.startswith("workflows") or module.__name__ in self._foreign_modules:
             return
         if (module.__name__, name) in self._visited_names:
             return
         self._visited_names.add((module.__name__, name))
-        node = _list_definitions(module).get(name)
+        node = _list_module_definitions(module).get(name)
         if isinstance(node, ast.ImportFrom):
             original = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-            self._visit_name(sys.modules[node.module or ""], original)
+            self._add_definition(sys.modules[node.module or ""], original)
         elif isinstance(node, ast.ClassDef):
             for part in (*node.bases, *node.body):
                 if self._remover is not None and _is_update_handler(part):
@@ -160,22 +162,22 @@ class _CodeWalk:
                 if isinstance(part, _FUNCTION_NODES) and not (part.decorator_list or part.name.startswith("__")):
                     self._unused_methods.append((module, part))
                 else:
-                    self._add_piece(module, part)
+                    self._add_code_piece(module, part)
         elif node is not None:
-            self._add_piece(module, node)
+            self._add_code_piece(module, node)
 
-    def _add_piece(self, module: ModuleType, piece: ast.AST) -> None:
+    def _add_code_piece(self, module: ModuleType, piece: ast.AST) -> None:
         if self._remover is not None:
             piece = self._remover.visit(copy.deepcopy(piece))
         self.pieces.append((module, piece))
         for node in ast.walk(piece):
             if isinstance(node, ast.Name):
-                self._visit_name(module, node.id)
+                self._add_definition(module, node.id)
             elif isinstance(node, ast.Attribute):
                 self._used_attributes.add(node.attr)
                 other = getattr(module, node.value.id, None) if isinstance(node.value, ast.Name) else None
                 if isinstance(other, ModuleType):
-                    self._visit_name(other, node.attr)
+                    self._add_definition(other, node.attr)
 
 
 def _is_update_handler(part: ast.AST) -> bool:
@@ -185,7 +187,7 @@ def _is_update_handler(part: ast.AST) -> bool:
 
 
 @cache
-def _list_definitions(module: ModuleType) -> dict[str, ast.AST]:
+def _list_module_definitions(module: ModuleType) -> dict[str, ast.AST]:
     node_by_name: dict[str, ast.AST] = {}
     statements = ast.parse(inspect.getsource(module)).body
     for node in (node for top in statements for node in (top.body if isinstance(top, ast.With) else [top])):

@@ -80,19 +80,19 @@ _MAX_COUNT: Final = 2**63 - 1
 
 def render_settings_page() -> str:
     """Return the page. It ends with one line break."""
-    hints, meaning_by_name = get_type_hints(Settings, include_extras=True), _read_comments()
+    hints, meaning_by_name = get_type_hints(Settings, include_extras=True), _read_setting_comments()
     title_by_first_setting = {name: title for title, name in _FIRST_SETTING_BY_TITLE.items()}
     lines = [_HEAD]
     for name in Settings.model_fields:
         if name in title_by_first_setting:
             lines += [f"\n## {title_by_first_setting[name]}\n"] if len(lines) > 1 else ["## Home\n"]
             lines += ["| setting | default | values | meaning |", "|---|---|---|---|"]
-        default, values = _format_default(name, hints[name]), _format_values(hints[name])
+        default, values = _format_setting_default(name, hints[name]), _format_allowed_values(hints[name])
         lines.append(f"| `{name}` | {default} | {values} | {meaning_by_name.get(name, '')} |")
     return "\n".join(lines) + "\n"
 
 
-def _read_comments() -> dict[str, str]:
+def _read_setting_comments() -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(Settings))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comment_by_line = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
@@ -108,7 +108,7 @@ def _read_comments() -> dict[str, str]:
     return meaning_by_name
 
 
-def _format_default(name: str, hint: Any) -> str:  # noqa: ANN401 - an annotation
+def _format_setting_default(name: str, hint: Any) -> str:  # noqa: ANN401 - an annotation
     default = Settings.model_fields[name].default
     if name == "home":
         return "`.sexton`"
@@ -117,7 +117,7 @@ def _format_default(name: str, hint: Any) -> str:  # noqa: ANN401 - an annotatio
     return f"`{setting_types.format_duration(default) if _is_duration(hint) else default}`"
 
 
-def _format_values(hint: Any) -> str:  # noqa: ANN401 - an annotation
+def _format_allowed_values(hint: Any) -> str:  # noqa: ANN401 - an annotation
     choices = [choice for part in (hint, *get_args(hint)) if get_origin(part) is Literal for choice in get_args(part)]
     if choices:
         return ", ".join(f"`{choice}`" for choice in choices)

@@ -38,7 +38,7 @@ _COMMENT_LINE: Final = re.compile(r"^    # (.+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FieldFacts:
+class ContractField:
     """Field of a value."""
 
     name: str
@@ -49,7 +49,7 @@ class FieldFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallFacts:
+class ContractCall:
     """Signal, query or update."""
 
     name: str
@@ -59,7 +59,7 @@ class CallFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contract:
+class WorkflowContract:
     """Contract of one workflow."""
 
     name: str
@@ -70,22 +70,22 @@ class Contract:
     fails: tuple[str, ...]  # types of errors that end the workflow
     retried: tuple[str, ...]  # types of errors after which an activity is retried
     refused: tuple[str, ...]  # types in the result's `refused`; the workflow completes
-    signals: tuple[CallFacts, ...]
-    queries: tuple[CallFacts, ...]
-    updates: tuple[CallFacts, ...]
+    signals: tuple[ContractCall, ...]
+    queries: tuple[ContractCall, ...]
+    updates: tuple[ContractCall, ...]
 
 
 @cache
-def contracts() -> tuple[Contract, ...]:
+def list_workflow_contracts() -> tuple[WorkflowContract, ...]:
     """Return the contract of every workflow, in the order in which workers list them."""
     return tuple(_build_contract(workflow) for workflow in WORKFLOWS)
 
 
-def list_fields(kind: type) -> list[FieldFacts]:
+def list_contract_fields(kind: type) -> list[ContractField]:
     """Return the fields of a dataclass in order."""
-    hints, comment_by_field = get_type_hints(kind), _read_comments(kind)
+    hints, comment_by_field = get_type_hints(kind), _read_field_comments(kind)
     return [
-        FieldFacts(
+        ContractField(
             name=field.name,
             kind=hints[field.name],
             default=field.default if field.default_factory is MISSING else field.default_factory(),
@@ -96,50 +96,51 @@ def list_fields(kind: type) -> list[FieldFacts]:
     ]
 
 
-def jobs() -> dict[str, JobDefinition[Any, Any]]:
+def list_jobs_by_name() -> dict[str, JobDefinition[Any, Any]]:
     """Return every job that programs start, by name."""
     modules = (deletion, delayed, offload, reconciliation, records, transactions)
     return {job.name: job for module in modules for job in vars(module).values() if isinstance(job, JobDefinition)}
 
 
-def _build_contract(workflow: type) -> Contract:
+def _build_contract(workflow: type) -> WorkflowContract:
     definition, module = _Definition.must_from_class(workflow), sys.modules[workflow.__module__]
-    code = reachable_errors.reachable_code(workflow)
-    raised, guard_refusals = reachable_errors.raised_errors(code), reachable_errors.guard_refusals(code)
+    code = reachable_errors.collect_reachable_code(workflow)
+    raised, guard_refusals = reachable_errors.find_documented_errors(code), reachable_errors.find_guard_refusals(code)
     takes, gives = (definition.arg_types or [type(None)])[0], definition.ret_type or type(None)
     has_refusal = GuardRefusal in get_args(get_type_hints(gives).get("refused"))
     refused = (guard_refusals & raised or guard_refusals) if has_refusal else set()
-    fails = getattr(module, "FAILURES", _list_final_errors(workflow, refused))
+    fails = getattr(module, "FAILURES", _list_errors_that_end_run(workflow, refused))
     awaited_fails = [name for child in getattr(module, "AWAITED", ()) for name in _build_contract(child).fails]
-    return Contract(
+    return WorkflowContract(
         name=str(definition.name),
-        ids=_list_id_forms(str(definition.name)),
+        ids=_list_workflow_id_forms(str(definition.name)),
         about=_summarize(module),
         takes=takes,
         gives=gives,
         fails=tuple(sorted({*fails, *awaited_fails, errors.InvalidInput.__name__})),
-        retried=tuple(sorted(name for name in raised if not issubclass(reachable_errors.error_class(name), FINAL))),
+        retried=tuple(sorted(name for name in raised if not issubclass(reachable_errors.get_error_class(name), FINAL))),
         refused=tuple(sorted(refused)),
-        signals=_list_calls(definition.signals),
-        queries=_list_calls(definition.queries),
-        updates=_list_calls(definition.updates),
+        signals=_list_contract_calls(definition.signals),
+        queries=_list_contract_calls(definition.queries),
+        updates=_list_contract_calls(definition.updates),
     )
 
 
-def _list_final_errors(workflow: type, refused: set[str]) -> set[str]:
+def _list_errors_that_end_run(workflow: type, refused: set[str]) -> set[str]:
     """Return the errors that end a run: its own failures, and final errors that no guard and no handler catches."""
     all_code, unguarded_code = (
-        reachable_errors.ending_code(workflow, includes_guarded=includes_guarded) for includes_guarded in (True, False)
+        reachable_errors.collect_run_ending_code(workflow, includes_guarded=includes_guarded)
+        for includes_guarded in (True, False)
     )
-    raised = (reachable_errors.raised_errors(all_code) - refused) | reachable_errors.raised_errors(
+    raised = (reachable_errors.find_documented_errors(all_code) - refused) | reachable_errors.find_documented_errors(
         unguarded_code, only_called=True
     )
-    final = {name for name in raised if issubclass(reachable_errors.error_class(name), FINAL)}
-    return final | reachable_errors.own_failures(all_code)
+    final = {name for name in raised if issubclass(reachable_errors.get_error_class(name), FINAL)}
+    return final | reachable_errors.find_raised_failure_types(all_code)
 
 
-def _list_id_forms(name: str) -> tuple[str, ...]:
-    job = jobs().get(name)
+def _list_workflow_id_forms(name: str) -> tuple[str, ...]:
+    job = list_jobs_by_name().get(name)
     if job:
         return tuple(job.id(key) if key else job.id() for key in job.keys)
     if name != "delete-ledger":
@@ -156,9 +157,9 @@ def _summarize(module: ModuleType) -> str:
     return " ".join(f"{sentence[:1].upper()}{sentence[1:]} {paragraphs[1]}".split())
 
 
-def _list_calls(definitions: Any) -> tuple[CallFacts, ...]:  # noqa: ANN401 - of three types of the SDK
+def _list_contract_calls(definitions: Any) -> tuple[ContractCall, ...]:  # noqa: ANN401 - of three types of the SDK
     return tuple(
-        CallFacts(
+        ContractCall(
             name=name,
             takes=tuple(definition.arg_types or ()),
             gives=getattr(definition, "ret_type", None),
@@ -170,7 +171,7 @@ def _list_calls(definitions: Any) -> tuple[CallFacts, ...]:  # noqa: ANN401 - of
 
 
 @cache
-def _read_comments(kind: type) -> dict[str, str]:
+def _read_field_comments(kind: type) -> dict[str, str]:
     """Return the comment beside each field of the class and of its bases, with the comment lines that follow it."""
     comment_by_field: dict[str, str] = {}
     for base in reversed([part for part in kind.__mro__ if is_dataclass(part)]):

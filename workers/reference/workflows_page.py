@@ -8,7 +8,14 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
-from workers.reference.workflow_contracts import QUEUE, CallFacts, Contract, FieldFacts, contracts, list_fields
+from workers.reference.workflow_contracts import (
+    QUEUE,
+    ContractCall,
+    ContractField,
+    WorkflowContract,
+    list_contract_fields,
+    list_workflow_contracts,
+)
 
 _HEAD: Final = f"""# Workflows
 
@@ -48,9 +55,9 @@ _JSON_TYPE_NAMES: Final[dict[Any, str]] = {
 }
 
 
-def render_page() -> str:
+def render_workflows_page() -> str:
     """Return the page. It ends with one line break."""
-    all_contracts = contracts()
+    all_contracts = list_workflow_contracts()
     inputs = {contract.takes for contract in all_contracts}
     results = {contract.gives for contract in all_contracts}
     index = "".join(
@@ -58,7 +65,7 @@ def render_page() -> str:
         f" | {contract.about.partition('. ')[0]} |\n"
         for contract in all_contracts
     )
-    values = sorted(_collect_values(all_contracts) - inputs - results, key=lambda kind: kind.__name__)
+    values = sorted(_collect_value_types(all_contracts) - inputs - results, key=lambda kind: kind.__name__)
     return "\n".join(
         [
             _HEAD,
@@ -66,12 +73,12 @@ def render_page() -> str:
             index,
             *map(_format_contract, all_contracts),
             "## Values in values\n",
-            *map(_format_value, values),
+            *map(_format_value_type, values),
         ]
     )
 
 
-def _format_contract(contract: Contract) -> str:
+def _format_contract(contract: WorkflowContract) -> str:
     calls_by_kind = [("Signal", contract.signals), ("Query", contract.queries), ("Update", contract.updates)]
     items = [
         f"- **Id**: {_join_code(contract.ids)}",
@@ -85,9 +92,9 @@ def _format_contract(contract: Contract) -> str:
         f"{_wrap(contract.about)}\n",
         *map(_wrap, items),
         f"\n### Input of {contract.name}\n",
-        _format_table(list_fields(contract.takes), is_input=True),
+        _format_field_table(list_contract_fields(contract.takes), is_input=True),
         f"### Result of {contract.name}\n",
-        _format_table(list_fields(contract.gives), is_input=False),
+        _format_field_table(list_contract_fields(contract.gives), is_input=False),
     ]
     return "\n".join(lines)
 
@@ -97,7 +104,7 @@ def _wrap(text: str) -> str:
     return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _format_call(call: CallFacts) -> str:
+def _format_call(call: ContractCall) -> str:
     takes = f" takes {', '.join(map(_format_type, call.takes))}" if call.takes else ""
     gives = f" answers with {_format_type(call.gives)}" if call.gives not in {None, NoneType} else ""
     return f"`{call.name}`{takes}{gives}: {call.about}"
@@ -107,15 +114,15 @@ def _join_code(names: tuple[str, ...], separator: str = ", ") -> str:
     return separator.join(f"`{name}`" for name in names)
 
 
-def _format_value(kind: type) -> str:
+def _format_value_type(kind: type) -> str:
     about = (kind.__doc__ or "").partition("\n")[0]
     if issubclass(kind, Enum):
         members = _join_code(tuple(str(member.value) for member in kind))
         return f"### {kind.__name__}\n\n{_wrap(f'{about} One of {members}.')}\n"
-    return f"### {kind.__name__}\n\n{_wrap(about)}\n\n{_format_table(list_fields(kind), is_input=True)}"
+    return f"### {kind.__name__}\n\n{_wrap(about)}\n\n{_format_field_table(list_contract_fields(kind), is_input=True)}"
 
 
-def _format_table(rows: list[FieldFacts], *, is_input: bool) -> str:
+def _format_field_table(rows: list[ContractField], *, is_input: bool) -> str:
     if not rows:
         return "Nothing.\n"
     head = (
@@ -149,11 +156,11 @@ def _format_type(kind: Any) -> str:  # noqa: ANN401 - an annotation
         return f"object of {_format_type(arguments[0])} to {_format_type(arguments[1])}"
     if kind in _JSON_TYPE_NAMES:
         return _JSON_TYPE_NAMES[kind]
-    return _format_link(kind)
+    return _format_type_link(kind)
 
 
-def _format_link(kind: type) -> str:
-    for contract in contracts():
+def _format_type_link(kind: type) -> str:
+    for contract in list_workflow_contracts():
         if kind is contract.takes:
             return f"[{kind.__name__}](#input-of-{contract.name})"
         if kind is contract.gives:
@@ -161,7 +168,7 @@ def _format_link(kind: type) -> str:
     return f"[{kind.__name__}](#{kind.__name__.lower()})"
 
 
-def _collect_values(all_contracts: tuple[Contract, ...]) -> set[type]:
+def _collect_value_types(all_contracts: tuple[WorkflowContract, ...]) -> set[type]:
     calls = [call for contract in all_contracts for call in (*contract.signals, *contract.queries, *contract.updates)]
     pending: list[Any] = [kind for contract in all_contracts for kind in (contract.takes, contract.gives)]
     pending += [kind for call in calls for kind in (*call.takes, call.gives)]
@@ -171,5 +178,5 @@ def _collect_values(all_contracts: tuple[Contract, ...]) -> set[type]:
         pending += get_args(kind)
         if isinstance(kind, type) and kind not in values and (is_dataclass(kind) or issubclass(kind, Enum)):
             values.add(kind)
-            pending += [field.kind for field in list_fields(kind)] if is_dataclass(kind) else []
+            pending += [field.kind for field in list_contract_fields(kind)] if is_dataclass(kind) else []
     return values

@@ -1,7 +1,7 @@
 """Settings as one validated, immutable value, with the origin of each field."""
 
 from workers.settings.model import SERVICE_SETTINGS, Settings
-from workers.settings.setting_files import read_secret, read_temporal_api_key
+from workers.settings.setting_files import read_secret_file, read_temporal_api_key
 from workers.settings.setting_types import OFF, format_duration, parse_duration
 from workers.settings.sources import DEFAULT_HOME, LoadedSettings, RecordReader, load_settings, read_stack_record
 
@@ -15,7 +15,7 @@ __all__ = [
     "format_duration",
     "load_settings",
     "parse_duration",
-    "read_secret",
+    "read_secret_file",
     "read_stack_record",
     "read_temporal_api_key",
 ]

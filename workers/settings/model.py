@@ -241,7 +241,7 @@ class Settings(BaseModel):
     def without_services(self) -> "Settings":
         return Settings.model_validate({name: value for name, value in self if name not in SERVICE_SETTINGS})
 
-    def require(self, name: str) -> str:
+    def require_address(self, name: str) -> str:
         """Return the address in the setting `name`. Raise `ServiceFailed` if it is empty."""
         value = str(getattr(self, name))
         if not value:

@@ -11,7 +11,7 @@ MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 """Maximum length of a file that a setting names, inclusive. A bundle of all public authorities is much shorter."""
 
 
-def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> bytes:
+def read_setting_file(field: str, path: str, rule: str = "a file that can be read") -> bytes:
     """Return the content of a regular file of at most `MAX_FILE_BYTES`. A link is followed.
 
     `rule` is a phrase for messages that says what the setting `field` expects.
@@ -24,15 +24,15 @@ def read_bytes(field: str, path: str, rule: str = "a file that can be read") -> 
         raise InvalidInput(field, expected=f"{rule} (it is no path)", found=path) from None
 
 
-def read_text(field: str, path: str, rule: str) -> str:
+def read_setting_text_file(field: str, path: str, rule: str) -> str:
     """Return the text of a UTF-8 file, without a byte order mark. An error message does not show the content."""
     try:
-        return read_bytes(field, path, rule).decode("utf-8-sig")
+        return read_setting_file(field, path, rule).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InvalidInput(field, expected=f"{rule} (it is no text)", found=path) from None
 
 
-def read_secret(field: str, path: str) -> str:
+def read_secret_file(field: str, path: str) -> str:
     """Return the secret in a file, without surrounding white space.
 
     Raises:
@@ -40,7 +40,7 @@ def read_secret(field: str, path: str) -> str:
             silently omit such a secret.
     """
     rule = "a file with a secret in it"
-    text = read_text(field, path, rule).strip()
+    text = read_setting_text_file(field, path, rule).strip()
     if not text:
         raise InvalidInput(field, expected=f"{rule} (it is empty)", found=path)
     if not text.isprintable():
@@ -55,4 +55,4 @@ def read_temporal_api_key(settings: Settings) -> str:
     key, path = settings.temporal_api_key.get_secret_value(), settings.temporal_api_key_file
     if key and path:
         raise InvalidInput("temporal_api_key_file", expected="it or temporal_api_key, not both", found=path)
-    return read_secret("temporal_api_key_file", path) if path else key
+    return read_secret_file("temporal_api_key_file", path) if path else key

@@ -43,7 +43,7 @@ def format_duration(seconds: int) -> str:
     return f"{seconds // _SECONDS_BY_UNIT[unit]}{unit}"
 
 
-def _make_validator(pattern: str, rule: str) -> Callable[[str], str]:
+def _make_pattern_validator(pattern: str, rule: str) -> Callable[[str], str]:
     compiled = re.compile(pattern)
 
     def validate(value: str) -> str:
@@ -55,17 +55,17 @@ def _make_validator(pattern: str, rule: str) -> Callable[[str], str]:
 
 
 _NAME_CHARACTERS: Final = "of A-Z, a-z, 0-9, dot, underscore, hyphen"
-validate_bucket_name = _make_validator(
+validate_bucket_name = _make_pattern_validator(
     r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", "a bucket name: 3 to 63 of a-z, 0-9, dot and hyphen"
 )
-validate_word = _make_validator(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}", f"1 to 64 {_NAME_CHARACTERS}, not . or ..")
-_validate_server_name = _make_validator(
+validate_word = _make_pattern_validator(r"(?!\.\.?$)[A-Za-z0-9._-]{1,64}", f"1 to 64 {_NAME_CHARACTERS}, not . or ..")
+_validate_server_name = _make_pattern_validator(
     r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", "the name or the address of a server, without a port"
 )
-_validate_deployment_name = _make_validator(  # no dot: Temporal separates the name from the build id by one
+_validate_deployment_name = _make_pattern_validator(  # no dot: Temporal separates the name from the build id by one
     r"[A-Za-z0-9_/-]{0,128}", "1 to 128 of A-Z, a-z, 0-9, underscore, hyphen, slash"
 )
-_validate_build_id = _make_validator(  # the rule of Temporal's worker controller
+_validate_build_id = _make_pattern_validator(  # the rule of Temporal's worker controller
     r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
     f"1 to 63 {_NAME_CHARACTERS}, first and last a letter or a digit",
 )

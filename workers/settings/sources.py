@@ -17,7 +17,7 @@ from pydantic import PlainSerializer, ValidationError
 from logstore.atomic_files import read_regular_file
 from logstore.errors import InvalidInput, ServiceFailed
 from workers.settings.model import SERVICE_SETTINGS, Settings
-from workers.settings.setting_files import MAX_FILE_BYTES, read_secret
+from workers.settings.setting_files import MAX_FILE_BYTES, read_secret_file
 from workers.settings.setting_types import format_duration
 
 DEFAULT_HOME = ".sexton"
@@ -39,8 +39,8 @@ RecordReader = Callable[[Path], Mapping[str, object]]
 
 def read_stack_record(home: Path) -> Mapping[str, object]:
     """Return the values by setting that the stack in `home` recorded. The result is empty if no stack was started."""
-    ports = _read_json_object(home / "ports.json")
-    credentials = _read_json_object(home / "credentials.json")
+    ports = _read_json_file(home / "ports.json")
+    credentials = _read_json_file(home / "credentials.json")
     addresses_by_setting = {
         "temporal_address": ("temporal", "127.0.0.1:{}"),
         "ui_address": ("ui", "http://127.0.0.1:{}"),
@@ -56,7 +56,7 @@ def read_stack_record(home: Path) -> Mapping[str, object]:
     return addresses | {name: value for name, value in secrets.items() if value}
 
 
-def _read_json_object(path: Path) -> Mapping[str, object]:
+def _read_json_file(path: Path) -> Mapping[str, object]:
     try:
         content = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -101,14 +101,14 @@ def load_settings(
     given_flags = {name: value for name, value in flags.items() if value is not None}
     _refuse_unknown(given_flags, "flag")
     flag_source = _resolve_secret_files({name: (value, "flag") for name, value in given_flags.items()}, cwd)
-    environment = _resolve_secret_files(_source_from_environ(environ), cwd)
-    chosen = {**file_source, **_without_foreign_services(environment, flag_source, cwd), **flag_source}
+    environment = _resolve_secret_files(_read_environment_variables(environ), cwd)
+    chosen = {**file_source, **_drop_services_of_other_home(environment, flag_source, cwd), **flag_source}
     home, origin = chosen.get("home", (DEFAULT_HOME, "default"))
     chosen["home"] = (_resolve_home(home, origin, cwd), origin)
     record = read_record(Path(str(chosen["home"][0]))).items()
     merged = {**{name: (value, f"stack in {chosen['home'][0]}") for name, value in record}, **chosen}
     origins = {name: merged[name][1] if name in merged else "default" for name in Settings.model_fields}
-    return LoadedSettings(_validate(merged), origins)
+    return LoadedSettings(_validate_settings(merged), origins)
 
 
 def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
@@ -119,14 +119,14 @@ def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
             if name in source:
                 raise InvalidInput(file, expected=f"it or {name}, not both (from {origin})", found=path)
             try:
-                secret = read_secret(file, str(cwd / Path(str(path)).expanduser()))
+                secret = read_secret_file(file, str(cwd / Path(str(path)).expanduser()))
             except InvalidInput as error:
                 raise InvalidInput(file, expected=f"{error.expected} (from {origin})", found=path) from None
             resolved[name] = (secret, origin)
     return resolved
 
 
-def _without_foreign_services(environment: _Source, flags: _Source, cwd: Path) -> _Source:
+def _drop_services_of_other_home(environment: _Source, flags: _Source, cwd: Path) -> _Source:
     """Drop the services from the environment if a flag names another home.
 
     `eval "$(sexton env)"` exports the home and its services. These services are wrong for another `--home`.
@@ -140,10 +140,10 @@ def _without_foreign_services(environment: _Source, flags: _Source, cwd: Path) -
 
 
 def _resolve_home(home: object, origin: str, cwd: Path) -> Path:
-    return (cwd / Path(_require_home(home, origin)).expanduser()).absolute()
+    return (cwd / Path(_require_home_path(home, origin)).expanduser()).absolute()
 
 
-def _require_home(home: object, origin: str) -> str:
+def _require_home_path(home: object, origin: str) -> str:
     text = str(home) if isinstance(home, str | Path) else ""
     if not (0 < len(text) <= _MAX_HOME_CHARS and text.isprintable()):
         rule = f"the path of a directory, 1 to {_MAX_HOME_CHARS:,} printable characters"
@@ -151,7 +151,7 @@ def _require_home(home: object, origin: str) -> str:
     return text
 
 
-def _source_from_environ(environ: Mapping[str, str]) -> _Source:
+def _read_environment_variables(environ: Mapping[str, str]) -> _Source:
     variables = {name: f"{_PREFIX}{name.upper()}" for name in (*Settings.model_fields, *_SECRET_BY_FILE)}
     known_variables = _OTHER_VARIABLES | set(variables.values())
     for variable in environ:
@@ -179,7 +179,7 @@ def _read_config_file(environ: Mapping[str, str], cwd: Path) -> _Source:
         raise InvalidInput(path.name, expected="a readable TOML file", found=str(error)) from error
     _refuse_unknown(content, path.name)
     if "home" in content:
-        content["home"] = path.parent / Path(_require_home(content["home"], path.name)).expanduser()
+        content["home"] = path.parent / Path(_require_home_path(content["home"], path.name)).expanduser()
     return _resolve_secret_files({name: (value, path.name) for name, value in content.items()}, path.parent)
 
 
@@ -190,7 +190,7 @@ def _refuse_unknown(values: Mapping[str, object], source: str) -> None:
             raise InvalidInput(source, expected=f"a known key (nearest: {nearest})", found=name)
 
 
-def _validate(merged: _Source) -> Settings:
+def _validate_settings(merged: _Source) -> Settings:
     try:
         return Settings.model_validate({name: value for name, (value, _) in merged.items()})
     except ValidationError as error:
@@ -198,10 +198,12 @@ def _validate(merged: _Source) -> Settings:
         name = str(first["loc"][0]) if first["loc"] else "settings"
         origin = merged.get(name, (None, "default"))[1]
         found = "(hidden)" if name in _SECRETS else first["input"]
-        raise InvalidInput(name, expected=f"{_describe_rule(name, first)} (from {origin})", found=found) from None
+        raise InvalidInput(
+            name, expected=f"{_describe_validation_rule(name, first)} (from {origin})", found=found
+        ) from None
 
 
-def _describe_rule(name: str, error: Mapping[str, Any]) -> str:
+def _describe_validation_rule(name: str, error: Mapping[str, Any]) -> str:
     match error["type"]:
         case "value_error":
             return str(error["ctx"]["error"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from logstore.errors import InvalidInput
 from workers.settings.model import Settings
-from workers.settings.setting_files import read_bytes
+from workers.settings.setting_files import read_setting_file
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -33,7 +33,7 @@ class TlsFiles:
         paths = {role: str(getattr(settings, name, "")) for role, name in settings_by_role.items()}
         for role, path in paths.items():
             if path:
-                read_bytes(settings_by_role[role], path)
+                read_setting_file(settings_by_role[role], path)
         if paths["ca"]:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(paths["ca"])
@@ -45,26 +45,26 @@ class TlsFiles:
                 expected = f"a file, because there is {settings_by_role[other_role]}"
                 raise InvalidInput(settings_by_role[role], expected=expected, found="nothing")
         if paths["cert"]:
-            _check_pair(settings_by_role, paths["cert"], paths["key"])
+            _check_certificate_and_key(settings_by_role, paths["cert"], paths["key"])
         return cls(**paths)
 
     def __bool__(self) -> bool:
         return bool(self.ca or self.cert or self.key)
 
 
-def read_chain(field: str, path: str) -> "list[x509.Certificate]":
+def read_certificate_chain(field: str, path: str) -> "list[x509.Certificate]":
     """Return the certificates of a file, at least one. The first is the certificate of the server or client itself."""
     from cryptography import x509  # noqa: PLC0415 - start-up time
 
-    content = read_bytes(field, path)
+    content = read_setting_file(field, path)
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError:
         raise InvalidInput(field, expected="a certificate in PEM", found=path) from None
 
 
-def _check_pair(settings_by_role: dict[str, str], cert: str, key: str) -> None:
-    first = read_chain(settings_by_role["cert"], cert)[0]
+def _check_certificate_and_key(settings_by_role: dict[str, str], cert: str, key: str) -> None:
+    first = read_certificate_chain(settings_by_role["cert"], cert)[0]
     now, since, until = datetime.now(UTC), first.not_valid_before_utc, first.not_valid_after_utc
     if not since <= now <= until:
         found = f"{cert}, valid from {since:%Y-%m-%dT%H:%MZ} to {until:%Y-%m-%dT%H:%MZ}"

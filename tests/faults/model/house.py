@@ -21,7 +21,7 @@ from tests.fakes.owners import NobodyOwns
 from tests.faults.model.watch import WatchedDeletions, WatchedLedgers, WatchedPhaseOne
 from tests.faults.world import LyingStore
 from workers.assembly.activities import create_activities
-from workers.assembly.log_store import LogStore, Policies, Stores, assemble
+from workers.assembly.log_store import LogStore, LogStoreBuckets, LogStorePolicies, assemble_log_store
 
 _LEDGER_KEY: Final = re.compile(r"ledgers/[0-9a-f]{2}/(?P<id>[0-9a-f]{16})/(?P<name>[^/]+)")
 _INLINE_BYTES: Final = 60  # acknowledgements in two ledgers outgrow a cursor's row
@@ -156,12 +156,12 @@ class House:
 
     def _begin(self) -> Process:
         ended = ExitStack()
-        log = assemble(
+        log = assemble_log_store(
             catalog=cast("Catalog", self.catalog),
-            stores=Stores(
+            stores=LogStoreBuckets(
                 primary=self.store, tiered=self._bucket, records=self.records, now_us=lambda: self.store.now_us
             ),
-            policies=Policies(
+            policies=LogStorePolicies(
                 scratch=Path(self._folder.name),
                 driver_metadata=_METADATA,
                 roll=_ROLLS,

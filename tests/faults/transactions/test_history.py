@@ -18,7 +18,7 @@ from tests.faults.real import RealWorld, Worker, eventually
 from tests.faults.transactions.history import History, Read, Write, wrong_in
 from tests.servers import settings_on
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.client.transaction_client import TransactionClient
@@ -142,7 +142,7 @@ def test_concurrent_transactions_whose_workers_are_killed_have_a_serial_order(
 async def _run(world: RealWorld) -> None:
     await workflow_search.register_search_attributes(await connect_client(world.settings))
     sexton = await Sexton.connect(world.settings)
-    with open_log(world.settings) as log:
+    with open_log_store(world.settings) as log:
         topics = {key: log.catalog.topics.create(f"persistent://x/y/{key}", RetentionPolicy()) for key in "abc"}
         run = _Run(log, sexton.transactions(log), topics)
         reading = asyncio.create_task(run.read())

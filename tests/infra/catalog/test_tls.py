@@ -17,7 +17,7 @@ from logstore.errors import StoreUnavailable
 from tests.migrated import migrate
 from tests.postgres import Postgres
 from tests.tls import HOST, Authority, TlsFront
-from workers.operations.service_checks import _check_database, run_check
+from workers.operations.service_checks import _check_catalog_database, run_check_as_row
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -96,7 +96,7 @@ def test_database_that_is_not_trusted_or_does_not_trust_us_is_told_without_the_p
             Database(url).read(lambda found: found.execute(text("SELECT 1")))
         with pytest.raises(StoreUnavailable) as bulk, open_arrow_reader(url):
             pass
-        row = run_check("database", _check_database, Settings(home=tmp_path, database_url=url))
+        row = run_check_as_row("database", _check_catalog_database, Settings(home=tmp_path, database_url=url))
         for said in (str(refused.value), str(bulk.value), str(row["detail"])):
             assert part in said, said
             assert "no trusted connection to 127.0.0.1:" in said, said

@@ -21,7 +21,7 @@ from logstore.ownership import BundleId, WorkerLoad
 from tests.logstore.eventually import assert_eventually
 from tests.tls import Authority, TlsFront
 from tests.zookeeper_users import zookeeper_with
-from workers.hosting.bundle_ownership import parse_ensemble
+from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -173,5 +173,5 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path: Path) -> None
         ("zookeeper_key_file", {"zookeeper_cert_file": ca}),
     ):
         with pytest.raises(InvalidInput) as refused:
-            parse_ensemble(Settings.model_validate({"home": tmp_path, "zookeeper": "127.0.0.1:1", **given}))
+            ensemble_from_settings(Settings.model_validate({"home": tmp_path, "zookeeper": "127.0.0.1:1", **given}))
         assert refused.value.field == field

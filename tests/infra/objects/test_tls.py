@@ -10,9 +10,9 @@ from infra.stack.embedded_stack import StackAddresses
 from logstore.errors import InvalidInput, StoreUnavailable
 from logstore.identity.bucket_markers import MARKER_KEY, BucketRole
 from tests.tls import HOST, Authority, TlsFront
-from workers.assembly.checked_buckets import primary_bucket
-from workers.assembly.log_store_from_settings import store_address
-from workers.operations.service_checks import _check_object_store, run_check
+from workers.assembly.checked_buckets import open_primary_bucket
+from workers.assembly.log_store_from_settings import executor_store_address
+from workers.operations.service_checks import _check_object_store, run_check_as_row
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -32,7 +32,7 @@ def secured(settings: Settings, servers: StackAddresses, authority: Authority) -
 
 
 def _keys(settings: Settings) -> list[str]:
-    return [found.key for found in primary_bucket(settings).list(MARKER_KEY)]
+    return [found.key for found in open_primary_bucket(settings).list(MARKER_KEY)]
 
 
 def test_store_is_reached_by_tls_here_and_in_tasks_of_spark(
@@ -40,7 +40,7 @@ def test_store_is_reached_by_tls_here_and_in_tasks_of_spark(
 ) -> None:
     """By the setting, which travels within a task, or by the variable that other tools of S3 know."""
     assert _keys(secured) == [MARKER_KEY]
-    address = pickle.loads(pickle.dumps(store_address(secured, BucketRole.PRIMARY, secured.primary_bucket)))  # noqa: S301
+    address = pickle.loads(pickle.dumps(executor_store_address(secured, BucketRole.PRIMARY, secured.primary_bucket)))  # noqa: S301
     assert [found.key for found in address.store().list(MARKER_KEY)] == [MARKER_KEY]
     monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.ca))
     assert _keys(secured.model_copy(update={"s3_ca_file": ""})) == [MARKER_KEY]
@@ -64,9 +64,9 @@ def test_store_that_is_not_trusted_is_told_with_the_setting(
         for part, changes in told.items():
             given = secured.model_copy(update=changes)
             with pytest.raises(StoreUnavailable, match=r"no trusted connection .*check s3_ca_file") as refused:
-                list(primary_bucket(given, hasty=True).list(MARKER_KEY))
+                list(open_primary_bucket(given, fails_fast=True).list(MARKER_KEY))
             assert part in str(refused.value), part
-            assert "check s3_ca_file" in str(run_check("object store", _check_object_store, given)["detail"])
+            assert "check s3_ca_file" in str(run_check_as_row("object store", _check_object_store, given)["detail"])
     finally:
         expired.close()
         foreign.close()
@@ -77,4 +77,4 @@ def test_file_of_authorities_that_cannot_be_used_is_refused(settings: Settings, 
     gone = settings.model_copy(update={"s3_ca_file": str(tmp_path / "gone")})
     with pytest.raises(InvalidInput, match="s3_ca_file: expected a file that can be read"):
         _keys(gone)
-    assert "s3_ca_file: expected a file" in str(run_check("object store", _check_object_store, gone)["detail"])
+    assert "s3_ca_file: expected a file" in str(run_check_as_row("object store", _check_object_store, gone)["detail"])

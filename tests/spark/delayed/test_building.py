@@ -22,7 +22,7 @@ from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.spark.lost_puts import losing_puts
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import native_addresses, open_log
+from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -33,7 +33,7 @@ _CAUSE: Final = Cause(actor="tests", reason="", workflow_id="w")
 
 @pytest.fixture
 def log(settings: Settings) -> Iterator[LogStore]:
-    with open_log(settings) as opened:
+    with open_log_store(settings) as opened:
         yield opened
 
 
@@ -61,7 +61,7 @@ class _Builds:
 
     def __init__(self, settings: Settings, warm: WarmSession, folder: Path) -> None:
         self._jobs = SparkBulkJobs(
-            warm, PublishedOutputs(folder), lambda: catalog_job_mains(native_addresses(settings))
+            warm, PublishedOutputs(folder), lambda: catalog_job_mains(executor_addresses(settings))
         )
         self._runs = 0
 

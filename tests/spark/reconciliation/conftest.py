@@ -24,7 +24,7 @@ from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.postgres import postgres
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store_from_settings import native_addresses, open_log
+from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
 from workers.settings import Settings
 
 __all__ = ["postgres"]
@@ -33,7 +33,7 @@ __all__ = ["postgres"]
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Damaged]:
     """Not damaged yet."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         yield Damaged(settings=settings, log=log)
 
 
@@ -74,7 +74,7 @@ def planner(mine: Damaged, session: WarmSession, folder: Path) -> Plan:
     ) -> list[Finding]:
         target, run_id = store or mine, f"run-{next(runs)}"
         jobs = SparkBulkJobs(
-            session, publication, lambda: catalog_job_mains(addresses or native_addresses(target.settings))
+            session, publication, lambda: catalog_job_mains(addresses or executor_addresses(target.settings))
         )
         before_us = int((read_store_clock_s(target.bucket) + 5) * 1e6) if before_us is None else before_us
         rows_us = before_us + 10**7 if rows_before_us is None else rows_before_us

@@ -35,8 +35,8 @@ from tests.servers import settings_on
 from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import planner
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.activities import Activities, create_activities, create_apply_preview
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.activities import WorkerActivities, create_activities, create_apply_preview
+from workers.assembly.log_store_from_settings import open_log_store
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(1_200)]
 
@@ -166,7 +166,7 @@ class _Apply:
 
     def __init__(self, store: Damaged, findings: Sequence[Finding], before_us: int) -> None:
         self.store, self.log, self.before_us = store, store.log, before_us
-        self.activities: Activities = create_activities(store.log, NobodyOwns())
+        self.activities: WorkerActivities = create_activities(store.log, NobodyOwns())
         publication = PublishedOutputs(Path(store.settings.bulk_dir))
         attempt = publication.create_attempt_folder(_RUN, VerifyFindingsJob.name)
         pq.write_table(findings_to_table(findings), attempt / "part-0.parquet", row_group_size=_FINDINGS_PER_PAGE)
@@ -291,5 +291,5 @@ def test_dry_run_says_what_the_apply_then_does_on_postgresql(
 ) -> None:
     with postgres.database() as name:
         settings = settings_on(servers, tmp_path, database_url=postgres.url(name))
-        with open_log(settings) as log:
+        with open_log_store(settings) as log:
             _compare(Damaged(settings=settings, log=log), warm, tmp_path / "bulk", monkeypatch)

@@ -40,7 +40,7 @@ from tests.fakes.owners import NobodyOwns
 from tests.servers import settings_on
 from tests.spark.reconciliation.damage import Damaged, file_intent
 from workers.assembly.activities import create_activities
-from workers.assembly.log_store_from_settings import native_addresses, open_log
+from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
 
 pytestmark = pytest.mark.external_service
 
@@ -145,7 +145,7 @@ def _fill(store: Damaged, name: str) -> _Topic:
 def _plan_and_apply(store: Damaged, session: WarmSession, home: Path) -> tuple[PlanResult, ApplyCounts]:
     """Do the steps of both workflows, seconds later by the store's clock."""
     jobs = SparkBulkJobs(
-        session, PublishedOutputs(home / "bulk"), lambda: catalog_job_mains(native_addresses(store.settings))
+        session, PublishedOutputs(home / "bulk"), lambda: catalog_job_mains(executor_addresses(store.settings))
     )
     later = replace(store.log, bulk=jobs, store_now_us=lambda: int((read_store_clock_s(store.bucket) + 5) * 1e6))
     activities = create_activities(later, NobodyOwns())
@@ -181,7 +181,7 @@ def applied(servers: StackAddresses, warm: WarmSession, tmp_path_factory: pytest
     """A topic for each loss, one plan of all of them, and its apply."""
     home = tmp_path_factory.mktemp("lost-rows")
     settings = settings_on(servers, home)
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         store = Damaged(settings=settings, log=log)
         topics = {name: _fill(store, name) for name in _LOSSES}
         _, (control, *_) = store.topic("control")

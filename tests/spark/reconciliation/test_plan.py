@@ -15,7 +15,7 @@ from tests.spark.reconciliation import damage
 from tests.spark.reconciliation.conftest import Plan, planner
 from tests.spark.reconciliation.damage import Damaged, Truth
 from tests.spark.sources import inventories
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 
 pytestmark = pytest.mark.external_service
 
@@ -72,7 +72,7 @@ def test_every_damage_is_found_with_the_catalog_on_postgresql(
 ) -> None:
     with postgres.database() as name:
         settings = settings_on(servers, tmp_path, database_url=postgres.url(name))
-        with open_log(settings) as log:
+        with open_log_store(settings) as log:
             store = Damaged(settings=settings, log=log)
             damage.healthy(store)
             for one in damage.EVERY:

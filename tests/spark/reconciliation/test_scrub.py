@@ -25,7 +25,7 @@ from spark.sources.store_addresses import CatalogAddresses
 from spark.warm_session import WarmSession
 from tests.spark.reconciliation.conftest import Plan
 from tests.spark.reconciliation.damage import Damaged
-from workers.assembly.log_store_from_settings import native_addresses
+from workers.assembly.log_store_from_settings import executor_addresses
 
 _K = FindingKind
 Scrub = Callable[..., list[Finding]]
@@ -56,7 +56,7 @@ def scrubbed(store: Damaged, warm: WarmSession, tmp_path: Path) -> Scrub:
         *, topics: tuple[int, ...] = (), rate: int = 1 << 30, before: Callable[[int], None] = lambda _: None
     ) -> list[Finding]:
         jobs, run_id = (
-            SparkBulkJobs(warm, publication, lambda: catalog_job_mains(native_addresses(store.settings))),
+            SparkBulkJobs(warm, publication, lambda: catalog_job_mains(executor_addresses(store.settings))),
             next(runs),
         )
         ((next_id,),) = store.sql("SELECT next_ledger_id FROM catalog")

@@ -20,7 +20,7 @@ from spark.warm_session import SparkSettings, WarmSession
 from tests.servers import CATALOG_ID
 from tests.spark.cluster import PROPERTIES, standalone
 from tests.spark.records.lost import Filling, dump, flush_all, load_from
-from workers.assembly.log_store_from_settings import open_log, store_address
+from workers.assembly.log_store_from_settings import executor_store_address, open_log_store
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
@@ -31,11 +31,11 @@ def test_rebuild_on_a_standalone_cluster_is_exact(settings: Settings, warm: Warm
     warm.close()  # a process has one session, and another test of this process may have started it
     database = Database(settings.database_url)
     database.write(lambda connection: Filling(connection).all())
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         manifest = flush_all(SqlRecords(database), RecordLog(log.record_objects), ceiling=1_000_000)
     database.close()
     job = RebuildRecords(run_id="rebuild", catalog_id=CATALOG_ID, manifest=manifest.number)
-    mains = record_log_job_mains(store_address(settings, BucketRole.RECORDS, settings.records_bucket))
+    mains = record_log_job_mains(executor_store_address(settings, BucketRole.RECORDS, settings.records_bucket))
     with standalone(tmp_path) as master:
         cluster = SparkSettings(
             scratch=tmp_path / "scratch", master=master, driver_memory="512m", extra_properties=PROPERTIES

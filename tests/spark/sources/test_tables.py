@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from spark.sources import data_sources
 from spark.warm_session import WarmSession
 from tests.spark.reconciliation.damage import Damaged, healthy
-from workers.assembly.log_store_from_settings import native_addresses, open_log
+from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.external_service
 
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Damaged]:
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         found = Damaged(settings=settings, log=log)
         healthy(found)
         yield found
@@ -25,7 +25,7 @@ def store(settings: Settings) -> Iterator[Damaged]:
 @pytest.fixture
 def spark(warm: WarmSession, settings: Settings) -> SparkSession:
     session = warm.get_session()
-    data_sources.register_data_sources(session, native_addresses(settings))
+    data_sources.register_data_sources(session, executor_addresses(settings))
     return session
 
 

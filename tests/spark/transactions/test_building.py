@@ -21,7 +21,7 @@ from spark.published_output import PublishedOutputs
 from spark.warm_session import WarmSession
 from tests.spark.lost_puts import losing_puts
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import native_addresses, open_log
+from workers.assembly.log_store_from_settings import executor_addresses, open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.external_service
 
 @pytest.fixture
 def log(settings: Settings) -> Iterator[LogStore]:
-    with open_log(settings) as opened:
+    with open_log_store(settings) as opened:
         yield opened
 
 
@@ -54,7 +54,7 @@ def _ended(log: LogStore, topic: Topic, *, commit: bool | None) -> None:
 def _built(
     settings: Settings, warm: WarmSession, folder: Path, *topics: Topic
 ) -> tuple[BulkSummary, dict[TopicId, TransactionBuffer]]:
-    jobs = SparkBulkJobs(warm, PublishedOutputs(folder), lambda: catalog_job_mains(native_addresses(settings)))
+    jobs = SparkBulkJobs(warm, PublishedOutputs(folder), lambda: catalog_job_mains(executor_addresses(settings)))
     job = BuildTransactionBuffersJob(run_id=f"run-{len(topics)}", topics=tuple(one.topic_id for one in topics))
     done = jobs.run(job, lambda _: None)
     files = BufferFiles(Path(done.folder))

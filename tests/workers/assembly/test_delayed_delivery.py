@@ -13,7 +13,7 @@ from logstore.ports.catalog import Topic
 from logstore.positions import Position
 from logstore.retrying_clock import Clock
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -25,7 +25,7 @@ _NOISE = random.Random(5).randbytes(4_000)
 @pytest.fixture
 def log(settings: Settings) -> Iterator[LogStore]:
     """A log store as every process opens it."""
-    with open_log(settings) as opened:
+    with open_log_store(settings) as opened:
         yield opened
 
 

@@ -4,12 +4,12 @@ import pytest
 
 from logstore.errors import InvalidInput
 from tests import ending_functions
-from workers.assembly.record_log_services import NamedFunctions
+from workers.assembly.record_log_services import ImportedRecordFunctions
 
 
 def test_functions_are_known_by_their_names() -> None:
     """An unknown one is refused, naming those that there are."""
-    functions = NamedFunctions(ending_functions.REFERENCES)
+    functions = ImportedRecordFunctions(ending_functions.REFERENCES)
     functions.load()
     assert functions.find_function("even") is ending_functions.even
     known = "broken_at_three, changing, even, every, leaving, none"
@@ -20,7 +20,7 @@ def test_functions_are_known_by_their_names() -> None:
 def test_setting_that_names_none_is_told() -> None:
     """A first user learns which setting it is."""
     with pytest.raises(InvalidInput, match="the workers' setting functions names; it names none"):
-        NamedFunctions("").find_function("odd")
+        ImportedRecordFunctions("").find_function("odd")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,6 @@ def test_setting_that_names_none_is_told() -> None:
 )
 def test_reference_that_leads_nowhere_is_refused_before_a_worker_serves(reference: str, told: str) -> None:
     """By name; nothing was imported when the process began."""
-    functions = NamedFunctions(reference)
+    functions = ImportedRecordFunctions(reference)
     with pytest.raises(InvalidInput, match=f"functions: expected {told}"):
         functions.load()

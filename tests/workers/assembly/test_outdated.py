@@ -30,13 +30,13 @@ from tests.logstore.eventually import assert_eventually
 from tests.postgres import Postgres, postgres
 from tests.servers import settings_on
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
-from workers.catalog_match import compare_buckets
+from workers.assembly.log_store_from_settings import open_log_store
+from workers.catalog_match import compare_buckets_with_catalog
 from workers.client import workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.operations.embedded_stack import prepare_catalog_and_namespace
-from workers.operations.record_log_status import record_log_row
-from workers.operations.service_checks import doctor, status
+from workers.operations.record_log_status import check_record_log
+from workers.operations.service_checks import check_installation, check_services
 from workers.settings import Settings
 
 __all__ = ["postgres"]
@@ -63,7 +63,7 @@ def _copied(settings: Settings, copy: Path) -> Settings:
 
 def _go_on(settings: Settings) -> None:
     """Publish the next manifest of the log, with something that changed."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.catalog.topics.create("persistent://a/b/other", RetentionPolicy())
         assert _flush(log) == 2
 
@@ -78,7 +78,7 @@ def _restore(copy: Path, settings: Settings) -> None:
 def test_database_that_was_restored_is_refused_before_anything_is_appended(settings: Settings, tmp_path: Path) -> None:
     """It does not know the newest manifest: by any process, at its first use of the primary bucket."""
     path, copy = settings.database_url.removeprefix("sqlite:///"), tmp_path / "backup.db"
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         topic = log.catalog.topics.create(_NAME, RetentionPolicy())
         log.managed.append(topic, _ENTRY)
         assert _flush(log) == 1
@@ -86,33 +86,33 @@ def test_database_that_was_restored_is_refused_before_anything_is_appended(setti
             now.backup(kept)
         log.managed.append(topic, _ENTRY)
         assert _flush(log) == 2
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.managed.append(topic, _ENTRY)
     _restore(copy, settings)
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         for _ in range(2):
             with pytest.raises(CatalogOutdated, match="000000000002"):
                 log.managed.append(topic, _ENTRY)
         with pytest.raises(CatalogOutdated, match="000000000002"):
-            compare_buckets(log.objects, log.buckets, settings)
+            compare_buckets_with_catalog(log.objects, log.buckets, settings)
         assert [one.number for one in log.catalog.ledgers.segments(LedgerId(0))] == [0]
 
 
 def test_database_that_knows_the_newest_manifest_as_begun_is_used(settings: Settings) -> None:
     """The process that put it died before it could say so."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         topic = log.catalog.topics.create(_NAME, RetentionPolicy())
         arm("records.settle.before", "crash")
         with pytest.raises(SimulatedCrash):
             _flush(log)
         disarm()
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         assert log.managed.append(topic, _ENTRY).count == 1
 
 
 def test_process_that_lives_on_with_the_old_database_destroys_nothing(settings: Settings, tmp_path: Path) -> None:
     """It has used its buckets already, and has intents of its own: refused at the flush and at each removal."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         topic = log.catalog.topics.create(_NAME, RetentionPolicy())
         log.managed.append(topic, _ENTRY)
         log.managed.roll(topic)
@@ -137,7 +137,7 @@ def test_process_that_lives_on_with_the_old_database_destroys_nothing(settings: 
             with pytest.raises(CatalogOutdated, match="000000000002"):
                 call()
             assert name
-    with open_log(other) as rebuilt:
+    with open_log_store(other) as rebuilt:
         assert [one.payload for one in rebuilt.managed.scan(topic)] == [b"one"]
 
 
@@ -168,16 +168,16 @@ def test_restored_database_on_postgresql_is_refused_too(
     """A backup that was taken before the newest manifest: by a command, exit 3, and by any process."""
     with postgres.database() as name:
         settings = settings_on(servers, tmp_path, database_url=postgres.url(name))
-        with open_log(settings) as log:
+        with open_log_store(settings) as log:
             topic = log.catalog.topics.create(_NAME, RetentionPolicy())
             log.managed.append(topic, _ENTRY)
             assert _flush(log) == 1
         with postgres.database(template=name) as backup:
-            with open_log(settings) as log:
+            with open_log_store(settings) as log:
                 log.managed.append(topic, _ENTRY)
                 assert _flush(log) == 2
             restored = settings.model_copy(update={"database_url": postgres.url(backup)})
-            with open_log(restored) as log, pytest.raises(CatalogOutdated, match="000000000002"):
+            with open_log_store(restored) as log, pytest.raises(CatalogOutdated, match="000000000002"):
                 log.managed.append(topic, _ENTRY)
             asyncio.run(_register(restored))
             code, error = _refusal(restored, "worker", "run")
@@ -208,7 +208,7 @@ def test_worker_of_the_old_database_ends_by_itself_and_says_why(settings: Settin
     """It would take work of the new catalog's jobs."""
     asyncio.run(_register(settings))
     told = settings.model_copy(update={"metrics_address": "off", "records_interval": 1})
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.catalog.topics.create(_NAME, RetentionPolicy())
         _flush(log)
     with _worker(told) as worker:
@@ -227,11 +227,11 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
 ) -> None:
     """Every append is refused, so no row of it is green; and what helps depends on who wrote the newest manifest."""
     path, copy = settings.database_url.removeprefix("sqlite:///"), tmp_path / "backup.db"
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.catalog.topics.create(_NAME, RetentionPolicy())
         _flush(log)
     asyncio.run(_register(settings))
-    assert record_log_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 1 has all changes"}
+    assert check_record_log(settings) == {"name": "record log", "ok": True, "detail": "manifest 1 has all changes"}
     prepare_catalog_and_namespace(settings)
     if how == "restored":
         shutil.copy(path, copy)
@@ -241,11 +241,11 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
     else:
         _go_on(_copied(settings, copy))
         advice = "Another database was rebuilt from the log: set SEXTON_DATABASE_URL to that one"
-    row = record_log_row(settings)
+    row = check_record_log(settings)
     assert row["ok"] is False
     assert advice in str(row["detail"])
     assert "sexton records rebuild --into" in str(row["detail"])
-    for rows in (status, doctor):
+    for rows in (check_services, check_installation):
         assert row in rows(settings)
     with pytest.raises(CatalogOutdated, match=advice):
         prepare_catalog_and_namespace(settings)
@@ -253,9 +253,9 @@ def test_status_and_up_refuse_a_database_that_is_older_than_its_record_log(
 
 def test_status_tells_that_it_could_not_compare_while_the_store_is_away(settings: Settings) -> None:
     """The row of the store says why."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.catalog.topics.create(_NAME, RetentionPolicy())
         _flush(log)
     away = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:9"})
     told = "manifest 1 has all changes; not compared with the newest manifest"
-    assert record_log_row(away) == {"name": "record log", "ok": True, "detail": told}
+    assert check_record_log(away) == {"name": "record log", "ok": True, "detail": told}

@@ -16,7 +16,7 @@ from logstore.offload.tiered_copy import CopyLocation, data_key, index_key
 from logstore.ports.catalog import Cause, Claim, Topic
 from logstore.positions import LedgerId
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -28,7 +28,7 @@ _UUID = "01234567-89ab-4cde-8f01-23456789abcd"
 @pytest.fixture
 def log(settings: Settings) -> Iterator[LogStore]:
     """A log store as every process opens it."""
-    with open_log(settings) as opened:
+    with open_log_store(settings) as opened:
         yield opened
 
 
@@ -115,11 +115,11 @@ def test_tiered_pair_is_deleted_by_what_the_context_says(log: LogStore, topic: T
 
 def test_context_names_the_endpoint_but_for_the_homes_own_stack_whose_port_may_change(settings: Settings) -> None:
     """A worker elsewhere asks where the context says; a stack that starts on another port still finds its copies."""
-    with open_log(settings) as elsewhere:
+    with open_log_store(settings) as elsewhere:
         assert elsewhere.offloader._driver_metadata["endpoint"] == settings.s3_endpoint
     port = settings.s3_endpoint.rpartition(":")[2]
     (settings.home / "ports.json").write_text(f'{{"s3": {port}}}')
     (settings.home / "credentials.json").write_text("{}")
-    with open_log(settings) as own:
+    with open_log_store(settings) as own:
         assert "endpoint" not in own.offloader._driver_metadata
         assert own.offloader._driver_metadata["bucket"] == settings.tiered_bucket

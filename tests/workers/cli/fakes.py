@@ -40,9 +40,9 @@ from logstore.records.record_kinds import RecordKind
 from logstore.records.tombstone_rules import CompoundOperation
 from tests.fakes.reconciliation import FakeRuns
 from tests.logstore.delayed.rows import Snapshots
-from workers.cli.command_context import Say, Services
-from workers.client.schedules import AppliedSchedule, ScheduleRow
-from workers.client.workflow_search import WorkflowRow
+from workers.cli.command_context import CommandServices, Say
+from workers.client.schedules import ScheduleChange, ScheduleSummary
+from workers.client.workflow_search import WorkflowSummary
 from workers.settings import LoadedSettings, load_settings
 from workflows.deletion.job_definitions import DeleteLedgersProgress
 
@@ -388,12 +388,12 @@ class FakeClient:
     durable: list[bool | None] = field(default_factory=list)  # what deletes were told of tombstones
     batches: FakeBatches = field(default_factory=FakeBatches)
 
-    async def result_of(self, handle: FakeHandle, say: Say) -> FakeResult:
+    async def wait_for_result(self, handle: FakeHandle, say: Say) -> FakeResult:
         """What it ends with."""
         say(f"started {handle.id}")
         return await handle.result()
 
-    def page_of(self, workflow_id: str, run_id: str | None) -> str:
+    def format_web_ui_url(self, workflow_id: str, run_id: str | None) -> str:
         """A page of a Web UI."""
         return f"http://ui/{workflow_id}/{run_id}"
 
@@ -420,14 +420,14 @@ class FakeClient:
         self.asked.append((topic.name, list(ledger_ids), force, reason))
         return FakeHandle(self.result, id="delete-ledgers/1")
 
-    async def operate(
+    async def run_compound_operation(
         self, topic: Topic, operation: CompoundOperation, reason: str, actor: str, *, durable_delete: bool | None
     ) -> FakeHandle:
         self.durable.append(durable_delete)
         self.asked.append((topic.name, operation, reason))
         return FakeHandle(self.result, id="delete-ledgers/2")
 
-    async def redrive(self, row_ids: Sequence[int] | None, reason: str, actor: str) -> SimpleNamespace:
+    async def redrive_dead_letters(self, row_ids: Sequence[int] | None, reason: str, actor: str) -> SimpleNamespace:
         """Remember the call; nothing is started where nothing is dead."""
         self.asked.append((row_ids, reason))
         handle = FakeHandle(self.result, id="delete-ledgers/redrive-1") if self.dead else None
@@ -447,15 +447,15 @@ class FakeClient:
         self.asked.append((run_id, *asked.items()))
         return FakeHandle(self.result, id=f"apply-orphans/{run_id}")
 
-    async def history_of(self, workflow_id: str, run_id: str | None) -> Any:
+    async def fetch_history(self, workflow_id: str, run_id: str | None) -> Any:
         """Of no workflow."""
         raise UnknownObject("workflow", expected="one that Temporal keeps", found=(workflow_id, run_id))
 
-    async def apply_schedules(self) -> list[AppliedSchedule]:
+    async def apply_schedules(self) -> list[ScheduleChange]:
         """One of each kind."""
         return [
-            AppliedSchedule(schedule_id="sexton-sweep", change="created"),
-            AppliedSchedule(schedule_id="sexton-trim", change="unchanged"),
+            ScheduleChange(schedule_id="sexton-sweep", change="created"),
+            ScheduleChange(schedule_id="sexton-trim", change="unchanged"),
         ]
 
     async def restart_schedule(self, schedule_id: str) -> list[str]:
@@ -464,11 +464,11 @@ class FakeClient:
             raise UnknownObject("schedule", expected=f"one of {', '.join(known)}", found=schedule_id)
         return [f"{schedule_id}-2026-11-20T17:05:00Z"]
 
-    async def list_schedules(self) -> list[ScheduleRow]:
+    async def list_schedules(self) -> list[ScheduleSummary]:
         """One that runs, one that is paused."""
         moment = datetime(2026, 11, 20, 17, 5, 0, 26903, tzinfo=UTC)
         return [
-            ScheduleRow(
+            ScheduleSummary(
                 schedule_id="sexton-trim",
                 workflow="trim-topics",
                 interval_s=300,
@@ -480,11 +480,11 @@ class FakeClient:
 
     async def list_workflows(
         self, type_: str | None, status: str | None, topic: str | None, limit: int, *, finished_recurring: bool
-    ) -> list[WorkflowRow]:
+    ) -> list[WorkflowSummary]:
         self.asked.append((type_, status, topic, limit))
         self.finished_recurring.append(finished_recurring)
         return [
-            WorkflowRow(
+            WorkflowSummary(
                 workflow_id="trim-topic/7",
                 run_id="run-1",
                 type="trim-topic",
@@ -498,7 +498,7 @@ class FakeClient:
 
 
 @dataclass
-class FakeServices(Services):
+class FakeServices(CommandServices):
     """Everything behind the command line."""
 
     cwd: Path
@@ -544,10 +544,10 @@ class FakeServices(Services):
         return self.sends_spans_to
 
     @contextmanager
-    def tracing(self, settings: Any, command: str, began_ns: int) -> Iterator[Any]:
+    def trace_command(self, settings: Any, command: str, began_ns: int) -> Iterator[Any]:
         """Remember which command was traced, and how it says that it ended."""
         self.calls.append(("traced", command))
-        yield SimpleNamespace(trace_id=TRACE, set_result=lambda *told: self.told.append(told))
+        yield SimpleNamespace(trace_id=TRACE, record_result=lambda *told: self.told.append(told))
 
     async def connect(self, settings: Any, catalog: Any) -> Any:
         """The fake client."""

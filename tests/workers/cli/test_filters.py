@@ -8,7 +8,7 @@ from tests.activities.world import NAME, World
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from tests.workers.cli.test_ledger_explain import world
-from workers.cli.workflows_and_schedules import Kind
+from workers.cli.workflows_and_schedules import WorkflowType
 from workers.hosting.temporal_workers import WORKFLOWS
 
 __all__ = ["world"]
@@ -98,7 +98,7 @@ def test_completed_runs_of_recurring_jobs_are_listed_where_they_are_asked_for(
 def test_types_of_workflows_are_those_that_workers_run() -> None:
     """A type that is none is refused by the parser, which knows them all."""
     names = {vars(one)["__temporal_workflow_definition"].name for one in WORKFLOWS}
-    assert {kind.value for kind in Kind} == names
+    assert {kind.value for kind in WorkflowType} == names
 
 
 def _topics(services: FakeServices, *names: str) -> None:

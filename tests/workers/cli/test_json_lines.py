@@ -18,16 +18,16 @@ from logstore.errors import InvalidInput
 from logstore.log.entries import NewEntry
 from workers.cli.topic.json_lines import (
     MAX_LINE_BYTES,
-    DeliveryLimit,
+    LatestDeliveryTime,
     open_rereadable,
     parse_delivery_time,
-    parse_lines,
+    parse_entry_lines,
 )
 from workers.pages.value_formats import format_time_us
 
 
 def _parse(content: bytes, *, producer: bool = True) -> list[NewEntry]:
-    return [entry for _, entry in parse_lines(io.BytesIO(content), with_producer=producer)]
+    return [entry for _, entry in parse_entry_lines(io.BytesIO(content), with_producer=producer)]
 
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -108,9 +108,9 @@ def test_parse_lines_bad_line_names_line_and_field(line: bytes, field: str) -> N
 @pytest.mark.parametrize("later_ms", [-5_000, 0, 1])
 def test_parse_lines_delivery_time_beyond_the_limit_is_refused_by_line(later_ms: int) -> None:
     """Up to the limit and in the past it is taken; what lies beyond is named with line, field and limit."""
-    limit = DeliveryLimit(limit_s=3 * 86_400, latest_ms=1_800_000_000_000)
+    limit = LatestDeliveryTime(limit_s=3 * 86_400, latest_ms=1_800_000_000_000)
     line = b'{"payload": "x"}\n{"payload": "x", "deliver_at": %d}' % (limit.latest_ms + later_ms)
-    lines = parse_lines(io.BytesIO(line), with_producer=False, limit=limit)
+    lines = parse_entry_lines(io.BytesIO(line), with_producer=False, limit=limit)
     if later_ms <= 0:
         assert [entry.deliver_at_ms for _, entry in lines] == [None, limit.latest_ms + later_ms]
         return
@@ -122,7 +122,7 @@ def test_parse_lines_delivery_time_beyond_the_limit_is_refused_by_line(later_ms:
 def test_delivery_limit_from_now_is_so_far_ahead_of_the_clock() -> None:
     """In milliseconds."""
     before = time.time_ns() // 1_000_000
-    limit = DeliveryLimit.from_now(90)
+    limit = LatestDeliveryTime.from_now(90)
     assert before + 90_000 <= limit.latest_ms <= time.time_ns() // 1_000_000 + 90_000
 
 
@@ -136,7 +136,7 @@ def test_parse_lines_line_too_long_is_refused() -> None:
     """A line that would fill the memory is not read to its end."""
     source = io.BytesIO(b'{"payload": "' + b"x" * (MAX_LINE_BYTES + 100) + b'"}')
     with pytest.raises(InvalidInput, match=f"at most {MAX_LINE_BYTES} bytes"):
-        list(parse_lines(source, with_producer=False))
+        list(parse_entry_lines(source, with_producer=False))
     assert source.tell() <= MAX_LINE_BYTES + 2
 
 
@@ -178,7 +178,7 @@ def test_rereadable_endless_line_of_stdin_is_not_kept(monkeypatch: pytest.Monkey
         open_rereadable("-") as source,
         pytest.raises(InvalidInput, match=f"line 2: expected at most {MAX_LINE_BYTES} bytes"),
     ):
-        list(parse_lines(source, with_producer=False))
+        list(parse_entry_lines(source, with_producer=False))
 
 
 class _Endless(io.RawIOBase):
@@ -201,7 +201,7 @@ def test_parse_lines_file_that_fails_while_it_is_read_names_the_option() -> None
         open_rereadable("/proc/self/mem") as source,
         pytest.raises(InvalidInput, match=r"^file: .* found 'line 1: Input/output error'$"),
     ):
-        list(parse_lines(source, with_producer=False))
+        list(parse_entry_lines(source, with_producer=False))
 
 
 @pytest.mark.parametrize("name", ["absent", "."])

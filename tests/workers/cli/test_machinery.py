@@ -25,7 +25,7 @@ from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS, FakeServices
 from workers import VERSION, cli
 from workers.cli.exit_codes import ExitCode, classify_error, find_error_class, get_exit_code
-from workers.cli.root_command import COMMANDS, load_command, load_group
+from workers.cli.root_command import COMMANDS, import_command, import_group
 from workers.hosting.interceptors import to_application_error
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -252,20 +252,19 @@ def test_name_of_an_earlier_build_is_shown_harmless_and_still_found(run: Run, se
 def test_registry_names_every_command_and_says_of_each_what_its_module_says() -> None:
     """The root's help is written from the table; a command that the table lacks could not be called."""
     folder = Path(cli.__file__).parent
-    files = [
-        path for path in folder.rglob("*.py") if re.search("^@(command|job)[(]", path.read_text("utf-8"), re.MULTILINE)
-    ]
+    decorator = re.compile("^@(command|job_command)[(]", re.MULTILINE)
+    files = [path for path in folder.rglob("*.py") if decorator.search(path.read_text("utf-8"))]
     defined = {".".join(path.relative_to(folder).with_suffix("").parts) for path in files}
     assert defined == {module for entry in COMMANDS.values() for module in (entry.module, *entry.other_modules)}
     for name, entry in COMMANDS.items():
-        found = load_command(name)
+        found = import_command(name)
         assert found.name == name
         first = " ".join((found.help or "").split())
         assert entry.group or first == entry.about
         assert first.startswith(entry.about.rstrip(".")), name
     single = {name for name, entry in COMMANDS.items() if entry.group}
     groups = {(entry.module, entry.group) for entry in COMMANDS.values() if entry.group}
-    assert single == {name for each in groups for name in load_group(*each).list_commands(None)}
+    assert single == {name for each in groups for name in import_group(*each).list_commands(None)}
 
 
 def test_root_help_shows_the_table(run: Run) -> None:

@@ -327,7 +327,7 @@ def test_apply_that_a_guard_refuses_exits_3(run: Run, asked: Asked, services: Fa
     async def refuse(*_: object) -> Any:
         raise PreconditionFailed("orphan share: expected at most 0.05")
 
-    services.client.result_of = refuse  # type: ignore[assignment,method-assign]
+    services.client.wait_for_result = refuse  # type: ignore[assignment,method-assign]
     assert document(run("orphans", "apply", RUN, "--json"), 3)["error"]["type"] == "PreconditionFailed"
 
 
@@ -583,13 +583,13 @@ def test_page_goes_where_a_link_leads_and_into_a_device(run: Run, asked: Asked, 
 def test_page_counts_so_many_topics_and_keeps_the_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is counted does not grow with the number of topics."""
     monkeypatch.setattr(pages, "_MAX_COUNTED_TOPICS", 10)
-    sums = pages._Sums()
+    sums = pages._ChartTotals()
     for number in range(100):
-        sums.add(Finding(kind=FindingKind.FOREIGN, topic=f"t{number % 40}", size_bytes=1), CUT_OFF_US)
-        sums.add(Finding(kind=FindingKind.FOREIGN, topic="large", size_bytes=50), CUT_OFF_US)
+        sums.count_finding(Finding(kind=FindingKind.FOREIGN, topic=f"t{number % 40}", size_bytes=1), CUT_OFF_US)
+        sums.count_finding(Finding(kind=FindingKind.FOREIGN, topic="large", size_bytes=50), CUT_OFF_US)
     assert len(sums.topics) <= 10
     assert sums.topics.most_common(1) == [("large", 5_000)]
-    assert any("about" in title for title in sums.charts(None))
+    assert any("about" in title for title in sums.make_charts(None))
 
 
 # -- under an operator's hand

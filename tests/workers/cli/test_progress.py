@@ -11,16 +11,16 @@ from pathlib import Path
 _PROGRAM = """
 import os, subprocess, sys
 from pathlib import Path
-from workers.cli.answer_output import note
-from workers.cli.progress_bar import redirecting_library_output, showing_progress
+from workers.cli.answer_output import print_note
+from workers.cli.progress_bar import redirect_library_output, show_progress_bar
 
-with redirecting_library_output(Path(sys.argv[1])), showing_progress("at work", at_once=True) as bar:
+with redirect_library_output(Path(sys.argv[1])), show_progress_bar("at work", at_once=True) as bar:
     os.write(2, b"of a library\\n")
     subprocess.run(["sh", "-c", "echo of a child >&2"])
-    note("a note of ours")
+    print_note("a note of ours")
     bar.update("still at work")
     print("a line of ours", file=sys.stderr)
-note("the end")
+print_note("the end")
 os.write(2, b"as before\\n")
 """
 

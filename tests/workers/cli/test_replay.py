@@ -9,7 +9,7 @@ from logstore.errors import UnknownObject
 from tests.replay.record import HISTORIES, workflow_id_of
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.hosting.history_replay import ReplayResult
+from workers.hosting.history_replay import HistoryReplayResult
 
 _TRIM = HISTORIES / "trim-topic" / "v1" / "trim_complete.json"
 _ID = workflow_id_of(_TRIM)
@@ -27,7 +27,9 @@ def test_replay_that_failed_exits_1_and_says_why(
     run: Run, services: FakeServices, another_way: bool, field: str
 ) -> None:
     """Whether it went another way or broke."""
-    done = ReplayResult(type="trim-topic", run_id="r", events=3, failure="[TMPRL1100] …", nondeterministic=another_way)
+    done = HistoryReplayResult(
+        type="trim-topic", run_id="r", events=3, failure="[TMPRL1100] …", nondeterministic=another_way
+    )
     services.replay = lambda history, debug, settings: done  # type: ignore[method-assign]
     told = document(run("replay", _ID, "--history", str(_TRIM), "--json"), 1)
     assert (told["replayed"], told[field]) == (False, "[TMPRL1100] …")
@@ -44,8 +46,8 @@ def test_replay_without_a_file_reads_the_run_from_temporal(run: Run, services: F
             raise UnknownObject("workflow", expected="one that is kept", found=workflow_id)
         return "a history"
 
-    services.client.history_of = history_of  # type: ignore[method-assign]
-    services.replay = lambda history, debug, settings: ReplayResult(  # type: ignore[method-assign]
+    services.client.fetch_history = history_of  # type: ignore[method-assign]
+    services.replay = lambda history, debug, settings: HistoryReplayResult(  # type: ignore[method-assign]
         type=history, run_id="r", events=int(debug)
     )
     assert document(run("replay", "trim-topic/7", "--json"))["type"] == "a history"

@@ -6,7 +6,7 @@ import pytest
 
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.client.schedules import ScheduleRow, recurring_jobs
+from workers.client.schedules import ScheduleSummary, list_recurring_jobs
 from workers.settings import Settings
 from workflows.deletion.job_definitions import DeletionPolicy
 
@@ -50,12 +50,12 @@ def test_schedule_list_shows_every_name_whole_on_80_columns(
     run: Run, services: FakeServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids and workflows are what a person types again; times have no year there, and no line breaks."""
-    jobs = recurring_jobs(Settings(home=services.cwd, replica_buckets="copy"), DeletionPolicy())
+    jobs = list_recurring_jobs(Settings(home=services.cwd, replica_buckets="copy"), DeletionPolicy())
     moment = datetime(2026, 11, 20, 17, 5, 9, tzinfo=UTC)
 
-    async def list_schedules() -> list[ScheduleRow]:
+    async def list_schedules() -> list[ScheduleSummary]:
         return [
-            ScheduleRow(
+            ScheduleSummary(
                 schedule_id=job.schedule_id,
                 workflow=job.job.name,
                 interval_s=job.interval_s or 60,

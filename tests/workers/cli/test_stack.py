@@ -11,7 +11,7 @@ import pytest
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli import progress_bar
-from workers.cli.progress_bar import announcing_steps
+from workers.cli.progress_bar import announce_steps
 from workers.settings import SERVICE_SETTINGS
 
 
@@ -99,7 +99,7 @@ def test_up_on_a_terminal_shows_its_step_at_once(kind: str, monkeypatch: pytest.
     ours, theirs = os.openpty()
     with open(theirs, "w", encoding="utf-8") as terminal, open(ours, "rb", buffering=0) as screen:  # noqa: PTH123
         monkeypatch.setattr("sys.stderr", terminal)
-        with announcing_steps("starting the stack") as say:
+        with announce_steps("starting the stack") as say:
             assert _seen(screen, b"starting the stack")
             say("half way")
             assert _seen(screen, b"half way")

@@ -23,7 +23,7 @@ from logstore.ports.catalog import Ledger
 from logstore.positions import LedgerId
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, emit
+from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, write_answer
 from workers.cli.tables import draw_fields, draw_table
 
 _LONG = f"persistent://public/default/{'long-' * 33}end"
@@ -124,7 +124,7 @@ def _on_a_terminal(answer: Answer) -> str:
     """What a terminal gets to see."""
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as stdout:
-        emit(answer, as_json=False, stdout=stdout)
+        write_answer(answer, as_json=False, stdout=stdout)
     told = b""
     with os.fdopen(ours, "rb", buffering=0) as screen, suppress(OSError):  # EIO: all is read, and nobody writes
         while piece := screen.read(65_536):
@@ -143,7 +143,7 @@ def test_states_have_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
     assert "\x1b[32mDELETED\x1b[0m" in told
     assert told.count("\x1b[32m") == 1, "a name is no state"
     piped = io.StringIO()
-    emit(answer, as_json=False, stdout=piped)
+    write_answer(answer, as_json=False, stdout=piped)
     assert "\x1b" not in piped.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
     assert not any(f"\x1b[{colour}m" in _on_a_terminal(answer) for colour in (31, 32, 33))
@@ -152,12 +152,12 @@ def test_states_have_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch)
 @given(rows=_ROWS | st.just([]))
 def test_spooled_rows_are_printed_as_the_same_rows_in_a_list(rows: list[dict[str, object]]) -> None:
     """One JSON document and one table, byte by byte, whatever stands in a row."""
-    spooled = SpooledRows.of(rows)
+    spooled = SpooledRows.from_rows(rows)
     for form in ({"as_json": True}, {"as_json": False}, {"as_json": False, "wide": True}):
         told = []
         for answer in (Answer(document=rows), Answer(document=spooled, display=ConvertedRows(spooled, dict))):
             stdout = io.StringIO()
-            emit(replace(answer, columns_below=("problem",)), **form, stdout=stdout)
+            write_answer(replace(answer, columns_below=("problem",)), **form, stdout=stdout)
             told.append(stdout.getvalue())
         assert told[0] == told[1]
 
@@ -188,7 +188,8 @@ def test_ledgers_without_number_are_listed_in_little_memory(
 
     with Path(os.devnull).open("w") as nowhere:
         monkeypatch.setattr(
-            "workers.cli.command_registration.emit", lambda answer, **named: emit(answer, **named | {"stdout": nowhere})
+            "workers.cli.command_registration.write_answer",
+            lambda answer, **named: write_answer(answer, **named | {"stdout": nowhere}),
         )
         run("ledger", "list", orders, form)  # imports are not counted
         few, many = peak_bytes(500), peak_bytes(2_500)
@@ -222,7 +223,7 @@ def test_long_table_is_printed_in_blocks_of_lines(is_terminal: bool, monkeypatch
     stdout = io.StringIO()
     monkeypatch.setattr(stdout, "isatty", lambda: is_terminal)
     rows = [{"id": number, "state": "LIVE", "name": f"n-{number}"} for number in range(1_200)]
-    emit(Answer(document=rows), as_json=False, stdout=stdout)
+    write_answer(Answer(document=rows), as_json=False, stdout=stdout)
     assert len(calls) == (3 if is_terminal else 0)
     assert ("\x1b[32mLIVE\x1b[0m" in stdout.getvalue()) is is_terminal
     shown = re.sub(r"\x1b\[[0-9;]*m", "", stdout.getvalue()).splitlines()

@@ -15,7 +15,7 @@ from tests.infra.telemetry.span_lines import OTHER, TRACE, call, span, write
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
 from workers.cli.trace.trace_page import render_trace_page
-from workers.cli.trace.trace_tree import StoredTrace
+from workers.cli.trace.trace_tree import LoadedTrace
 
 _W: dict[str, Any] = {"temporalWorkflowID": "trim-topic/7", "temporalRunID": "r1"}
 
@@ -209,7 +209,7 @@ def test_page_looks_at_each_span_a_few_times_however_deep_it_lies(monkeypatch: p
             span_id=f"{at:016x}", parent_id=parent, name=f"step {at}", service="s", start_ns=at, end_ns=2 * many - at
         )
         rows.spans[row.span_id] = row if at < many - 1 else replace(row, error="the last one failed")
-    found = StoredTrace(
+    found = LoadedTrace(
         trace_id=TRACE, workflow_id=None, roots=build_span_trees(rows), omitted_spans=0, unreadable_lines=0, related=[]
     )
     monkeypatch.setattr(SpanNode, "walk", counted)

@@ -13,7 +13,7 @@ from logstore.transactions.transaction_ids_and_states import TransactionId
 from tests.logstore.transactions.histories import History, open_history
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import FakeServices
-from workers.cli.txn import make_document, report_owed_participants
+from workers.cli.txn import make_transaction_document, report_owed_participants_until_cancelled
 from workers.pages.value_formats import decode_topic_name
 
 
@@ -45,7 +45,9 @@ def _said(history: History, txn: TransactionId) -> list[str]:
     said, looks = list[str](), _Looks(history, txn)
 
     async def work() -> None:
-        telling = asyncio.create_task(report_owed_participants(looks, txn, said.append, interval_s=0.001))  # type: ignore[arg-type]
+        telling = asyncio.create_task(
+            report_owed_participants_until_cancelled(looks, txn, said.append, interval_s=0.001)  # type: ignore[arg-type]
+        )
         await asyncio.to_thread(looks.over.wait, 60)
         telling.cancel()
 
@@ -67,10 +69,10 @@ def test_open_transaction_owes_nothing_yet(history: History) -> None:
     """Its participants are to be told how it ends."""
     history.take([("begin", 0, 0), ("produce", 0, 0)])
     (txn,) = history.open
-    told = make_document(history.world.catalog.transactions.get(txn))
+    told = make_transaction_document(history.world.catalog.transactions.get(txn))
     assert (told["state"], told["owed"], len(told["participants"])) == ("OPEN", 0, 1)
     history.take([("decide", 0, 1)])
-    assert make_document(history.world.catalog.transactions.get(txn))["owed"] == 1
+    assert make_transaction_document(history.world.catalog.transactions.get(txn))["owed"] == 1
 
 
 def test_show_names_the_trace_of_the_transaction_and_not_its_own(

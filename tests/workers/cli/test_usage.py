@@ -12,7 +12,7 @@ import pytest
 
 from tests.workers.cli.conftest import Run, document
 from tests.workers.cli.fakes import ORDERS
-from workers.cli.root_command import COMMANDS, load_command
+from workers.cli.root_command import COMMANDS, import_command
 
 _REFUSED = [
     (("topic", "creat"), "command: expected a command of `sexton topic` (nearest: create), found 'creat'"),
@@ -73,7 +73,7 @@ def test_completion_of_commands_is_given_to_the_shell(run: Run) -> None:
 
 def _commands(path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name in COMMANDS if not path else ():
-        yield from _below((name,), load_command(name))
+        yield from _below((name,), import_command(name))
 
 
 def _below(path: tuple[str, ...], found: Any) -> Iterator[tuple[tuple[str, ...], Any]]:

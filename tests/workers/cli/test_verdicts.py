@@ -11,7 +11,7 @@ from logstore.log.ledgers import Component, CopyKind, LedgerState
 from logstore.ports.catalog import InspectedCopy, InspectedIntent, LedgerHistory, LiveLedger, Reference, ReferenceKind
 from logstore.positions import LedgerId
 from tests.logstore.builders import intent
-from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, summarize_ledger
+from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, describe_ledger_in_one_sentence
 
 _US = 1_795_000_000_000_000
 _ON = "2026-11-18T11:06:40Z"
@@ -101,24 +101,30 @@ def test_verdict_of_a_ledger_that_was_not_detached_names_what_holds_it(
     live: LiveLedger, references: list[Reference], said: str
 ) -> None:
     """The reason to keep comes first, whatever else names it."""
-    assert summarize_ledger(_history(live, references), [_seen(CopyVerdict.OWN)]).startswith(said)
+    assert describe_ledger_in_one_sentence(_history(live, references), [_seen(CopyVerdict.OWN)]).startswith(said)
 
 
 def test_verdict_of_a_listed_ledger_that_storage_lacks_is_that() -> None:
     """Data loss, somebody else's objects, a copy that is left: each is told apart; silence is no finding."""
     history = _history(_live(), _needed("a"))
-    assert summarize_ledger(history, [_seen(CopyVerdict.ABSENT)]).endswith("and no other copy: this is data loss")
-    tiered = _seen(CopyVerdict.OWN, copy=CopyKind.OFFLOADED_LEDGER)
-    assert summarize_ledger(history, [_seen(CopyVerdict.ABSENT), tiered]).endswith("and it is read from its other copy")
-    short = replace(_seen(CopyVerdict.OWN), segments=3, absent=2)
-    assert "lacks 2 of 3 segments of its LEDGER copy, and no other copy: this is data loss" in summarize_ledger(
-        history, [short]
+    assert describe_ledger_in_one_sentence(history, [_seen(CopyVerdict.ABSENT)]).endswith(
+        "and no other copy: this is data loss"
     )
-    assert summarize_ledger(history, [short, tiered]).endswith("and it is read from its other copy")
-    assert "somebody else's: why" in summarize_ledger(history, [_seen(CopyVerdict.FOREIGN)])
-    assert summarize_ledger(history, [_seen(None)]) == "listed and needed by subscription a"
+    tiered = _seen(CopyVerdict.OWN, copy=CopyKind.OFFLOADED_LEDGER)
+    assert describe_ledger_in_one_sentence(history, [_seen(CopyVerdict.ABSENT), tiered]).endswith(
+        "and it is read from its other copy"
+    )
+    short = replace(_seen(CopyVerdict.OWN), segments=3, absent=2)
     assert (
-        summarize_ledger(history, [_seen(CopyVerdict.ABSENT, state="WRITING")]) == "listed and needed by subscription a"
+        "lacks 2 of 3 segments of its LEDGER copy, and no other copy: this is data loss"
+        in describe_ledger_in_one_sentence(history, [short])
+    )
+    assert describe_ledger_in_one_sentence(history, [short, tiered]).endswith("and it is read from its other copy")
+    assert "somebody else's: why" in describe_ledger_in_one_sentence(history, [_seen(CopyVerdict.FOREIGN)])
+    assert describe_ledger_in_one_sentence(history, [_seen(None)]) == "listed and needed by subscription a"
+    assert (
+        describe_ledger_in_one_sentence(history, [_seen(CopyVerdict.ABSENT, state="WRITING")])
+        == "listed and needed by subscription a"
     )
 
 
@@ -132,7 +138,7 @@ def _corrupt(component: Component = Component.MANAGED_LEDGER) -> ExaminedCopy:
 def test_verdict_of_a_listed_ledger_with_corrupt_segments_says_what_to_do() -> None:
     """Which entries, whether another copy has them, and the command for those that are lost."""
     history = _history(_live(), _needed("a"))
-    said = summarize_ledger(history, [_corrupt()])
+    said = describe_ledger_in_one_sentence(history, [_corrupt()])
     assert said.startswith(
         "listed, but 2 of 4 segments of its LEDGER copy that were compared are corrupt (entries 10 to 19, 30 to 39), "
         "and no other copy: this is data loss; put the named objects back from a backup"
@@ -140,13 +146,13 @@ def test_verdict_of_a_listed_ledger_with_corrupt_segments_says_what_to_do() -> N
     topic = "persistent://tenant/namespace/orders"
     advice = f"`sexton ledger delete {topic} 7 --force --reason TEXT` moves subscriptions over it"
     assert said.endswith(f"or give the whole ledger up: {advice}")
-    is_open = summarize_ledger(_history(_live(LedgerState.OPEN)), [_corrupt()])
+    is_open = describe_ledger_in_one_sentence(_history(_live(LedgerState.OPEN)), [_corrupt()])
     assert is_open.endswith(f"up: `sexton topic roll {topic}` closes it, then {advice}"), "an open one is refused"
     tiered = _seen(CopyVerdict.OWN, copy=CopyKind.OFFLOADED_LEDGER)
-    assert "and it is read from its other copy; put the named objects" in summarize_ledger(
+    assert "and it is read from its other copy; put the named objects" in describe_ledger_in_one_sentence(
         history, [_corrupt(), tiered]
     )
-    assert "--force" not in summarize_ledger(history, [_corrupt(), tiered])
+    assert "--force" not in describe_ledger_in_one_sentence(history, [_corrupt(), tiered])
 
 
 @pytest.mark.parametrize(
@@ -160,13 +166,15 @@ def test_verdict_of_a_listed_ledger_with_corrupt_segments_says_what_to_do() -> N
 )
 def test_verdict_of_a_corrupt_ledger_of_a_component_names_what_replaces_it(component: Component, command: str) -> None:
     """`ledger delete` takes ledgers of messages alone."""
-    assert summarize_ledger(_history(_live()), [_corrupt(component)]).endswith(f"`{command}` replaces it")
+    assert describe_ledger_in_one_sentence(_history(_live()), [_corrupt(component)]).endswith(
+        f"`{command}` replaces it"
+    )
 
 
 def test_verdict_of_a_listed_ledger_whose_primary_copy_goes_says_both() -> None:
     """An offloaded ledger stays listed; what is left of its primary copy is told beside it."""
     letter = _filed(DeletionState.DEAD_LETTERED, outcome=Outcome.DEAD_LETTERED, generation=2, row_id=12)
-    said = summarize_ledger(_history(_live(), _needed("a"), [letter, _filed()]), [])
+    said = describe_ledger_in_one_sentence(_history(_live(), _needed("a"), [letter, _filed()]), [])
     assert said == (
         "listed and needed by subscription a; its LEDGER copy of generation 2: "
         "dead letter: DEAD_LETTERED; `sexton deletion redrive 12` tries again"
@@ -195,24 +203,24 @@ def test_verdict_of_a_listed_ledger_whose_primary_copy_goes_says_both() -> None:
 )
 def test_verdict_of_a_detached_ledger_tells_what_became_of_it(filed: InspectedIntent, said: str) -> None:
     """Deleted, waiting for whom, or left to a person, with the command to use."""
-    assert summarize_ledger(_history(intents=[filed]), []) == said
+    assert describe_ledger_in_one_sentence(_history(intents=[filed]), []) == said
 
 
 def test_verdict_of_several_copies_is_that_of_the_worst() -> None:
     """A dead letter needs a person; a copy that is on its way does not hide it."""
     letter = _filed(DeletionState.DEAD_LETTERED, outcome=Outcome.DEAD_LETTERED, row_id=3)
     going = _filed(DeletionState.PENDING, outcome=None)
-    said = summarize_ledger(_history(intents=[going, letter, _filed()]), [])
+    said = describe_ledger_in_one_sentence(_history(intents=[going, letter, _filed()]), [])
     assert said.startswith("dead letter: DEAD_LETTERED")
     assert said.endswith("; and 1 more of its copies")
 
 
 def test_verdict_of_a_deleted_ledger_that_storage_holds_again_does_not_call_it_confirmed() -> None:
     """What storage shows now outweighs what it once confirmed."""
-    said = summarize_ledger(_history(intents=[_filed()]), [_seen(CopyVerdict.OWN, state="DELETED")])
+    said = describe_ledger_in_one_sentence(_history(intents=[_filed()]), [_seen(CopyVerdict.OWN, state="DELETED")])
     assert said == f"deleted on {_ON}, and yet storage holds 2 objects of its LEDGER copy now"
 
 
 def test_verdict_of_a_ledger_without_any_trace_is_honest() -> None:
     """An id that was given out and is in no table was used, and nobody wrote down what for."""
-    assert summarize_ledger(_history(), []) == "given out once, and nothing is known of it any more"
+    assert describe_ledger_in_one_sentence(_history(), []) == "given out once, and nothing is known of it any more"

@@ -46,9 +46,9 @@ def test_delete_ledgers_of_none_or_too_many_is_refused(tmp_path: Path, ids: list
 def test_page_of_a_run_is_the_tab_with_its_current_details(tmp_path: Path) -> None:
     """One step from the command: ids have slashes, which the Web UI expects quoted. Without a Web UI there is none."""
     settings = Settings(home=tmp_path, ui_address="http://127.0.0.1:8233", temporal_namespace="ours")
-    page = Sexton(_NOBODY, settings).page_of("delete-ledger/0/LEDGER/1", "run-1")
+    page = Sexton(_NOBODY, settings).format_web_ui_url("delete-ledger/0/LEDGER/1", "run-1")
     assert page == "http://127.0.0.1:8233/namespaces/ours/workflows/delete-ledger%2F0%2FLEDGER%2F1/run-1/user-metadata"
-    assert Sexton(_NOBODY, Settings(home=tmp_path)).page_of("delete-ledger/0/LEDGER/1", "run-1") == ""
+    assert Sexton(_NOBODY, Settings(home=tmp_path)).format_web_ui_url("delete-ledger/0/LEDGER/1", "run-1") == ""
 
 
 def test_close_gives_threads_time_to_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,11 +73,13 @@ def test_close_gives_threads_time_to_let_go(tmp_path: Path, monkeypatch: pytest.
     ("told", "field"),
     [({"reason": "x" * 2_001}, "reason"), ({"reason": "a\x00b"}, "reason"), ({"actor": "y" * 201}, "actor")],
 )
-@pytest.mark.parametrize("job", ["trim_topic", "trim_topics", "offload_topic", "sweep_deletions", "redrive"])
+@pytest.mark.parametrize(
+    "job", ["trim_topic", "trim_topics", "offload_topic", "sweep_deletions", "redrive_dead_letters"]
+)
 def test_client_refuses_what_the_job_would_refuse(tmp_path: Path, told: dict[str, str], field: str, job: str) -> None:
     """Before anything is sent or changed: there is neither a server nor a catalog."""
     sexton: Any = Sexton(_NOBODY, Settings(home=tmp_path))
-    given: Any = {"trim_topic": [_TOPIC], "offload_topic": [_TOPIC], "redrive": [None]}.get(job, [])
+    given: Any = {"trim_topic": [_TOPIC], "offload_topic": [_TOPIC], "redrive_dead_letters": [None]}.get(job, [])
     with pytest.raises(InvalidInput, match=f"^{field}: expected"):
         asyncio.run(getattr(sexton, job)(*given, **told))
 
@@ -116,7 +118,7 @@ def test_job_is_started_where_the_object_store_cannot_be_asked(tmp_path: Path, e
     found = SimpleNamespace(describe=describe)
     client: Any = SimpleNamespace(start_workflow=start, get_workflow_handle=lambda _: found)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.client.job_client.require_namespace", known)
+        patch.setattr("workers.client.job_client.mark_namespace_as_own", known)
         asyncio.run(Sexton(client, settings).sweep_deletions())
     assert started == ["sweep-deletions"]
 

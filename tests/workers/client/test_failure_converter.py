@@ -8,7 +8,7 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.converter import DataConverter
 from temporalio.exceptions import ApplicationError
 
-from workers.client.failure_size_limit import MAX_FAILURE_BYTES, BoundedFailureConverter, EncodingFailureConverter
+from workers.client.failure_size_limit import MAX_FAILURE_BYTES, EncryptableFailureConverter, ShorteningFailureConverter
 from workers.client.payload_encryption import PLAIN_DATA_CONVERTER
 
 _SENTENCE = "spark: no session with spark://h:7077: h:7077 does not answer; check the setting spark_master"
@@ -40,7 +40,7 @@ def _converter(kind: type) -> DataConverter:
     return replace(PLAIN_DATA_CONVERTER, failure_converter_class=kind)
 
 
-@pytest.mark.parametrize("kind", [BoundedFailureConverter, EncodingFailureConverter])
+@pytest.mark.parametrize("kind", [ShorteningFailureConverter, EncryptableFailureConverter])
 def test_long_failure_keeps_its_sentence_type_and_details(kind: type) -> None:
     failure = Failure()
     asyncio.run(_converter(kind).encode_failure(_deep(50), failure))
@@ -54,7 +54,7 @@ def test_long_failure_keeps_its_sentence_type_and_details(kind: type) -> None:
 
 def test_innermost_frames_of_a_long_failure_stay() -> None:
     failure = Failure()
-    asyncio.run(_converter(BoundedFailureConverter).encode_failure(_deep(50), failure))
+    asyncio.run(_converter(ShorteningFailureConverter).encode_failure(_deep(50), failure))
     assert "raise ValueError(_JAVA)" in failure.cause.cause.stack_trace
 
 
@@ -63,7 +63,7 @@ def test_long_chain_of_causes_is_cut() -> None:
     for _ in range(50):
         error = _caused(error)
     failure = Failure()
-    asyncio.run(_converter(BoundedFailureConverter).encode_failure(error, failure))
+    asyncio.run(_converter(ShorteningFailureConverter).encode_failure(error, failure))
     assert failure.ByteSize() <= MAX_FAILURE_BYTES
     assert failure.message == "more"
 
@@ -74,7 +74,7 @@ def _caused(cause: Exception) -> Exception:
     return error
 
 
-@pytest.mark.parametrize("kind", [BoundedFailureConverter, EncodingFailureConverter])
+@pytest.mark.parametrize("kind", [ShorteningFailureConverter, EncryptableFailureConverter])
 def test_short_failure_is_left_as_it_is(kind: type) -> None:
     failure = Failure()
     asyncio.run(_converter(kind).encode_failure(_caused(ValueError("short")), failure))
@@ -84,7 +84,7 @@ def test_short_failure_is_left_as_it_is(kind: type) -> None:
 
 def test_encoded_failure_shows_nothing_in_plain_text_however_often_it_is_passed_on() -> None:
     """As the failure of an activity is that of its workflow."""
-    converter = _converter(EncodingFailureConverter)
+    converter = _converter(EncryptableFailureConverter)
     first, second = Failure(), Failure()
     asyncio.run(converter.encode_failure(_deep(3), first))
     asyncio.run(converter.encode_failure(asyncio.run(converter.decode_failure(first)), second))

@@ -9,7 +9,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from temporalio.api.common.v1 import Payload
 
 from logstore.errors import InvalidInput
-from workers.client.payload_encryption import ENCODING, KEY_NAME, EncryptingCodec, data_converter, read_payload_keys
+from workers.client.payload_encryption import (
+    ENCODING,
+    KEY_NAME,
+    EncryptingCodec,
+    make_data_converter,
+    read_payload_keys,
+)
 
 _PLAIN = Payload(metadata={"encoding": b"json/plain"}, data=b'"persistent://a/b/c"')
 _ONE, _TWO = bytes(32), bytes(range(32))
@@ -57,7 +63,7 @@ def test_file_of_keys_that_cannot_be_used_is_refused_and_not_shown(
     if content is not None:
         path.write_text(content, encoding="cp1252")
     with pytest.raises(InvalidInput, match=told) as refused:
-        data_converter(str(path))
+        make_data_converter(str(path))
     assert refused.value.field == "payload_key_file"
     for word in (content or "").split():
         assert word in {"a", "one"} or word not in str(refused.value)

@@ -17,7 +17,7 @@ from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse, Describ
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from workers.client.task_queue_pollers import live_pollers
+from workers.client.task_queue_pollers import list_live_pollers
 
 _ACTIVITIES: Final = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
 _WORKFLOWS: Final = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW
@@ -81,7 +81,7 @@ def _live(
 ) -> dict[str, str]:
     """Builds of those that poll, by identity."""
     client = _client(polled, reports, forgotten)
-    found = asyncio.run(live_pollers(client, "sexton", kind, dead_identities={"killed"}))
+    found = asyncio.run(list_live_pollers(client, "sexton", kind, dead_identities={"killed"}))
     return {one.identity: one.deployment_options.build_id for one in found}
 
 

@@ -20,8 +20,8 @@ from tests.workflows.house import assert_eventually
 from workers.client import Sexton, stuck_scheduled_runs
 from workers.client.schedules import require_readable_schedules
 from workers.client.stuck_scheduled_runs import find_stuck_runs, restart_schedule
-from workers.hosting.readiness import schedules_check
-from workers.operations.service_checks import _check_schedules, run_check
+from workers.hosting.readiness import make_schedules_check
+from workers.operations.service_checks import _check_schedules, run_check_as_row
 from workers.settings import Settings
 from workflows.deletion.job_definitions import SweepDeletionsInput
 from workflows.records.job_definitions import FLUSH_RECORDS
@@ -158,7 +158,7 @@ def test_doctor_names_a_schedule_that_is_stuck(settings: Settings, monkeypatch: 
         await namespace.start()
         monkeypatch.setattr(stuck_scheduled_runs, "_MAX_AGE_INTERVALS", 0)
         monkeypatch.setattr(stuck_scheduled_runs, "_MIN_AGE", timedelta())
-        row = await asyncio.to_thread(run_check, "schedules", _check_schedules, settings)
+        row = await asyncio.to_thread(run_check_as_row, "schedules", _check_schedules, settings)
         assert row["ok"] is False
         assert "sexton-sweep: sweep-deletions-2" in str(row["detail"])
         assert "`sexton schedule restart sexton-sweep` starts it anew" in str(row["detail"])
@@ -217,9 +217,9 @@ def test_run_that_is_encrypted_by_a_key_of_other_workers_is_named(settings: Sett
         assert run.problem.startswith(expected)
         assert str(run).endswith(" if that is lost, restart; `sexton schedule restart sexton-sweep` starts it anew")
         assert await find_stuck_runs(of_keyed) == []
-        row = await asyncio.to_thread(run_check, "schedules", _check_schedules, settings)
+        row = await asyncio.to_thread(run_check_as_row, "schedules", _check_schedules, settings)
         assert (row["ok"], "needs a key that this process lacks" in str(row["detail"])) == (False, True)
-        (check,) = schedules_check(lambda: find_stuck_runs(namespace.client)).values()
+        (check,) = make_schedules_check(lambda: find_stuck_runs(namespace.client)).values()
         with pytest.raises(ServiceFailed, match="needs a key that this process lacks"):
             await check()
         with pytest.raises(InvalidInput, match="'one', by which payloads of this namespace are encrypted"):

@@ -20,10 +20,10 @@ from infra.stack.service_lifecycle import find_program
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.tls import HOST, NAME, Authority, TemporalFront
 from tests.workflows.house import assert_eventually
-from workers.cli.stack_commands import collect_variables
+from workers.cli.stack_commands import collect_environment_variables
 from workers.client import temporal_credentials
 from workers.client.temporal_connection import connect_client, run_with_client
-from workers.operations.service_checks import run_check
+from workers.operations.service_checks import run_check_as_row
 from workers.settings import Settings
 
 pytestmark = pytest.mark.external_service
@@ -72,7 +72,7 @@ def test_mutual_tls_and_an_api_key_let_us_in(secured: Settings) -> None:
 
 def test_command_of_temporal_is_let_in_by_what_env_exports(secured: Settings, front: TemporalFront) -> None:
     """It reads addresses, files and key from the variables that `sexton env` prints, and is refused without them."""
-    told = collect_variables(secured.model_copy(update={"temporal_server_name": NAME}))
+    told = collect_environment_variables(secured.model_copy(update={"temporal_server_name": NAME}))
     path = {"PATH": os.environ["PATH"], "HOME": str(secured.home)}
 
     def asked(environ: Mapping[str, str]) -> int:
@@ -90,7 +90,7 @@ def _refusal(settings: Settings, **changes: object) -> str:
     given = Settings.model_validate({name: one for name, one in {**dict(settings), **changes}.items() if one != ""})
     with pytest.raises((ServiceFailed, InvalidInput)) as refused:
         run_with_client(given, _ask)
-    row = run_check("temporal", lambda asked: str(run_with_client(asked, _ask)), given)  # as `doctor` asks
+    row = run_check_as_row("temporal", lambda asked: str(run_with_client(asked, _ask)), given)  # as `doctor` asks
     assert row == {"name": "temporal", "ok": False, "detail": str(refused.value)}
     assert _KEY not in str(refused.value)
     return str(refused.value)

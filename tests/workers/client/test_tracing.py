@@ -16,7 +16,7 @@ from temporalio.contrib.opentelemetry import OpenTelemetryInterceptor, _otel_int
 from temporalio.converter import PayloadConverter
 
 from workers.client import temporal_connection
-from workers.client.temporal_connection import ClientTracingInterceptor
+from workers.client.temporal_connection import CallTracingInterceptor
 
 
 class _Call:
@@ -75,8 +75,7 @@ def test_call_is_traced_as_by_the_plugin(
 ) -> None:
     """Name, kind, attributes and status of the span, and the header that the job goes on with."""
     told = [
-        _traced(one, spans, method, names, error)
-        for one in (ClientTracingInterceptor(), OpenTelemetryInterceptor(True))
+        _traced(one, spans, method, names, error) for one in (CallTracingInterceptor(), OpenTelemetryInterceptor(True))
     ]
     assert told[0] == told[1]
 

@@ -8,8 +8,8 @@ import pytest
 from logstore.deletion.retention import RetentionPolicy
 from logstore.ports.catalog import Topic, TopicState
 from logstore.positions import LedgerId, Position, TopicId
-from workers.demo.delayed_messages import DeliveryRecord, check_delayed
-from workers.demo.independent_auditor import Auditor
+from workers.demo.delayed_messages import DeliveryRecord, check_delayed_messages
+from workers.demo.independent_auditor import IndependentAuditor
 
 _ENDED_MS = 1_000
 _TOPIC = Topic(topic_id=TopicId(1), name="reminders", state=TopicState.ACTIVE, policy=RetentionPolicy(), created_us=0)
@@ -28,7 +28,7 @@ class _Log:
     def read_delivery_times_ms(self, _: int) -> dict[tuple[int, int], int | None]:
         return self.times
 
-    def read_buckets(self, _: int) -> dict[int, list[tuple[int, int]]]:
+    def read_index_buckets(self, _: int) -> dict[int, list[tuple[int, int]]]:
         return self.held
 
     def read_retired_buckets(self, _: int) -> set[int]:
@@ -38,7 +38,9 @@ class _Log:
 def _seen(log: _Log, *received: tuple[int, int]) -> tuple[bool, str]:
     """What is said where these entries were received, each at that time."""
     got = [(Position(LedgerId(3), entry), at_ms) for entry, at_ms in received]
-    row = check_delayed(cast("Auditor", log), DeliveryRecord(topic=_TOPIC, received=got, ended_ms=_ENDED_MS))
+    row = check_delayed_messages(
+        cast("IndependentAuditor", log), DeliveryRecord(topic=_TOPIC, received=got, ended_ms=_ENDED_MS)
+    )
     return row.ok, row.seen
 
 

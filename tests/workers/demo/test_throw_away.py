@@ -19,7 +19,7 @@ from logstore.errors import ServiceFailed
 from workers.demo import demo_steps as demo_run
 from workers.demo import run_demo, temporary_homes
 from workers.demo.temporary_homes import make_home, mark_home_in_use, remove_abandoned_homes, remove_home
-from workers.demo.waits_and_interrupts import InterruptHandler
+from workers.demo.waits_and_interrupts import SignalHandler
 from workers.settings import Settings
 
 _HOME = Path("/nowhere/sexton-demo-one")
@@ -52,13 +52,13 @@ class _Story:
     working: Sequence[signal.Signals] = ()
     cleaning: Sequence[signal.Signals] = ()
     seen: list[str] = field(default_factory=list)
-    interrupts: InterruptHandler = field(default_factory=InterruptHandler)
+    interrupts: SignalHandler = field(default_factory=SignalHandler)
 
     def run(self) -> None:
         self.interrupts.home = _HOME
         with self.interrupts:
             try:
-                with self.interrupts.interruptible():
+                with self.interrupts.raise_on_first_signal():
                     self._do("working", self.working, "worked")
             finally:
                 self._do("cleaning", self.cleaning, "clean")
@@ -221,7 +221,7 @@ def test_a_demo_that_is_interrupted_says_what_became_of_its_home(
         homes.append(settings.home)
         signal.raise_signal(number)
 
-    monkeypatch.setattr(demo_run, "_run_story", interrupted)
+    monkeypatch.setattr(demo_run, "_run_all_steps", interrupted)
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_demo(Settings(home=temporary / "own"), topics=1, ledgers=2, keep=keep, on_progress=print)
     (home,) = homes
@@ -234,7 +234,7 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
     """As under `nohup`."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with InterruptHandler() as interrupts, interrupts.interruptible():
+        with SignalHandler() as interrupts, interrupts.raise_on_first_signal():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

@@ -21,7 +21,7 @@ from logstore.ports.catalog import BeginTransaction, BeginTransactionResult, Cau
 from logstore.positions import LedgerId, Position, TopicId
 from logstore.records.services.shared_flushes import SharedFlushes
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 SUBSCRIPTION: Final = "s"
@@ -114,7 +114,7 @@ class Writers:
 
     def _run(self, work: Callable[[LogStore, int, int, random.Random], None], number: int) -> None:
         dice = random.Random(number)
-        with open_log(self._settings) as log:
+        with open_log_store(self._settings) as log:
             turn = 0
             while not self._answers.lost.is_set():
                 turn += 1
@@ -243,7 +243,7 @@ def phase_two(log: LogStore, batch: str) -> int:
 def flush(settings: Settings, answers: Answers) -> None:
     """One manifest more, cursors included."""
     before = dict(answers.acknowledged)
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.records.flusher.flush(cursors=True)
     answers.flushed = before
 

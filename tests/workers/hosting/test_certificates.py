@@ -10,8 +10,8 @@ from cryptography import x509
 from logstore.errors import InvalidInput, ServiceFailed
 from tests.fakes.meter import FakeMeter, series
 from tests.tls import Authority
-from workers.hosting.certificate_expiry import check_certificates, find_certificate_files, read_certificate
-from workers.hosting.gauges import make_certificate_source, make_gauge_updater
+from workers.hosting.certificate_expiry import check_certificate_expiry, find_certificate_files, read_certificate
+from workers.hosting.gauges import make_certificate_sampler, make_gauge_updater
 from workers.operations import service_checks
 from workers.settings import Settings
 
@@ -38,11 +38,11 @@ def test_doctor_tells_until_when_each_certificate_is_good(tmp_path: Path, monkey
     settings = _settings(tmp_path, cert)
     names = ("temporal_cert_file", "zookeeper_cert_file", "database_url")
     assert find_certificate_files(settings) == dict.fromkeys(names, str(cert))
-    told = check_certificates(settings)
+    told = check_certificate_expiry(settings)
     assert [part.partition(" until ")[0] for part in told.split(", ")] == list(names)
-    monkeypatch.setattr(service_checks, "status", lambda _: [])
-    plain = {row["name"] for row in service_checks.doctor(Settings(home=tmp_path))}
-    assert {row["name"] for row in service_checks.doctor(settings)} - plain == {"certificates"}
+    monkeypatch.setattr(service_checks, "check_services", lambda _: [])
+    plain = {row["name"] for row in service_checks.check_installation(Settings(home=tmp_path))}
+    assert {row["name"] for row in service_checks.check_installation(settings)} - plain == {"certificates"}
 
 
 _DAY = timedelta(days=1)
@@ -71,9 +71,9 @@ def test_certificate_that_should_have_been_renewed_is_told(
             rf"certificates: the certificate that zookeeper_cert_file names, {cert}, {ends} at 2\d{{3}}-\S+Z; renew it"
         )
         with pytest.raises(ServiceFailed, match=sentence):
-            check_certificates(settings)
+            check_certificate_expiry(settings)
     else:
-        assert check_certificates(settings).startswith("zookeeper_cert_file until ")
+        assert check_certificate_expiry(settings).startswith("zookeeper_cert_file until ")
 
 
 def test_chain_is_good_until_its_first_end(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_gauge_shows_what_the_process_holds_and_else_what_stands_in_files(tmp_pa
     old, new = (authority.pair(name, name, left=timedelta(days=days)).cert for name, days in (("o", 10), ("n", 90)))
     cert = Path(shutil.copy(old, tmp_path / "ours.pem"))
     meter = FakeMeter()
-    read = make_gauge_updater(meter, make_certificate_source(_settings(tmp_path, cert)))
+    read = make_gauge_updater(meter, make_certificate_sampler(_settings(tmp_path, cert)))
     read()
     assert {
         meter.values[series(_GAUGE, setting=name)] for name in find_certificate_files(_settings(tmp_path, cert))

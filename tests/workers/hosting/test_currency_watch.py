@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from logstore.errors import CatalogOutdated, StoreUnavailable
-from workers.hosting.background_tasks import watch_currency
+from workers.hosting.background_tasks import watch_catalog_currency
 
 _LOG: Final[Any] = SimpleNamespace(catalog=SimpleNamespace(records=None), record_objects=None)
 
@@ -23,7 +23,7 @@ def test_watch_ends_with_the_refusal_and_not_with_a_store_that_is_silent() -> No
             raise answer
 
     async def watching() -> object:
-        async with watch_currency(_LOG, interval_s=0.001, require=ask) as replaced:
+        async with watch_catalog_currency(_LOG, interval_s=0.001, require=ask) as replaced:
             return await asyncio.wait_for(replaced, 60)
 
     assert isinstance(asyncio.run(watching()), CatalogOutdated)
@@ -34,7 +34,7 @@ def test_watch_ends_with_its_block() -> None:
     """A worker that drains is not asked any more."""
 
     async def watching() -> bool:
-        async with watch_currency(_LOG, interval_s=3_600) as replaced:
+        async with watch_catalog_currency(_LOG, interval_s=3_600) as replaced:
             await asyncio.sleep(0)
         await asyncio.wait([replaced])
         return replaced.cancelled()

@@ -24,7 +24,7 @@ from logstore.validated_names import TopicName
 from tests.faults.real import STOPS_WITHIN_S, eventually
 from tests.ownership.proxy import Proxy
 from tests.servers import settings_on
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client import Sexton, workflow_search
 from workers.client.temporal_connection import connect_client
 from workers.settings import Settings
@@ -86,7 +86,7 @@ async def _ready(settings: Settings, worker_id: str) -> None:
 
 async def _flush_in_hand(settings: Settings, storage: Proxy, topic: str) -> WorkflowHandle[Any, Any]:
     """Change the catalog and start a flush of it, whose request to storage hangs."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.catalog.topics.create(TopicName.parse(topic).encoded, RetentionPolicy())
     storage.cut()
     handle = await (await Sexton.connect(settings)).flush_records("a test", "tests")

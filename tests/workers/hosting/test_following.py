@@ -15,7 +15,7 @@ from logstore.failpoints import ENVIRONMENT_VARIABLE
 from logstore.records.services.record_log import RecordLog
 from tests.spark.records.lost import dump
 from tests.workers.hosting.test_rebuilding import read, write
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(600)]
@@ -50,7 +50,7 @@ def test_command_that_is_killed_goes_on_when_it_is_run_again(
 ) -> None:
     """The replica has every row of its source, serves its reads, refuses its writes, and is known to raids."""
     topic = write(settings)
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.records.flusher.flush(cursors=True)
     url = f"sqlite:///{tmp_path / 'replica.db'}"
     for death, flags in deaths:
@@ -61,9 +61,9 @@ def test_command_that_is_killed_goes_on_when_it_is_run_again(
     assert dump(url) == dump(settings.database_url)
     replica = settings.model_copy(update={"database_url": url})
     assert read(replica, topic) == read(settings, topic)
-    with open_log(replica) as log, pytest.raises(CatalogAdopting, match="REPLICA"):
+    with open_log_store(replica) as log, pytest.raises(CatalogAdopting, match="REPLICA"):
         log.managed.roll(topic)
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         (word,) = RecordLog(log.record_objects).replicas()
         newest = RecordLog(log.record_objects).newest_manifest()
         assert newest
@@ -73,7 +73,7 @@ def test_command_that_is_killed_goes_on_when_it_is_run_again(
 
 def _refused(settings: Settings, url: str, folder: Path) -> None:
     """What is no replica's database is refused at once, and a replica that nobody waits for by its job: in words."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         records = RecordLog(log.record_objects)
         for one in records.replicas():
             records.forget_replica(one.replica_id)

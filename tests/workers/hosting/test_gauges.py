@@ -14,12 +14,12 @@ from logstore.transactions.transaction_ids_and_states import TransactionState
 from tests.fakes.meter import FakeMeter, series
 from tests.fakes.reconciliation import FakeRuns
 from workers.hosting.gauges import (
-    CatalogGauges,
+    PeriodicGauges,
     make_gauge_updater,
-    read_delayed,
-    read_deletions,
-    read_plans,
-    read_transactions,
+    sample_delayed_messages,
+    sample_deletions,
+    sample_plans,
+    sample_transactions,
 )
 
 _NAMES = ("sexton_deletion_estimated_inflight", "sexton_deletion_dead_lettered")
@@ -46,7 +46,7 @@ def _shown(meter: FakeMeter) -> list[int]:
 def test_gauges_show_what_the_catalog_says() -> None:
     """Both numbers, and when they were read."""
     meter, catalog = FakeMeter(), _Catalog()
-    read = make_gauge_updater(meter, lambda: read_deletions(catalog.inflight))
+    read = make_gauge_updater(meter, lambda: sample_deletions(catalog.inflight))
     assert not meter.values, "a zero before the first answer would say that all is deleted"
     earliest = int(time.time())
     read()
@@ -65,20 +65,20 @@ def test_gauges_show_what_the_catalog_says() -> None:
 def test_gauges_keep_their_values_while_the_catalog_is_away_and_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """No scrape reads a zero that nobody counted, and a long outage does not fill the log."""
     meter, catalog = FakeMeter(), _Catalog()
-    gauges = CatalogGauges(make_gauge_updater(meter, lambda: read_deletions(catalog.inflight)))
-    gauges.update()
+    gauges = PeriodicGauges(make_gauge_updater(meter, lambda: sample_deletions(catalog.inflight)))
+    gauges.update_all_gauges()
     read_at = meter.values[series("sexton_deletion_read_timestamp_seconds")] = 1
     catalog.away = True
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            gauges.update()
+            gauges.update_all_gauges()
         assert _shown(meter) == [7, 2]
         assert meter.values[series("sexton_deletion_read_timestamp_seconds")] == read_at
         assert len(caplog.records) == 1
         catalog.away = False
-        gauges.update()
+        gauges.update_all_gauges()
         catalog.away = True
-        gauges.update()
+        gauges.update_all_gauges()
     assert len(caplog.records) == 2, "a second outage is told again"
 
 
@@ -89,9 +89,9 @@ def test_gauge_that_cannot_be_read_harms_no_other(caplog: pytest.LogCaptureFixtu
     def of_another_build() -> None:
         raise TypeError("unexpected keyword argument")
 
-    gauges = CatalogGauges(of_another_build, make_gauge_updater(meter, lambda: read_deletions(catalog.inflight)))
+    gauges = PeriodicGauges(of_another_build, make_gauge_updater(meter, lambda: sample_deletions(catalog.inflight)))
     for _ in range(3):
-        gauges.update()
+        gauges.update_all_gauges()
     assert _shown(meter) == [7, 2]
     assert len(caplog.records) == 1
     assert caplog.records[0].exc_info
@@ -123,14 +123,14 @@ def test_loss_stands_until_a_plan_has_looked_at_rows_as_young(plans: list[tuple[
             rows_before_us=rows_before_us,
         )
         runs.close_run(f"plan-{number}", {"result": asdict(found)})
-    make_gauge_updater(meter, lambda: read_plans(runs.runs))()
+    make_gauge_updater(meter, lambda: sample_plans(runs.runs))()
     assert meter.values[series("sexton_reconciliation_missing_data")] == shown
 
 
 def test_missing_data_is_that_of_the_newest_plan_that_finished() -> None:
     """A plan at work, or one that failed, says nothing; nor does silence say that nothing is missing."""
     meter, runs = FakeMeter(), FakeRuns()
-    read, claim = make_gauge_updater(meter, lambda: read_plans(runs.runs)), _CLAIM
+    read, claim = make_gauge_updater(meter, lambda: sample_plans(runs.runs)), _CLAIM
     read()
     assert not meter.values
     for number, missing in enumerate((3, 1)):
@@ -156,7 +156,7 @@ def test_transactions_are_counted_by_state_with_the_ages_of_the_oldest(monkeypat
         ),
         TransactionCounts(count_by_state={}, oldest_open_us=None, oldest_decided_us=None, hidden_bytes=12),
     ]
-    read = make_gauge_updater(meter, lambda: read_transactions(lambda: answers.pop(0)))
+    read = make_gauge_updater(meter, lambda: sample_transactions(lambda: answers.pop(0)))
     shown = []
     for _ in range(2):
         read()
@@ -173,6 +173,6 @@ def test_delayed_messages_are_shown_with_their_buckets_and_what_is_in_none() -> 
     """As the catalog counts them."""
     meter = FakeMeter()
     counts = DelayedCounts(buckets=3, messages=700, unsealed=11)
-    make_gauge_updater(meter, lambda: read_delayed(lambda: counts, lambda: 4_096))()
+    make_gauge_updater(meter, lambda: sample_delayed_messages(lambda: counts, lambda: 4_096))()
     names = ("buckets", "messages", "unsealed_messages", "memory_bytes")
     assert [meter.values[series(f"sexton_delayed_{name}")] for name in names] == [3, 700, 11, 4_096]

@@ -16,7 +16,7 @@ from logstore.errors import InvalidInput
 from tests.faults.real import eventually
 from workers.hosting.background_tasks import run_in_background
 from workers.hosting.page_server import ConnectionLimits, PageRouter, create_page_router, serve_pages
-from workers.hosting.readiness import Phase, Readiness
+from workers.hosting.readiness import Readiness, WorkerPhase
 from workers.settings import OFF
 
 
@@ -47,12 +47,12 @@ def test_probes_tell_life_and_readiness_apart() -> None:
         pass
 
     async def ask(session: ClientSession, url: str) -> None:
-        async with run_in_background(readiness.watch({"one": well})):
-            await eventually(lambda: any(seen.ok for seen in readiness.results()), "the first answer")
+        async with run_in_background(readiness.repeat_checks({"one": well})):
+            await eventually(lambda: any(seen.ok for seen in readiness.latest_results()), "the first answer")
             await ask_in_each_phase(session, url)
 
     async def ask_in_each_phase(session: ClientSession, url: str) -> None:
-        for phase, expected in ((Phase.STARTING, 503), (Phase.SERVING, 200), (Phase.DRAINING, 503)):
+        for phase, expected in ((WorkerPhase.STARTING, 503), (WorkerPhase.SERVING, 200), (WorkerPhase.DRAINING, 503)):
             readiness.phase = phase
             async with session.get(f"{url}/readyz") as answer:
                 said = json.loads(await answer.text())

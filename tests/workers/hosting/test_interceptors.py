@@ -13,7 +13,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput
 
 from logstore.errors import ProgramMissing, ServiceFailed, StoreUnavailable
 from tests.fakes.meter import FakeMeter, series
-from workers.hosting.interceptors import ActivityEdge
+from workers.hosting.interceptors import ActivityErrorInterceptor
 
 
 class _Raises(ActivityInboundInterceptor):
@@ -32,7 +32,7 @@ def _met(error: Exception, *, attempt: int, meter: FakeMeter) -> BaseException:
     env = ActivityEnvironment()
     env.metric_meter = meter
     env.info = replace(env.info, activity_type="deletion.detach", attempt=attempt)
-    edge = ActivityEdge().intercept_activity(_Raises(error))
+    edge = ActivityErrorInterceptor().intercept_activity(_Raises(error))
 
     @activity.defn
     async def work() -> None:

@@ -22,7 +22,7 @@ from tests.spark.reconciliation.damage import Damaged
 from tests.workers.hosting.losing import CAUSE, CLAIM, SUBSCRIPTION, Answers, Writers, destroy, flush, phase_two, reach
 from tests.workers.hosting.test_rebuilding import lose, rebuilt
 from workers.assembly.log_store import LogStore
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 __all__ = ["postgres"]
@@ -52,7 +52,7 @@ def test_all_that_was_answered_is_there_again(settings: Settings, tmp_path: Path
     a reconciliation finds right after, nothing was ever answered, though no age protects it.
     """
     answers = Answers()
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         topics = [log.catalog.topics.create(f"persistent://a/b/{name}", RetentionPolicy()) for name in "xy"]
         consumed = log.catalog.topics.create("persistent://a/b/z", RetentionPolicy())
         log.subscriptions.subscribe(consumed.topic_id, SUBSCRIPTION, latest=False)
@@ -73,7 +73,7 @@ def test_all_that_was_answered_is_there_again(settings: Settings, tmp_path: Path
     assert result.adopted.missing_data == 0
     with pytest.raises(PreconditionFailed, match="expected an empty one to rebuild into, found the catalog"):
         rebuilt(settings, spark_master="local[2]")
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         state = log.catalog.records.state()
         assert state.epoch == 2
         assert state.manifest > result.manifest, "what was adopted is flushed behind the manifest of the new epoch"
@@ -101,7 +101,7 @@ def _living_on(settings: Settings | None, topics: list[Topic]) -> Iterator[Calla
     if settings is None:
         yield lambda: None
         return
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         for topic in topics:
             first = log.catalog.ledgers.list_ledgers(topic.topic_id)[0].ledger_id
             batch = f"zombie-{topic.topic_id}"

@@ -14,7 +14,7 @@ from logstore.positions import LedgerId, Position
 from tests.soak.wire import Wire
 from tests.workers.hosting.losing import CLAIM, phase_two
 from tests.workers.hosting.test_rebuilding import command, lose, manifests
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.settings import Settings
 
 pytestmark = [pytest.mark.external_service, pytest.mark.timeout(900)]
@@ -40,7 +40,7 @@ def wire(settings: Settings) -> Iterator[Wire]:
 
 def _write(settings: Settings) -> Topic:
     """Ledgers 0 to 2 are closed, 3 was open at the flush, and 4 is younger."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         topic = log.catalog.topics.create("persistent://a/b/c", RetentionPolicy())
         for number in range(5):
             if number == 4:
@@ -56,18 +56,18 @@ def _write(settings: Settings) -> Topic:
 
 
 def _read(settings: Settings, topic: Topic) -> dict[Position, bytes]:
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         return {entry.position: entry.payload or b"" for entry in log.managed.scan(topic)}
 
 
 def _objects(settings: Settings) -> list[str]:
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         return [one.key for one in log.objects.list("ledgers/")]
 
 
 def _sweep(settings: Settings) -> None:
     """As the sweep of a worker: all intents that no workflow works on."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         taken = log.catalog.upkeep.adopt(batch_id="sweep", claim=CLAIM, limit=1_000)
         assert phase_two(log, "sweep") == taken.intents == 0
 

@@ -11,7 +11,7 @@ from logstore.errors import ServiceFailed
 from tests.faults.real import eventually
 from workers.client.stuck_scheduled_runs import StuckRun
 from workers.hosting.background_tasks import run_in_background
-from workers.hosting.readiness import FRESH_S, Phase, Readiness, checks_in_threads, schedules_check
+from workers.hosting.readiness import FRESH_S, Readiness, WorkerPhase, make_schedules_check, make_threaded_checks
 
 
 class Service:
@@ -36,7 +36,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def _details(readiness: Readiness) -> dict[str, str]:
-    return {seen.name: seen.detail for seen in readiness.results()}
+    return {seen.name: seen.detail for seen in readiness.latest_results()}
 
 
 def test_worker_is_ready_while_it_serves_and_all_services_answer() -> None:
@@ -44,11 +44,11 @@ def test_worker_is_ready_while_it_serves_and_all_services_answer() -> None:
 
     async def check() -> None:
         readiness, one, other = Readiness(interval_s=0.001), Service(), Service()
-        async with run_in_background(readiness.watch({"one": one.ask, "other": other.ask})):
-            await _until(lambda: all(seen.ok for seen in readiness.results()) and one.asked > 0)
+        async with run_in_background(readiness.repeat_checks({"one": one.ask, "other": other.ask})):
+            await _until(lambda: all(seen.ok for seen in readiness.latest_results()) and one.asked > 0)
             before = readiness.is_ready
-            readiness.phase = Phase.SERVING
-            assert (before, readiness.is_ready) == (False, True), readiness.results()
+            readiness.phase = WorkerPhase.SERVING
+            assert (before, readiness.is_ready) == (False, True), readiness.latest_results()
             other.fault = ServiceFailed("other", "it is away", advice="wait")
             await _until(lambda: not readiness.is_ready)
             assert "it is away" in _details(readiness)["other"]
@@ -57,7 +57,7 @@ def test_worker_is_ready_while_it_serves_and_all_services_answer() -> None:
             await _until(lambda: _details(readiness)["other"] == "RuntimeError")
             other.fault = None
             await _until(lambda: readiness.is_ready)
-            readiness.phase = Phase.DRAINING
+            readiness.phase = WorkerPhase.DRAINING
             assert not readiness.is_ready
 
     asyncio.run(check())
@@ -69,10 +69,10 @@ def test_problem_is_logged_once_the_worker_has_started(caplog: pytest.LogCapture
     async def check() -> None:
         readiness, service = Readiness(interval_s=0.001), Service()
         service.fault = ServiceFailed("worker", "it does not poll", advice="read its log")
-        async with run_in_background(readiness.watch({"worker": service.ask})):
+        async with run_in_background(readiness.repeat_checks({"worker": service.ask})):
             await _until(lambda: service.asked > 2)
             assert not caplog.records
-            readiness.phase = Phase.SERVING
+            readiness.phase = WorkerPhase.SERVING
             await _until(lambda: bool(caplog.records))
             service.fault = None
             await _until(lambda: readiness.is_ready and "ready again" in caplog.text)
@@ -87,8 +87,8 @@ def test_worker_whose_service_has_not_been_asked_is_not_ready() -> None:
 
     async def check() -> None:
         readiness, service = Readiness(), Service()
-        readiness.phase, service.silent = Phase.SERVING, True
-        async with run_in_background(readiness.watch({"one": service.ask})):
+        readiness.phase, service.silent = WorkerPhase.SERVING, True
+        async with run_in_background(readiness.repeat_checks({"one": service.ask})):
             await _until(lambda: service.asked == 1)
             assert not readiness.is_ready
             assert _details(readiness) == {"one": "not asked yet"}
@@ -102,8 +102,8 @@ def test_service_that_hangs_makes_its_worker_unready_after_a_while_and_hides_no_
     async def check() -> None:
         now = [0.0]
         readiness, hangs, lives = Readiness(interval_s=0.001, clock=lambda: now[0]), Service(), Service()
-        readiness.phase = Phase.SERVING
-        async with run_in_background(readiness.watch({"hangs": hangs.ask, "lives": lives.ask})):
+        readiness.phase = WorkerPhase.SERVING
+        async with run_in_background(readiness.repeat_checks({"hangs": hangs.ask, "lives": lives.ask})):
             await _until(lambda: readiness.is_ready)
             hangs.silent = True
             before = hangs.asked
@@ -111,7 +111,7 @@ def test_service_that_hangs_makes_its_worker_unready_after_a_while_and_hides_no_
             now[0] += FRESH_S
             asked = lives.asked
             await _until(lambda: lives.asked > asked + 1)
-            assert readiness.is_ready, readiness.results()
+            assert readiness.is_ready, readiness.latest_results()
             now[0] += 1
             assert _details(readiness)["hangs"] == f"no answer for {FRESH_S + 1:.0f} s"
             await _until(lambda: _details(readiness)["lives"] == "")
@@ -134,7 +134,7 @@ def test_requests_that_hang_elsewhere_hide_no_service() -> None:
         }
         readiness = Readiness()
         try:
-            async with run_in_background(readiness.watch(checks_in_threads(questions))):
+            async with run_in_background(readiness.repeat_checks(make_threaded_checks(questions))):
                 await asyncio.wait_for(answered.wait(), 60)
         finally:
             mended.set()
@@ -148,10 +148,10 @@ def test_probes_ask_no_service() -> None:
 
     async def check() -> None:
         readiness, service = Readiness(), Service()
-        async with run_in_background(readiness.watch({"one": service.ask})):
+        async with run_in_background(readiness.repeat_checks({"one": service.ask})):
             await _until(lambda: service.asked == 1)
             for _ in range(100):
-                readiness.results()
+                readiness.latest_results()
                 await asyncio.sleep(0)
             assert service.asked == 1
 
@@ -164,11 +164,11 @@ def test_what_is_only_reported_is_named_and_leaves_the_worker_ready() -> None:
     async def check() -> None:
         readiness, needed, other = Readiness(interval_s=0.001), Service(), Service()
         other.fault = ServiceFailed("schedules", "a run is stuck", advice="start it anew")
-        readiness.phase = Phase.SERVING
-        async with run_in_background(readiness.watch({"needed": needed.ask}, {"other": other.ask})):
+        readiness.phase = WorkerPhase.SERVING
+        async with run_in_background(readiness.repeat_checks({"needed": needed.ask}, {"other": other.ask})):
             await _until(lambda: readiness.is_ready and other.asked > 1)
             assert "a run is stuck" in _details(readiness)["other"]
-            assert [seen.to_json()["required"] for seen in readiness.results()] == [True, False]
+            assert [seen.to_json()["required"] for seen in readiness.latest_results()] == [True, False]
             needed.fault = ServiceFailed("needed", "it is away", advice="wait")
             await _until(lambda: not readiness.is_ready)
 
@@ -187,7 +187,7 @@ def test_schedules_are_looked_at_once_in_a_while_and_the_answer_stays() -> None:
             raise TimeoutError
         return list(found)
 
-    (check,) = schedules_check(find, interval_s=60, clock=lambda: now[0]).values()
+    (check,) = make_schedules_check(find, interval_s=60, clock=lambda: now[0]).values()
 
     async def answers() -> None:
         await check()

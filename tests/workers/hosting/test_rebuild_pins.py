@@ -15,7 +15,7 @@ from tests.servers import CATALOG_ID
 from tests.workflows.house import assert_eventually
 from workers.client.job_client import start_job
 from workers.client.temporal_connection import connect_client
-from workers.hosting.background_tasks import end_rebuild_pins
+from workers.hosting.background_tasks import release_pins_of_closed_rebuilds
 from workers.settings import Settings
 from workflows.records.job_definitions import REBUILD_CATALOG, RebuildCatalogInput
 
@@ -55,7 +55,7 @@ def test_pin_ends_with_the_workflow_of_its_rebuild(settings: Settings, end: str)
         options = {"execution_timeout": timedelta(seconds=1)} if end == "time out" else {}
         handle = await _start(client, ended, **options)
         if end == "terminate":
-            await end_rebuild_pins(client, start)
+            await release_pins_of_closed_rebuilds(client, start)
             assert _pin_ids(log) == {ended, running, unknown, "raid"}
             await handle.terminate()
 
@@ -63,7 +63,7 @@ def test_pin_ends_with_the_workflow_of_its_rebuild(settings: Settings, end: str)
             return (await handle.describe()).status is not WorkflowExecutionStatus.RUNNING
 
         await assert_eventually(is_closed)
-        await end_rebuild_pins(client, start)
+        await release_pins_of_closed_rebuilds(client, start)
         assert _pin_ids(log) == {running, unknown, "raid"}
         await other.terminate()
 
@@ -86,7 +86,7 @@ def test_pin_of_a_rebuild_that_was_started_again_stays(settings: Settings) -> No
     async def end_then_start_again() -> None:
         client = await connect_client(settings)
         await (await _start(client, rebuild)).terminate()
-        await end_rebuild_pins(client, RenewedMeanwhile(log))
+        await release_pins_of_closed_rebuilds(client, RenewedMeanwhile(log))
 
     asyncio.run(end_then_start_again())
     assert _pin_ids(log) == {rebuild}
@@ -102,9 +102,9 @@ def test_pin_stays_while_temporal_does_not_answer_or_has_lost_its_namespace(sett
         await (await _start(client, rebuild)).terminate()
         silent = await Client.connect("127.0.0.1:9", lazy=True)
         with pytest.raises(RuntimeError, match="Connection refused"):
-            await end_rebuild_pins(silent, ColdStart(log))
+            await release_pins_of_closed_rebuilds(silent, ColdStart(log))
         empty = await Client.connect(settings.temporal_address, namespace="lost-and-not-registered")
-        await end_rebuild_pins(empty, ColdStart(log))
+        await release_pins_of_closed_rebuilds(empty, ColdStart(log))
 
     asyncio.run(ask_others())
     assert _pin_ids(log) == {rebuild}

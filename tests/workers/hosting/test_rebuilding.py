@@ -33,7 +33,7 @@ from tests.servers import CATALOG_ID
 from tests.spark.records.lost import dump
 from tests.workers.hosting import few_probes
 from tests.workflows.house import assert_eventually
-from workers.assembly.log_store_from_settings import open_log
+from workers.assembly.log_store_from_settings import open_log_store
 from workers.client.temporal_connection import connect_client
 from workers.hosting.old_catalog_workers import require_no_workers
 from workers.hosting.rebuild_and_follow import abandon_rebuild, rebuild_catalog
@@ -90,7 +90,7 @@ def _probe_few_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(settings: Settings) -> Topic:
     """A topic whose last entries were appended after the last flush."""
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         topic = log.catalog.topics.create(NAME, RetentionPolicy())
         log.subscriptions.subscribe(topic.topic_id, "sub", latest=False)
         for part in range(4):
@@ -102,7 +102,7 @@ def write(settings: Settings) -> Topic:
 
 
 def read(settings: Settings, topic: Topic) -> list[bytes]:
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         return [entry.payload or b"" for entry in log.managed.scan(topic)]
 
 
@@ -126,7 +126,7 @@ def rebuilt(
 
 
 def manifests(settings: Settings) -> list[Manifest]:
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         records = RecordLog(log.record_objects)
         return [found for number in records.manifest_numbers() if (found := records.manifest(number))]
 
@@ -180,7 +180,7 @@ def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings, de
     assert died.returncode == -signal.SIGKILL, died.stderr
     assert len(asyncio.run(_running(settings))) == (0 if death == "records.pin.after" else 1)
     path.write_bytes(kept)
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         log.records.flusher.flush(cursors=True)
         RecordLog(log.record_objects).require()
     assert manifests(settings)[-1].number == newest.number + 1
@@ -191,7 +191,7 @@ def test_rebuild_that_a_newer_manifest_has_overtaken_ends(settings: Settings, de
     assert done.refused is None
     assert done.manifest == newest.number + 2
     assert any("was abandoned, and has ended" in one for one in said)
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         assert RecordLog(log.record_objects).pins() == []
     assert asyncio.run(_running(settings)) == []
 
@@ -253,7 +253,7 @@ def test_rebuild_that_was_loaded_is_refused_too_while_a_worker_lives(settings: S
 
 
 def _held(settings: Settings) -> list[Pin]:
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         return RecordLog(log.record_objects).pins()
 
 
@@ -275,21 +275,23 @@ def test_rebuild_that_was_abandoned_holds_up_no_raid(settings: Settings) -> None
     died = command(target, dies_at="bulk.publish.before")
     assert died.returncode == -signal.SIGKILL, died.stderr
     (held,) = asyncio.run(_running(target))
-    with open_log(settings) as log, pytest.raises(PreconditionFailed, match=f"records rebuild --abandon {held}$"):
+    with open_log_store(settings) as log, pytest.raises(PreconditionFailed, match=f"records rebuild --abandon {held}$"):
         log.records.raider(None).raid("raid")
     with pytest.raises(UnknownObject, match=f"as {held}, found"):
         abandon_rebuild(settings, held.replace(held[-8:], "00000000"))
     live = PollerInfo(identity="a-command")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("workers.hosting.rebuild_and_follow.live_pollers", _answering([live]))
+        patched.setattr("workers.hosting.rebuild_and_follow.list_live_pollers", _answering([live]))
         with pytest.raises(PreconditionFailed, match="expected no command at work on it, found a-command"):
             abandon_rebuild(settings, held)
         assert asyncio.run(_running(target)) == [held]
-        patched.setattr("workers.hosting.rebuild_and_follow.live_pollers", _answering([]))  # of the one that was killed
+        patched.setattr(
+            "workers.hosting.rebuild_and_follow.list_live_pollers", _answering([])
+        )  # of the one that was killed
         done = abandon_rebuild(settings, held)
     assert (done.rebuild, done.terminated) == (held, True)
     assert asyncio.run(_running(target)) == []
-    with open_log(settings) as log:
+    with open_log_store(settings) as log:
         assert RecordLog(log.record_objects).pins() == []
         log.records.raider(None).raid("raid")
     with pytest.raises(UnknownObject, match="there is none"):

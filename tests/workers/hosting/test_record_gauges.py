@@ -8,7 +8,7 @@ from logstore.records.manifest import Ceilings
 from logstore.records.services.replica_shipments import ReplicaStatus, Replication
 from logstore.records.tombstone_rules import ReplicaState
 from tests.fakes.meter import FakeMeter, series
-from workers.hosting.gauges import make_gauge_updater, read_records, read_replicas
+from workers.hosting.gauges import make_gauge_updater, sample_record_log, sample_replicas
 
 _NOW_US = 1_000_000_000
 
@@ -40,7 +40,7 @@ def test_what_is_in_no_block_is_shown_with_the_age_of_the_oldest() -> None:
         TombstoneCounts(by_kind={"ledger": 3}, candidates=2, oldest_us=1),
         TombstoneCounts(by_kind={}, candidates=0, oldest_us=None),
     ]
-    read = make_gauge_updater(meter, lambda: read_records(lambda: states.pop(0), lambda: counts.pop(0), lambda: 4))
+    read = make_gauge_updater(meter, lambda: sample_record_log(lambda: states.pop(0), lambda: counts.pop(0), lambda: 4))
     shown = []
     for _ in range(2):
         read()
@@ -60,7 +60,7 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
         ReplicaStatus(replica="new", state=None, manifest=0, newest=12, lag_s=None, at_us=None),
     ]
     service = SimpleNamespace(names=("far", "new"), replica_statuses=lambda: found)
-    make_gauge_updater(meter, lambda: read_replicas(cast("Replication", service)))()
+    make_gauge_updater(meter, lambda: sample_replicas(cast("Replication", service)))()
     states = [meter.values[series("sexton_records_replicas", state=state)] for state in ("NEW", "BEHIND", "STALE")]
     assert states == [1, 1, 0]
     behind = [meter.values[series("sexton_records_replica_behind_manifests", replica=one)] for one in ("far", "new")]
@@ -72,4 +72,4 @@ def test_replicas_are_shown_by_state_with_how_far_each_is_behind() -> None:
 def test_without_replicas_the_store_is_not_asked() -> None:
     """A worker reads its gauges every 15 seconds."""
     service = cast("Replication", SimpleNamespace(names=()))
-    make_gauge_updater(FakeMeter(), lambda: read_replicas(service))()
+    make_gauge_updater(FakeMeter(), lambda: sample_replicas(service))()

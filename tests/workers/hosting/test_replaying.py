@@ -15,8 +15,8 @@ from logstore.errors import InvalidInput
 from tests.replay.record import HISTORIES, workflow_id_of
 from tests.replay.test_replay import TrimThatDetachesFirst
 from workers.hosting import history_replay
-from workers.hosting.history_replay import replay
-from workers.hosting.workflow_input_checks import CheckedPlainRunner
+from workers.hosting.history_replay import replay_history
+from workers.hosting.workflow_input_checks import InputCheckingDebugRunner
 
 _ROOT = Path(__file__).resolve().parents[3]
 _TRIM = HISTORIES / "trim-topic" / "v1" / "trim_complete.json"
@@ -29,7 +29,7 @@ def _history(path: Path = _TRIM) -> WorkflowHistory:
 def test_replay_of_a_recorded_run_says_what_it_was() -> None:
     """Its type, its run, and how many events it has."""
     history = _history()
-    done = asdict(replay(history))
+    done = asdict(replay_history(history))
     assert done == {
         "type": "trim-topic",
         "run_id": history.run_id,
@@ -42,10 +42,10 @@ def test_replay_of_a_recorded_run_says_what_it_was() -> None:
 def test_replay_that_goes_another_way_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """At which event of the history."""
     monkeypatch.setattr(
-        history_replay, "CheckedRunner", lambda **_: CheckedPlainRunner()
+        history_replay, "InputCheckingRunner", lambda **_: InputCheckingDebugRunner()
     )  # this module is none for the sandbox
     monkeypatch.setattr(history_replay, "WORKFLOWS", [TrimThatDetachesFirst])
-    done = replay(_history(), debug=False)
+    done = replay_history(_history(), debug=False)
     assert done.nondeterministic
     assert str(done.failure).startswith("[TMPRL1100] Nondeterminism error: ")
     assert "HistoryEvent(id: 6, UpsertWorkflowSearchAttributes)" in str(done.failure)
@@ -68,10 +68,10 @@ class TrimThatBreaks:
 def test_replay_of_code_that_breaks_says_that_it_broke(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no other way, it is none."""
     monkeypatch.setattr(
-        history_replay, "CheckedRunner", lambda **_: CheckedPlainRunner()
+        history_replay, "InputCheckingRunner", lambda **_: InputCheckingDebugRunner()
     )  # this module is none for the sandbox
     monkeypatch.setattr(history_replay, "WORKFLOWS", [TrimThatBreaks])
-    done = replay(_history())
+    done = replay_history(_history())
     assert not done.nondeterministic
     assert "a bug" in str(done.failure)
 
@@ -81,10 +81,10 @@ def test_history_that_is_none_of_ours_is_refused() -> None:
     history = _history()
     history.events[0].workflow_execution_started_event_attributes.workflow_type.name = "pay-invoice"
     with pytest.raises(InvalidInput, match="workflow of this build, found 'pay-invoice'"):
-        replay(history)
+        replay_history(history)
     for events, found in ((history.events[1:], "EVENT_TYPE_WORKFLOW_EXECUTION_SIGNALED"), ((), "no event")):
         with pytest.raises(InvalidInput, match=found):
-            replay(WorkflowHistory("trim-topic/1", events))
+            replay_history(WorkflowHistory("trim-topic/1", events))
 
 
 def test_debugger_stops_in_the_workflow_and_at_breakpoints_and_the_replay_ends_all_the_same(tmp_path: Path) -> None:

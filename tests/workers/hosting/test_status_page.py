@@ -27,11 +27,11 @@ from tests.screenshots import BROWSER, QUIET
 from workers.hosting import status_page
 from workers.hosting.page_server import PageRouter, serve_pages
 from workers.hosting.readiness import Readiness
-from workers.hosting.status_page import CachedDocument, StatusDocument, add_status_pages
-from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatus, WebUi
+from workers.hosting.status_page import CachedDocument, StatusReader, add_status_pages
+from workers.hosting.store_status import MAX_ROWS_PER_LIST, StoreStatusReader, WebUiLinks
 from workers.pages.html_templates import render_template
 
-_UI = WebUi("http://ui:8233/", "name space")
+_UI = WebUiLinks("http://ui:8233/", "name space")
 _EVIL = "persistent://public/default/%3Cscript%3Ealert(1)%3C%2Fscript%3E"
 
 
@@ -57,7 +57,7 @@ def _intent(number: int, **more: Any) -> DeletionIntent:
 
 
 def _read(world: World) -> dict[str, Any]:  # noqa: F811
-    return StoreStatus(world.catalog, list, _UI).read()
+    return StoreStatusReader(world.catalog, list, _UI).read()
 
 
 def _shown(store: dict[str, Any], **more: Any) -> str:
@@ -99,7 +99,7 @@ def test_page_of_an_empty_store_is_whole(world: World) -> None:  # noqa: F811
 
 def test_page_walks_over_no_table_that_grows_with_the_store(world: World) -> None:  # noqa: F811
     """Ten million ledgers, and a month of deletions that are done, cost it nothing."""
-    plans = _plans(world.catalog.database, StoreStatus(world.catalog, list, _UI).read)
+    plans = _plans(world.catalog.database, StoreStatusReader(world.catalog, list, _UI).read)
     walked = {line.removeprefix("SCAN ").partition(" ")[0] for line in plans if line.startswith("SCAN")}
     assert walked & {"ledger", "ledger_copy", "ledger_list", "segment", "topic", "cursor", "pending_deletion"} == set()
     assert len(plans) > 10
@@ -152,7 +152,7 @@ def test_names_and_errors_are_text_and_nothing_else(
 def test_address_of_a_web_ui_that_is_none_makes_no_link() -> None:
     """Neither where none is known nor where it would run something."""
     for address in ("", "javascript:alert(1)//"):
-        assert WebUi(address, "default").link_job("w")["url"] == ""
+        assert WebUiLinks(address, "default").link_job("w")["url"] == ""
 
 
 def test_section_that_cannot_be_read_says_so_and_the_others_stand(
@@ -206,8 +206,8 @@ def test_service_that_hangs_costs_the_page_its_own_section_alone(
     monkeypatch.setattr(status_page, "query_workflows", nothing)
 
     async def look() -> None:
-        store = StoreStatus(world.catalog, hang, _UI)
-        document = StatusDocument("w1", store, SimpleNamespace(), Readiness(), _UI, answer_timeout_s=0.05)  # type: ignore[arg-type]
+        store = StoreStatusReader(world.catalog, hang, _UI)
+        document = StatusReader("w1", store, SimpleNamespace(), Readiness(), _UI, answer_timeout_s=0.05)  # type: ignore[arg-type]
         try:
             found = await document.read()
             while "error" in found["owners"]:  # a machine with much to do
@@ -244,9 +244,9 @@ def test_many_who_look_at_once_ask_the_store_once_in_some_seconds() -> None:
     asyncio.run(look())
 
 
-def _document(world: World) -> StatusDocument:  # noqa: F811
-    store = StoreStatus(world.catalog, list, _UI)
-    return StatusDocument("w1", store, SimpleNamespace(), Readiness(), _UI)  # type: ignore[arg-type]
+def _document(world: World) -> StatusReader:  # noqa: F811
+    store = StoreStatusReader(world.catalog, list, _UI)
+    return StatusReader("w1", store, SimpleNamespace(), Readiness(), _UI)  # type: ignore[arg-type]
 
 
 def test_page_and_document_are_served_read_only(
@@ -313,7 +313,7 @@ def test_page_in_a_real_browser_shows_names_and_runs_nothing(
 def serves() -> Callable[..., None]:
     """Asks of the pages while they are served on loopback."""
 
-    def run(ask: Callable[[ClientSession, str], Any], document: StatusDocument) -> None:
+    def run(ask: Callable[[ClientSession, str], Any], document: StatusReader) -> None:
         async def asked() -> None:
             pages = PageRouter()
             add_status_pages(pages, document)

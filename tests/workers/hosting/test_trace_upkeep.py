@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.logstore.eventually import assert_eventually
-from workers.hosting.background_tasks import prune_traces, run_in_background
+from workers.hosting.background_tasks import prune_span_files_repeatedly, run_in_background
 from workers.settings import Settings, load_settings
 
 
@@ -20,7 +20,7 @@ def _serving(settings: Settings, work: Callable[[], None]) -> None:
     """Do some work beside a worker."""
 
     async def serve() -> None:
-        async with run_in_background(prune_traces(settings, interval_s=0.01)):
+        async with run_in_background(prune_span_files_repeatedly(settings, interval_s=0.01)):
             await asyncio.to_thread(work)
 
     asyncio.run(serve())

@@ -7,10 +7,10 @@ from typing import get_type_hints
 import pytest
 from temporalio import activity, workflow
 
-from workers.assembly.activities import Activities
+from workers.assembly.activities import WorkerActivities
 from workers.hosting.temporal_workers import WORKFLOWS
 from workers.hosting.workflow_input_checks import COMMAND_BY_WORKFLOW
-from workers.reference.reachable_errors import reachable_code
+from workers.reference.reachable_errors import collect_reachable_code
 
 
 def _name(function: object) -> str | None:
@@ -20,7 +20,7 @@ def _name(function: object) -> str | None:
 
 def _asked_of_activities(kind: type) -> Iterator[str]:
     """Names of the activities that the code of a workflow mentions."""
-    for module, piece in reachable_code(kind):
+    for module, piece in collect_reachable_code(kind):
         for node in ast.walk(piece):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = _name(getattr(getattr(module, node.value.id, None), node.attr, None))
@@ -30,7 +30,7 @@ def _asked_of_activities(kind: type) -> Iterator[str]:
 
 def _served() -> set[str]:
     """Names of all activities of a worker's services."""
-    return {name for host in _classes(Activities) for method in vars(host).values() if (name := _name(method))}
+    return {name for host in _classes(WorkerActivities) for method in vars(host).values() if (name := _name(method))}
 
 
 def _classes(kind: type) -> Iterator[type]:

@@ -7,7 +7,7 @@ import pytest
 from temporalio.common import WorkerDeploymentVersion
 
 from workers import build_identity
-from workers.build_identity import code_build_id, own_build
+from workers.build_identity import compute_code_build_id, own_build
 from workers.settings import Settings
 
 
@@ -33,8 +33,8 @@ def test_build_id_changes_with_any_line_of_code(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(build_identity, "files", lambda _: tmp_path)
 
     def found() -> str:
-        code_build_id.cache_clear()
-        return code_build_id()
+        compute_code_build_id.cache_clear()
+        return compute_code_build_id()
 
     try:
         module.write_text("a = 1\n")
@@ -47,7 +47,7 @@ def test_build_id_changes_with_any_line_of_code(tmp_path: Path, monkeypatch: pyt
         (tmp_path / "notes.txt").write_text("no code")
         assert found() == ids[-1]
     finally:
-        code_build_id.cache_clear()
+        compute_code_build_id.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ def test_namespace_is_the_first_catalogs_for_ever(settings: Settings) -> None:
 
     async def work() -> None:
         client = await connect_client(settings)
-        assert not await catalog_match.compare_namespace(client, OURS)
+        assert not await catalog_match.compare_namespace_mark(client, OURS)
         for _ in range(2):
-            await catalog_match.require_namespace(client, OURS)
-        assert await catalog_match.compare_namespace(client, OURS)
+            await catalog_match.mark_namespace_as_own(client, OURS)
+        assert await catalog_match.compare_namespace_mark(client, OURS)
         assert await _sign(client) == (True, False, OURS)
-        for refuses in (catalog_match.require_namespace, catalog_match.compare_namespace):
+        for refuses in (catalog_match.mark_namespace_as_own, catalog_match.compare_namespace_mark):
             with pytest.raises(CatalogMismatch, match=f"default: expected .*{THEIRS}, found .*{OURS}"):
                 await refuses(client, THEIRS)
 
@@ -51,7 +51,7 @@ def test_two_catalogs_that_claim_at_once_end_with_one(settings: Settings) -> Non
 
     async def work() -> None:
         client = await connect_client(settings)
-        claims = [catalog_match.require_namespace(client, one) for one in (OURS, THEIRS) * 4]
+        claims = [catalog_match.mark_namespace_as_own(client, one) for one in (OURS, THEIRS) * 4]
         ended = await asyncio.gather(*claims, return_exceptions=True)
         *_, won = await _sign(client)
         assert [error is None for error in ended] == [one == won for one in (OURS, THEIRS) * 4], ended

@@ -152,21 +152,23 @@ def test_histories_have_as_many_events_as_the_calculator_says(name: str) -> None
 
 def test_guide_shows_what_the_calculator_says() -> None:
     """Its table is that of the calculator for the same stores."""
-    whole = sizing.StorePlan(topics=10_000_000, ledgers=1_000_000_000)
+    whole = sizing.PlannedStore(topics=10_000_000, ledgers=1_000_000_000)
     sizes = {
-        "10,000 topics, 1 million ledgers": sizing.estimate_size(sizing.StorePlan(topics=10_000, ledgers=1_000_000)),
-        "10 million topics, 1 billion ledgers": sizing.estimate_size(whole),
-        "one of 16 clusters of these": sizing.estimate_size(whole.per_cluster(16)),
+        "10,000 topics, 1 million ledgers": sizing.estimate_store_size(
+            sizing.PlannedStore(topics=10_000, ledgers=1_000_000)
+        ),
+        "10 million topics, 1 billion ledgers": sizing.estimate_store_size(whole),
+        "one of 16 clusters of these": sizing.estimate_store_size(whole.split_by_clusters(16)),
     }
-    assert sizing.format_table(sizes) in (ROOT / "docs" / "guides" / "sizing.md").read_text(encoding="utf-8")
+    assert sizing.format_size_table(sizes) in (ROOT / "docs" / "guides" / "sizing.md").read_text(encoding="utf-8")
 
 
 def test_clusters_share_a_store_evenly() -> None:
     """Together they hold no less than the whole."""
-    whole = sizing.StorePlan(topics=1_001, ledgers=100_001)
-    part = whole.per_cluster(4)
+    whole = sizing.PlannedStore(topics=1_001, ledgers=100_001)
+    part = whole.split_by_clusters(4)
     assert (part.topics, part.ledgers) == (251, 25_001)
-    assert 4 * sizing.estimate_size(part).catalog_bytes >= sizing.estimate_size(whole).catalog_bytes
+    assert 4 * sizing.estimate_store_size(part).catalog_bytes >= sizing.estimate_store_size(whole).catalog_bytes
 
 
 @pytest.mark.parametrize("wrong", [{"topics": 0}, {"segments": -1}, {"life_days": 0.5}, {"database": "mysql"}])
@@ -174,4 +176,4 @@ def test_numbers_out_of_bounds_are_refused(wrong: dict[str, Any]) -> None:
     """By name."""
     (name,) = wrong
     with pytest.raises(InvalidInput, match=name):
-        sizing.StorePlan(**{"topics": 1, "ledgers": 1} | wrong)
+        sizing.PlannedStore(**{"topics": 1, "ledgers": 1} | wrong)

@@ -6,7 +6,7 @@ import pytest
 
 from infra.stack.embedded_stack import StackAddresses
 from logstore.ownership import check_worker_id
-from workers.operations.embedded_stack import _make_worker_id, with_stack_addresses
+from workers.operations.embedded_stack import _make_worker_id, add_stack_addresses
 from workers.settings import Settings
 
 
@@ -24,7 +24,7 @@ def test_settings_are_those_of_the_stack_that_was_started(tmp_path: Path) -> Non
         temporal="t:1", ui="http://u:2", s3="http://s:3", zookeeper="z:4", access_key="k", secret_key="s", region="r"
     )
     given = Settings(home=tmp_path, deletion_chunk=7)
-    found = with_stack_addresses(given, where)
+    found = add_stack_addresses(given, where)
     assert (found.temporal_address, found.s3_endpoint, found.zookeeper) == ("t:1", "http://s:3", "z:4")
     assert (found.deletion_chunk, found.database_url) == (7, given.database_url)
     other = found.without_services().with_changes(home=tmp_path / "other", database_url="", bulk_dir="")

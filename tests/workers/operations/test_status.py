@@ -35,16 +35,16 @@ from tests.infra.objects.peer import Answer, Request, deleted, fault, listing, s
 from tests.logstore.records.world import RecordsWorld
 from tests.migrated import migrate
 from workers.operations import record_log_status
-from workers.operations.record_log_status import find_flush_failure, record_log_row
-from workers.operations.service_checks import _check_ownership, doctor, run_check, status
-from workers.operations.worker_builds import Deployment
+from workers.operations.record_log_status import check_record_log, find_flush_failure
+from workers.operations.service_checks import _check_ownership, check_installation, check_services, run_check_as_row
+from workers.operations.worker_builds import WorkerDeployment
 from workers.settings import Settings
 
 
 def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_path: Path) -> None:
     """A production set-up is not told that its home never saw a start, and looking creates nothing."""
     settings = Settings(home=tmp_path / "home", temporal_address="127.0.0.1:1", s3_endpoint="http://127.0.0.1:1")
-    rows = {str(row["name"]): row for row in status(settings)}
+    rows = {str(row["name"]): row for row in check_services(settings)}
     assert list(rows) == ["temporal", "object store", "zookeeper", "database", "identity", "record log", "worker"]
     assert not any(row["ok"] for row in rows.values())
     assert "127.0.0.1:1" in str(rows["temporal"]["detail"])
@@ -52,7 +52,7 @@ def test_status_of_services_elsewhere_asks_the_addresses_of_the_settings(tmp_pat
     assert "SEXTON_ZOOKEEPER" in str(rows["zookeeper"]["detail"])
     assert not (tmp_path / "home").exists()
     alone = settings.model_copy(update={"ownership": "single"})
-    assert "zookeeper" not in {row["name"] for row in status(alone)}, "by that setting there is none"
+    assert "zookeeper" not in {row["name"] for row in check_services(alone)}, "by that setting there is none"
 
 
 def test_status_of_a_home_asks_what_the_settings_name_and_not_the_servers_of_the_home(tmp_path: Path) -> None:
@@ -62,7 +62,9 @@ def test_status_of_a_home_asks_what_the_settings_name_and_not_the_servers_of_the
     write_ports(home, ChosenPorts(temporal=1, s3=1, zookeeper=1))
     home.ensure_credentials()
     there = {"temporal_address": "127.0.0.1:2", "s3_endpoint": "http://127.0.0.1:2", "zookeeper": "127.0.0.1:2/nope"}
-    rows = {row["name"]: str(row["detail"]) for row in status(Settings.model_validate({"home": home.root} | there))}
+    rows = {
+        row["name"]: str(row["detail"]) for row in check_services(Settings.model_validate({"home": home.root} | there))
+    }
     for name, address in zip(("temporal", "object store", "zookeeper"), there.values(), strict=True):
         assert address in rows[name]
         assert "127.0.0.1:1" not in rows[name]
@@ -119,15 +121,15 @@ def test_doctor_says_that_no_worker_of_a_build_polls_that_gets_new_runs(
     async def connect(_: Settings) -> object:
         return _remembering()
 
-    async def read(_: object, name: str) -> Deployment:
-        return Deployment(name=name, current="b2", **ramp)
+    async def read(_: object, name: str) -> WorkerDeployment:
+        return WorkerDeployment(name=name, current="b2", **ramp)
 
     async def ask(_: object, name: str, build_id: str, *, dead_identities: set[str]) -> list[str]:
         assert (name, dead_identities) == ("store", {"killed"})
         return unserved[build_id]
 
     monkeypatch.setattr("workers.client.temporal_connection.connect_client", connect)
-    monkeypatch.setattr("workers.operations.service_checks.read_deployment", read)
+    monkeypatch.setattr("workers.operations.service_checks.read_worker_deployment", read)
     monkeypatch.setattr("workers.operations.service_checks.find_unserved_queues", ask)
     with keep_worker_record(StackHome.at(tmp_path), "here"):
         _record_killed(StackHome.at(tmp_path), "killed")
@@ -165,7 +167,7 @@ def test_status_and_doctor_tell_in_a_row_that_temporal_refuses(tmp_path: Path, m
 
     monkeypatch.setattr("workers.client.temporal_connection.connect_client", connect)
     assert _worker(settings)["detail"] == "cannot be told: temporal: Namespace nope is not found."
-    rows = {str(row["name"]): row for row in doctor(settings)}
+    rows = {str(row["name"]): row for row in check_installation(settings)}
     assert not rows["search attributes"]["ok"]
     assert "nope is not found" in str(rows["search attributes"]["detail"])
 
@@ -195,13 +197,13 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
         read_owner_nodes=lambda: nodes, read_live_workers=lambda: live, read_live_sessions=lambda: {7}
     )
     monkeypatch.setattr("workers.operations.service_checks.open_directory", lambda *_: nullcontext(found))
-    assert run_check("ownership", _check_ownership, settings) == {
+    assert run_check_as_row("ownership", _check_ownership, settings) == {
         "name": "ownership",
         "ok": True,
         "detail": "4 bundles, 3 without an owner; workers: w",
     }
     live.clear()
-    row = run_check("ownership", _check_ownership, settings)
+    row = run_check_as_row("ownership", _check_ownership, settings)
     assert row["ok"] is False
     assert "no worker has a session; start one" in str(row["detail"])
     alone = settings.model_copy(update={"ownership": "single"})
@@ -211,7 +213,7 @@ def test_doctor_says_whether_anybody_takes_part_in_ownership(tmp_path: Path, mon
 def test_status_says_of_a_stack_that_is_down_in_one_short_sentence_whose_it_cannot_tell(tmp_path: Path) -> None:
     """Why each service cannot be asked stands in its own row, in words that are not a vendor's."""
     settings = _upgraded(tmp_path, s3_access_key="k", s3_secret_key="s")
-    rows = {str(row["name"]): str(row["detail"]) for row in status(settings)}
+    rows = {str(row["name"]): str(row["detail"]) for row in check_services(settings)}
     assert "cannot be told of primary bucket sexton-primary, tiered bucket" in rows["identity"]
     assert rows["identity"].count("no answer") == 1
     assert "nobody answers at http://127.0.0.1:1; run `sexton up`" in rows["object store"]
@@ -285,7 +287,7 @@ class _StoreInMemory:
 def _deletes_row(home: Path, store: _StoreInMemory) -> dict[str, object]:
     with scripted(store) as peer:
         settings = _upgraded(home, s3_endpoint=peer.endpoint, s3_access_key="k", s3_secret_key="s")
-        return next(dict(row) for row in doctor(settings) if row["name"] == "deletes")
+        return next(dict(row) for row in check_installation(settings) if row["name"] == "deletes")
 
 
 def test_doctor_tests_in_each_bucket_that_a_delete_removes_the_object(tmp_path: Path) -> None:
@@ -337,7 +339,7 @@ def _upgraded(home: Path, **changes: object) -> Settings:
 
 
 def _named(settings: Settings, name: str) -> dict[str, object]:
-    return next(dict(row) for row in status(settings) if row["name"] == name)
+    return next(dict(row) for row in check_services(settings) if row["name"] == name)
 
 
 class _Described:
@@ -407,14 +409,14 @@ def test_record_log_tells_what_waits_and_what_no_block_can_hold(
         monkeypatch.setattr(record_log_status, "_ask_flush_failure", lambda _: None)
         settings = Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'catalog.db'}")
         ledger_id = world.create()
-        assert record_log_row(settings)["ok"]
+        assert check_record_log(settings)["ok"]
         world.sql("UPDATE segment SET size_bytes = 1e19")
-        row = record_log_row(settings)
+        row = check_record_log(settings)
         assert (row["ok"], f"segment {ledger_id} 0: size_bytes" in str(row["detail"])) == (False, True)
         world.sql("UPDATE segment SET size_bytes = 1")
         world.sql("UPDATE record_outbox SET at_us = 1")
-        assert "0 deletions wait" in str(record_log_row(settings)["detail"])
+        assert "0 deletions wait" in str(check_record_log(settings)["detail"])
         world.sql("DELETE FROM record_outbox")
-        assert record_log_row(settings) == {"name": "record log", "ok": True, "detail": "manifest 0 has all changes"}
+        assert check_record_log(settings) == {"name": "record log", "ok": True, "detail": "manifest 0 has all changes"}
     finally:
         world.database.close()

@@ -9,18 +9,24 @@ import pytest
 
 from tests.workflows.test_malformed import GOOD
 from workers.reference import reachable_errors
-from workers.reference.workflow_contracts import Contract, _list_id_forms, contracts, jobs, list_fields
+from workers.reference.workflow_contracts import (
+    WorkflowContract,
+    _list_workflow_id_forms,
+    list_contract_fields,
+    list_jobs_by_name,
+    list_workflow_contracts,
+)
 from workflows.delayed.job_definitions import BuildDelayedIndexInput
 from workflows.deletion.job_definitions import DeletionPolicy, TrimTopicInput
 
-_FOUND = {one.name: one for one in contracts()}
+_FOUND = {one.name: one for one in list_workflow_contracts()}
 _PLACEHOLDER = re.compile(r"{(\w+)}")
 
 
 @pytest.mark.parametrize("contract", _FOUND.values(), ids=lambda one: one.name)
-def test_contract_names_every_field_that_a_start_needs(contract: Contract) -> None:
+def test_contract_names_every_field_that_a_start_needs(contract: WorkflowContract) -> None:
     """Good starts, as the tests of malformed input vary them, give what must be given, and nothing unknown."""
-    told = {one.name: one for one in list_fields(contract.takes)}
+    told = {one.name: one for one in list_contract_fields(contract.takes)}
     given = set(GOOD[contract.name])
     assert given <= set(told)
     assert {name for name, one in told.items() if one.default is MISSING} <= given
@@ -28,27 +34,29 @@ def test_contract_names_every_field_that_a_start_needs(contract: Contract) -> No
 
 def test_field_has_its_type_its_default_its_bounds_and_the_comment_beside_it() -> None:
     """Each of them from where the code has it."""
-    told = {one.name: one for one in list_fields(TrimTopicInput)}
+    told = {one.name: one for one in list_contract_fields(TrimTopicInput)}
     assert (told["topic_id"].kind, told["topic_id"].default, told["topic_id"].bounds) == (int, MISSING, ("0 or more",))
     assert told["topic"].about == "encoded; for filters and people"
     assert told["topic"].bounds == ("persistent://tenant/namespace/topic",)
     assert told["actor"].bounds == ("1 to 200 printable characters, not . or ..; or nothing",)
-    policy = {one.name: one for one in list_fields(DeletionPolicy)}
+    policy = {one.name: one for one in list_contract_fields(DeletionPolicy)}
     assert (policy["chunk"].default, policy["chunk"].bounds) == (100, ("1 to 1,000,000",))
-    inherited = {one.name: one for one in list_fields(BuildDelayedIndexInput)}
+    inherited = {one.name: one for one in list_contract_fields(BuildDelayedIndexInput)}
     assert inherited["run_id"].about == "empty: the job takes one"
     assert inherited["queue"].bounds == ("sexton-bulk, or nothing: workers serve no other for these",)
 
 
 def test_ids_are_made_of_what_the_request_names() -> None:
     """A program can fill in each form; a transaction is written with a hyphen."""
-    for name, job in jobs().items():
-        known = {one.name for one in list_fields(job.request)} | ({"tc", "sequence"} if "txn" in GOOD[name] else set())
+    for name, job in list_jobs_by_name().items():
+        known = {one.name for one in list_contract_fields(job.request)} | (
+            {"tc", "sequence"} if "txn" in GOOD[name] else set()
+        )
         assert {part for key in job.keys for part in _PLACEHOLDER.findall(key)} <= known, name
     assert _FOUND["seal-buckets"].ids == ("seal-buckets", "seal-buckets/{topic_id}")
     assert _FOUND["follow-records"].ids[0] == "follow-records/{replica}"
     with pytest.raises(LookupError, match="workflow no-such-job: expected a job with an id"):
-        _list_id_forms("no-such-job")
+        _list_workflow_id_forms("no-such-job")
     assert _FOUND["delete-ledger"].ids[1] == "delete-ledger/{ledger_id}/{copy}/{generation}/{openings}"
 
 
@@ -111,9 +119,9 @@ class One:
     monkeypatch.setattr("inspect.getsource", lambda _: source)
     monkeypatch.setitem(sys.modules, shared.__name__, shared)
     exec(source, shared.__dict__)  # noqa: S102 - the text above
-    code = reachable_errors.reachable_code(shared.One)
-    assert reachable_errors.own_failures(code) == {"Used"}
-    assert reachable_errors.guard_refusals(code) == set()
+    code = reachable_errors.collect_reachable_code(shared.One)
+    assert reachable_errors.find_raised_failure_types(code) == {"Used"}
+    assert reachable_errors.find_guard_refusals(code) == set()
 
 
 def test_calls_are_those_that_a_workflow_answers() -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import InvalidInput
-from workers.client.temporal_credentials import temporal_access
+from workers.client.temporal_credentials import read_temporal_credentials
 from workers.settings import Settings, load_settings
-from workers.settings.setting_files import MAX_FILE_BYTES, read_bytes, read_temporal_api_key
+from workers.settings.setting_files import MAX_FILE_BYTES, read_setting_file, read_temporal_api_key
 from workers.settings.tls_files import TlsFiles
 
 
@@ -47,9 +47,9 @@ def test_file_of_a_setting_that_is_not_regular_or_too_long_is_refused(
     path = str(make(tmp_path))
     readers: dict[str, Callable[[], object]] = {
         "s3_ca_file": lambda: TlsFiles.of(Settings(home=tmp_path, s3_ca_file=path), "s3"),
-        "temporal_ca_file": lambda: temporal_access(Settings(home=tmp_path, temporal_ca_file=path)),
+        "temporal_ca_file": lambda: read_temporal_credentials(Settings(home=tmp_path, temporal_ca_file=path)),
         "temporal_api_key_file": lambda: read_temporal_api_key(Settings(home=tmp_path, temporal_api_key_file=path)),
-        "payload_key_file": lambda: read_bytes("payload_key_file", path),
+        "payload_key_file": lambda: read_setting_file("payload_key_file", path),
         Path(path).name: lambda: load_settings(environ={"SEXTON_CONFIG": path}, cwd=tmp_path, flags={}),
     }
     for field, read in readers.items():
@@ -62,4 +62,4 @@ def test_file_of_a_setting_may_be_a_link_and_may_be_as_long_as_is_allowed(tmp_pa
     """Kubernetes mounts secrets as links."""
     (tmp_path / "key").write_bytes(b"k" * MAX_FILE_BYTES)
     (tmp_path / "link").symlink_to(tmp_path / "key")
-    assert len(read_bytes("payload_key_file", str(tmp_path / "link"))) == MAX_FILE_BYTES
+    assert len(read_setting_file("payload_key_file", str(tmp_path / "link"))) == MAX_FILE_BYTES

@@ -9,9 +9,9 @@ from infra.coordination.zookeeper_session import EnsembleOptions
 from infra.stack.stack_home import StoreCredentials
 from logstore.identity.bucket_markers import BucketRole
 from tests.tls import Authority
-from workers.assembly.log_store_from_settings import native_addresses, store_address
-from workers.client.temporal_credentials import temporal_access
-from workers.hosting.bundle_ownership import parse_ensemble
+from workers.assembly.log_store_from_settings import executor_addresses, executor_store_address
+from workers.client.temporal_credentials import read_temporal_credentials
+from workers.hosting.bundle_ownership import ensemble_from_settings
 from workers.settings import LoadedSettings, Settings
 
 _CANARY = "canary-5f2a"
@@ -37,7 +37,7 @@ def _settings(home: Path) -> Settings:
 def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
     """Settings, and what is made of them for each service and for tasks of Spark."""
     settings = _settings(tmp_path)
-    access, ensemble = temporal_access(settings), parse_ensemble(settings)
+    access, ensemble = read_temporal_credentials(settings), ensemble_from_settings(settings)
     assert (access.api_key, ensemble.auth) == (_CANARY, ("sasl", f"u:{_CANARY}"))
     held = [
         settings,
@@ -45,8 +45,8 @@ def test_value_that_holds_a_secret_does_not_show_it(tmp_path: Path) -> None:
         access,
         ensemble,
         EnsembleOptions(hosts="h:1", auth=("digest", _CANARY)),
-        store_address(settings, BucketRole.PRIMARY, "bucket"),
-        native_addresses(settings),
+        executor_store_address(settings, BucketRole.PRIMARY, "bucket"),
+        executor_addresses(settings),
         StoreCredentials(access_key="key", secret_key=_CANARY),
     ]
     key = Path(settings.temporal_key_file).read_text().splitlines()[1]

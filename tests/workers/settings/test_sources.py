@@ -324,7 +324,7 @@ def test_load_settings_damaged_record_is_refused(tmp_path: Path) -> None:
 def test_required_unknown_address_names_what_to_try(tmp_path: Path) -> None:
     """Without a stack a command ends with advice and reaches no other stack by chance."""
     with pytest.raises(ServiceFailed, match="run `sexton up`"):
-        _load(tmp_path).settings.require("temporal_address")
+        _load(tmp_path).settings.require_address("temporal_address")
 
 
 def test_settings_once_made_cannot_change(tmp_path: Path) -> None:

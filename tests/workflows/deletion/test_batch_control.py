@@ -24,7 +24,7 @@ from logstore.ports.catalog import Claim
 from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Activity, Gate, House, assert_eventually, details_of
-from workers.client.deletion_batches import DeletionBatches, release_paused_batch
+from workers.client.deletion_batches import DeletionBatchControl, release_paused_batch
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPolicy, SetRateInput
 
@@ -127,7 +127,7 @@ async def test_pause_outlasts_the_claim_of_a_batch_whose_workers_are_away(house:
 
 async def test_paused_batch_whose_workflow_was_terminated_goes_on_when_it_is_resumed(house: House) -> None:
     """Nothing takes it up by itself; told to resume, the next sweep does, whatever is left of its claim."""
-    batches = DeletionBatches(house.client, partial(release_paused_batch, house.world.catalog.deletions))
+    batches = DeletionBatchControl(house.client, partial(release_paused_batch, house.world.catalog.deletions))
     async with paused(house, 2) as (handle, ledgers):
         await handle.terminate()
         with pytest.raises(PreconditionFailed, match="TERMINATED"):
@@ -364,7 +364,7 @@ async def test_rate_that_is_no_number_is_refused_and_the_batch_goes_on(house: Ho
 
 async def test_control_of_a_workflow_that_is_no_running_batch_is_refused(house: House) -> None:
     """Each in one sentence: unknown, of another type, finished; nothing hangs."""
-    batches = DeletionBatches(house.client)
+    batches = DeletionBatchControl(house.client)
     (ledger,) = house.world.fill(1)
     async with house.worker():
         trim = await house.trim()
@@ -385,7 +385,7 @@ async def test_control_by_the_client_reaches_the_batch(house: House) -> None:
     """As the command line asks."""
     ledgers = house.world.fill(2)
     house.policy = DeletionPolicy(chunk=1, parallelism=1)
-    gate, batches = gate_at(house, ledgers[0]), DeletionBatches(house.client)
+    gate, batches = gate_at(house, ledgers[0]), DeletionBatchControl(house.client)
     async with house.worker():
         handle = await house.delete(ledgers)
         await assert_eventually(gate.reached.is_set)
@@ -405,7 +405,7 @@ async def test_control_without_a_worker_says_so(house: House, monkeypatch: pytes
     monkeypatch.setattr("workers.client.deletion_batches._ANSWER_TIMEOUT", timedelta(milliseconds=300))
     (ledger,) = house.world.fill(1)
     handle = await house.delete([ledger])
-    for ask in (DeletionBatches(house.client).pause, DeletionBatches(house.client).progress):
+    for ask in (DeletionBatchControl(house.client).pause, DeletionBatchControl(house.client).progress):
         with pytest.raises(ServiceFailed, match="worker: none answered for delete-ledgers/"):
             await ask(handle.id)
     await handle.terminate()
@@ -425,7 +425,7 @@ async def test_control_that_the_sdk_asks_for_again_and_again_ends(
     (ledger,) = house.world.fill(1)
     handle = await house.delete([ledger])
     with pytest.raises(ServiceFailed, match="worker: none answered for delete-ledgers/"):
-        await DeletionBatches(house.client).pause(handle.id)
+        await DeletionBatchControl(house.client).pause(handle.id)
     await handle.terminate()
 
 
@@ -441,7 +441,7 @@ async def test_control_that_its_caller_cancels_is_cancelled(house: House, monkey
     monkeypatch.setattr(WorkflowHandle, "execute_update", noted)
     (ledger,) = house.world.fill(1)
     handle = await house.delete([ledger])
-    asked = asyncio.ensure_future(DeletionBatches(house.client).pause(handle.id))
+    asked = asyncio.ensure_future(DeletionBatchControl(house.client).pause(handle.id))
     await sent.wait()
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -449,7 +449,7 @@ async def test_control_that_its_caller_cancels_is_cancelled(house: House, monkey
     assert asked.cancelled()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3):
-            await DeletionBatches(house.client).resume(handle.id)
+            await DeletionBatchControl(house.client).resume(handle.id)
     await handle.terminate()
 
 
@@ -465,5 +465,5 @@ async def test_progress_of_a_batch_whose_worker_is_gone_says_so(house: House, mo
     (ledger,) = house.world.fill(1)
     handle = await house.delete([ledger])
     with pytest.raises(ServiceFailed, match="worker: none answered for delete-ledgers/"):
-        await DeletionBatches(house.client).progress(handle.id)
+        await DeletionBatchControl(house.client).progress(handle.id)
     await handle.terminate()

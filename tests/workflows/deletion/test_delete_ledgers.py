@@ -31,7 +31,7 @@ from logstore.positions import LedgerId
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from workers.cli.exit_codes import ExitCode, classify_error
-from workers.client.wait_for_job import result_of
+from workers.client.wait_for_job import wait_for_result
 from workflows.deletion.delete_ledgers import DeleteLedgers
 from workflows.deletion.job_definitions import DeleteLedgersProgress, DeletionPolicy
 
@@ -60,7 +60,7 @@ async def test_delete_ledgers_refused_completes_with_the_reason_and_changes_noth
         certificate = await handle.result()
         details = await details_of(handle)
         with pytest.raises(WorkflowFailureError) as caught:
-            await result_of(house.client, handle, lambda _: None)
+            await wait_for_result(house.client, handle, lambda _: None)
     refusal = certificate.refused
     assert refusal is not None
     assert (refusal.type, certificate.outcomes) == ("LedgerStillNeeded", {})
@@ -80,7 +80,7 @@ async def test_delete_ledgers_of_an_unknown_id_completes_refused(house: House) -
     async with house.worker():
         handle = await house.delete([ledger, LedgerId(9_999_999)])
         with pytest.raises(WorkflowFailureError) as caught:
-            await result_of(house.client, handle, lambda _: None)
+            await wait_for_result(house.client, handle, lambda _: None)
     description = await handle.describe()
     assert description.status is WorkflowExecutionStatus.COMPLETED
     assert description.search_attributes["SextonOutcome"] == ["REFUSED"]

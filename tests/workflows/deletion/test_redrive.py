@@ -45,7 +45,7 @@ async def test_redrive_after_storage_was_mended_deletes_and_leaves_no_dead_lette
     async with house.worker():
         ledgers = await dead_letters(house, 3)
         mend(house, *ledgers)
-        found = await sexton(house, tmp_path).redrive(None, "mended", "tests")
+        found = await sexton(house, tmp_path).redrive_dead_letters(None, "mended", "tests")
         assert found.handle
         certificate = await found.handle.result()
     assert (found.started, certificate.outcomes) == (3, {"DELETED": 3})
@@ -61,7 +61,7 @@ async def test_redrive_of_what_is_not_mended_fails_alone_once_more(house: House,
         (ledger,) = await dead_letters(house, 1)
         (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
         before = await house.alone(house.world.key(ledger)).describe()
-        found = await sexton(house, tmp_path).redrive([row.row_id])
+        found = await sexton(house, tmp_path).redrive_dead_letters([row.row_id])
         assert found.handle
         assert (await found.handle.result()).outcomes == {"METADATA_MISMATCH": 1}
         with pytest.raises(WorkflowFailureError):
@@ -80,7 +80,7 @@ async def test_redrive_refused_starts_nothing(house: House, tmp_path: Path) -> N
         (row,) = house.world.catalog.deletions.list(DeletionState.DEAD_LETTERED, limit=9)
         ids = [row.row_id, 999, *await _gone(house)]
         with pytest.raises(PreconditionFailed, match="DELETED, 999 unknown"):
-            await sexton(house, tmp_path).redrive(ids)
+            await sexton(house, tmp_path).redrive_dead_letters(ids)
     assert house.world.catalog.deletions.inflight().dead_lettered == 1
 
 
@@ -93,7 +93,7 @@ async def _gone(house: House) -> list[int]:
 
 async def test_redrive_of_none_starts_nothing(house: House, tmp_path: Path) -> None:
     """No dead letters, no batch."""
-    found = await sexton(house, tmp_path).redrive(None)
+    found = await sexton(house, tmp_path).redrive_dead_letters(None)
     assert (found.started, found.handle) == (0, None)
 
 
@@ -104,7 +104,7 @@ async def test_redrive_whose_client_dies_before_the_start_is_finished_by_a_sweep
         mend(house, *ledgers)
         failpoints.arm("catalog.redrive.after", "crash")
         with pytest.raises(failpoints.SimulatedCrash):
-            await sexton(house, tmp_path).redrive(None)
+            await sexton(house, tmp_path).redrive_dead_letters(None)
         failpoints.disarm()
         assert house.world.catalog.deletions.inflight().estimated_inflight == 2
         house.world.sql("UPDATE run SET claim_until_us = 1 WHERE finished_us IS NULL")

@@ -14,8 +14,8 @@ from logstore.reconciliation.findings import Finding, FindingFate, FindingKind
 from tests.fakes.objects import Fault, FaultKind, Operation
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import apply, orphan_ledgers, orphan_segments, planned, run_id
-from workers.client.deletion_batches import DeletionBatches
-from workers.client.wait_for_job import result_of
+from workers.client.deletion_batches import DeletionBatchControl
+from workers.client.wait_for_job import wait_for_result
 from workflows.deletion.job_definitions import DeletionPolicy, SetRateInput
 from workflows.reconciliation.apply_orphans import ApplyOrphans
 from workflows.reconciliation.job_definitions import ApplyOrphansProgress
@@ -130,7 +130,7 @@ async def test_refused_apply_completes_and_changes_nothing(house: House) -> None
         result = await handle.result()
         assert "**Refused**, nothing changed" in await details_of(handle)
         with pytest.raises(WorkflowFailureError) as caught:
-            await result_of(house.client, handle, lambda _: None)
+            await wait_for_result(house.client, handle, lambda _: None)
     assert result.refused
     assert "orphan share" in result.refused.message
     assert isinstance(caught.value.cause, ApplicationError)
@@ -218,7 +218,7 @@ async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_shor
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
     batch = f"delete-ledgers/orphans-{run_id(house)}-0"
     async with house.held_at(gate, apply(house)) as first:
-        await DeletionBatches(house.client).pause(batch)
+        await DeletionBatchControl(house.client).pause(batch)
         await first.terminate()
         gate.open()
         second = await apply(house)
@@ -228,7 +228,7 @@ async def test_apply_that_waits_long_for_an_earlier_batch_keeps_its_history_shor
             return (await run.describe()).status is WorkflowExecutionStatus.CONTINUED_AS_NEW
 
         await assert_eventually(has_gone_on)
-        await DeletionBatches(house.client).resume(batch)
+        await DeletionBatchControl(house.client).resume(batch)
         assert (await second.result()).done.applied == {"orphan_ledger": 3}
 
 
@@ -295,7 +295,7 @@ async def test_paused_apply_begins_no_page(house: House) -> None:
     await planned(house)
     gate = deletes_at(house, keys[0])
     async with house.held_at(gate, apply(house)) as handle:
-        assert (await DeletionBatches(house.client).pause(handle.id)).paused
+        assert (await DeletionBatchControl(house.client).pause(handle.id)).paused
         gate.open()
         await assert_eventually(lambda: len(house.attempts("reconciliation.record_page")) == 1)
 
@@ -304,11 +304,11 @@ async def test_paused_apply_begins_no_page(house: House) -> None:
 
         await assert_eventually(one_page_is_done)
         assert "**paused**" in await details_of(handle)
-        progress = await DeletionBatches(house.client).progress(handle.id)
+        progress = await DeletionBatchControl(house.client).progress(handle.id)
         assert isinstance(progress, ApplyOrphansProgress)
         assert (progress.done, progress.left, progress.outcomes["applied"], progress.pages) == (2, 2, 2, 2)
         assert keys[2] in house.world.objects.keys
-        assert not (await DeletionBatches(house.client).resume(handle.id)).paused
+        assert not (await DeletionBatchControl(house.client).resume(handle.id)).paused
         assert (await handle.result()).done.applied == {"orphan_segment": 4}
 
 
@@ -333,7 +333,7 @@ async def test_rate_is_passed_to_batches_and_single_deletes(house: House) -> Non
     await planned(house)
     gate = deletes_at(house, f"{ledger_prefix(ledgers[0])}00000000.parquet")
     async with house.held_at(gate, apply(house)) as handle:
-        assert (await DeletionBatches(house.client).set_rate(handle.id, 100)).rate == 100
+        assert (await DeletionBatchControl(house.client).set_rate(handle.id, 100)).rate == 100
         gate.open()
         assert (await handle.result()).done.applied == {"orphan_ledger": 2, "orphan_segment": 2}
         history = await handle.fetch_history()
@@ -356,8 +356,8 @@ async def test_impossible_rate_is_refused(house: House) -> None:
             await handle.execute_update(ApplyOrphans.set_rate, SetRateInput(objects_per_s=-1))
         await handle.result()
         with pytest.raises(PreconditionFailed, match="running"):
-            await DeletionBatches(house.client).pause(handle.id)
+            await DeletionBatchControl(house.client).pause(handle.id)
         with pytest.raises(InvalidInput, match="apply-orphans"):
-            await DeletionBatches(house.client).pause(f"reconcile-orphans/{run_id(house)}")
+            await DeletionBatchControl(house.client).pause(f"reconcile-orphans/{run_id(house)}")
     assert isinstance(caught.value.cause, ApplicationError)
     assert (caught.value.cause.type, caught.value.cause.details) == ("InvalidInput", ({"field": "rate"},))

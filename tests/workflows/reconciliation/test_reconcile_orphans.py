@@ -17,7 +17,7 @@ from logstore.reconciliation.bulk_jobs import (
 from logstore.reconciliation.findings import FindingKind
 from tests.workflows.house import Gate, House, assert_eventually, details_of, failure
 from tests.workflows.reconciliation.orphaned import orphan_ledgers, plan, run_id
-from workers.client.wait_for_job import result_of
+from workers.client.wait_for_job import wait_for_result
 from workflows.reconciliation.reconcile_orphans import ReconcileOrphans
 
 _STEPS = [
@@ -128,7 +128,7 @@ async def test_refused_comparison_completes_with_its_sentence(house: House) -> N
         result = await handle.result()
         assert "**Refused**" in await details_of(handle)
         with pytest.raises(WorkflowFailureError) as caught:
-            await result_of(house.client, handle, lambda _: None)
+            await wait_for_result(house.client, handle, lambda _: None)
     assert isinstance(caught.value.cause, ApplicationError)
     assert caught.value.cause.type == "PreconditionFailed"
     assert isinstance(result.refused, GuardRefusal)

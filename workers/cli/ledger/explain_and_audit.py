@@ -17,10 +17,10 @@ from logstore.positions import LedgerId
 from logstore.validated_names import TopicName
 from workers.cli.answer_output import Answer, select_columns
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
-from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, summarize_ledger
+from workers.cli.command_registration import command, create_command_group
+from workers.cli.ledger.ledger_verdict import CorruptSegment, ExaminedCopy, describe_ledger_in_one_sentence
 from workers.cli.ledger.ledgers import ledger
-from workers.cli.shared_options import LedgerFilter, TopicFilter, check_number, encode_topic, note_empty_list
+from workers.cli.shared_options import LedgerFilter, TopicFilter, check_number, encode_topic, print_empty_list_note
 from workers.pages.value_formats import (
     decode_topic_name,
     escape_unprintable,
@@ -46,7 +46,7 @@ Verify = Annotated[
 
 
 @command(ledger, "explain", "12", "12 --json", "12 --verify")
-def explain(context: CommandContext, ledger_id: Id, *, verify: Verify = False) -> Answer:
+def explain_ledger(context: CommandContext, ledger_id: Id, *, verify: Verify = False) -> Answer:
     """Tell everything known of one ledger: what needs it, where its copies are, and decisions on it.
 
     It may be listed, on its way out, or long gone. Storage is asked as well; when it is down, that is said. Segments
@@ -57,14 +57,14 @@ def explain(context: CommandContext, ledger_id: Id, *, verify: Verify = False) -
     keys = [segment_key(history.ledger_id, segment.number) for segment in segments]
     copies = []
     for copy in history.copies:
-        examined = _examine_copy(context.log.storages, copy, keys if copy.state == CopyState.LIVE else ())
+        examined = _inspect_copy_in_storage(context.log.storages, copy, keys if copy.state == CopyState.LIVE else ())
         max_bytes = None if verify else _MAX_COMPARED_BYTES
-        copies.append(_compare_digests(context.log.objects, examined, segments, max_bytes=max_bytes))
-    document = _make_document(history, copies, _make_bundle(context.catalog.fences, history))
-    return Answer(document=document, text=_format_sections(document))
+        copies.append(_find_corrupt_segments(context.log.objects, examined, segments, max_bytes=max_bytes))
+    document = _make_ledger_document(history, copies, _describe_bundle_of_topic(context.catalog.fences, history))
+    return Answer(document=document, text=_format_ledger_document(document))
 
 
-def _examine_copy(storages: "Storages", copy: InspectedCopy, keys: Sequence[str]) -> ExaminedCopy:
+def _inspect_copy_in_storage(storages: "Storages", copy: InspectedCopy, keys: Sequence[str]) -> ExaminedCopy:
     intent = copy.intent
     storage, missing = storages.get(intent.copy.value), intent.damage or find_missing_property(intent)
     if missing or storage is None:
@@ -88,7 +88,7 @@ def _examine_copy(storages: "Storages", copy: InspectedCopy, keys: Sequence[str]
         return ExaminedCopy(copy=copy, finding=None, detail=f"storage did not answer: {error}")
 
 
-def _compare_digests(
+def _find_corrupt_segments(
     objects: "ObjectStore", copy: ExaminedCopy, segments: Sequence[Segment], *, max_bytes: int | None
 ) -> ExaminedCopy:
     """Read segments of a live primary copy, at most `max_bytes`, and add the corrupt segments to the copy."""
@@ -112,7 +112,7 @@ def _compare_digests(
     return replace(copy, compared=compared, corrupt=tuple(corrupt))
 
 
-def _make_bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
+def _describe_bundle_of_topic(fences: Fences, history: LedgerHistory) -> dict[str, object] | None:
     try:
         topic = TopicName.from_encoded(history.copies[0].intent.topic) if history.copies else None
     except InvalidInput:  # somebody has damaged the row
@@ -130,7 +130,7 @@ def _make_bundle(fences: Fences, history: LedgerHistory) -> dict[str, object] | 
     }
 
 
-def _make_document(
+def _make_ledger_document(
     history: LedgerHistory, copies: list[ExaminedCopy], bundle: Mapping[str, object] | None
 ) -> dict[str, Any]:
     live, newest, tombstone = history.live, history.copies[0].intent if history.copies else None, history.tombstone
@@ -143,7 +143,7 @@ def _make_document(
     state = next((state for state in ("DEAD_LETTERED", "PENDING", "DELETED") if state in states), "FORGOTTEN")
     return {
         "ledger_id": history.ledger_id,
-        "verdict": summarize_ledger(history, copies),
+        "verdict": describe_ledger_in_one_sentence(history, copies),
         "owner": owner,
         "bundle": bundle,
         "state": live.state.value if live else state,
@@ -200,20 +200,20 @@ def _make_decision_row(decision: AuditEntry) -> dict[str, object]:
     }
 
 
-audit = group("audit", "Destructive acts, with actor and reason.")
+audit = create_command_group("audit", "Destructive acts, with actor and reason.")
 
 Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="The most decisions to show, newest first.")]
 
 
 @command(audit, "list", "--topic TOPIC", "--ledger 12 --json")
-def list_(
+def list_destructive_acts(
     context: CommandContext, *, topic: TopicFilter = None, ledger: LedgerFilter = None, limit: Limit = 100
 ) -> Answer:
     """List destructive acts with actor, reason, workflow and outcome, newest first."""
     encoded, ledger_id = encode_topic(topic), None if ledger is None else LedgerId(ledger)
     decisions = context.catalog.inspection.decisions(topic=encoded, ledger_id=ledger_id, limit=limit)
     if not decisions:
-        note_empty_list(context, "destructive act", topic=topic, ledger=ledger)
+        print_empty_list_note(context, "destructive act", topic=topic, ledger=ledger)
     rows = [_make_decision_row(decision) for decision in decisions]
     display = select_columns(rows, "at act actor topic reason")
     return Answer(document=rows, display=display, columns_below=("reason",), empty="nothing was destroyed")
@@ -223,7 +223,7 @@ _WIDTH = 80
 _LABEL_WIDTH = 16
 
 
-def _format_sections(document: Mapping[str, Any]) -> str:
+def _format_ledger_document(document: Mapping[str, Any]) -> str:
     row = {name: document[name] for name in ("state", "entries", "size_bytes", "generation")}
     sections = [
         ("row", row),
@@ -235,18 +235,18 @@ def _format_sections(document: Mapping[str, Any]) -> str:
         ("tombstone", document["tombstone"]),
         ("decisions, newest first", [_format_decision(decision) for decision in document["decisions"]]),
     ]
-    lines = [f"ledger {document['ledger_id']}", *_wrap(document["verdict"], indent="  ")]
+    lines = [f"ledger {document['ledger_id']}", *_wrap_words(document["verdict"], indent="  ")]
     for title, content in sections:
         if isinstance(content, list):
             lines += ["", title, *([line for part in content for line in part] or ["  none"])]
         elif content:
-            lines += ["", title, *_format_facts(content)]
+            lines += ["", title, *_format_labelled_values(content)]
     return escape_unprintable("\n".join(lines)) + "\n"
 
 
 def _format_reference(reference: Mapping[str, Any]) -> list[str]:
     facts = {name: value for name, value in reference.items() if name != "kind" and value != {}}
-    return _format_facts({reference["kind"].lower(): facts})
+    return _format_labelled_values({reference["kind"].lower(): facts})
 
 
 def _format_copy(copy: Mapping[str, Any]) -> list[str]:
@@ -259,12 +259,12 @@ def _format_copy(copy: Mapping[str, Any]) -> list[str]:
         "says": storage["detail"],
         "compared": segments,
     }
-    lines = [f"  {copy['kind']}, {copy['state']}", *_format_facts(facts, indent="    ")]
+    lines = [f"  {copy['kind']}, {copy['state']}", *_format_labelled_values(facts, indent="    ")]
     for segment in storage["corrupt"]:
         entries = f"entries {segment['first_entry']} to {segment['last_entry']}"
         corrupt = f"segment {segment['number']}, {entries}: {segment['error']}"
-        lines += _format_facts({"corrupt": corrupt}, indent="    ")
-    return lines + _format_facts({"statement": storage["statement"]}, indent="    ")
+        lines += _format_labelled_values({"corrupt": corrupt}, indent="    ")
+    return lines + _format_labelled_values({"statement": storage["statement"]}, indent="    ")
 
 
 def _format_intent(intent: Mapping[str, Any]) -> list[str]:
@@ -272,7 +272,7 @@ def _format_intent(intent: Mapping[str, Any]) -> list[str]:
     stalled = ", stalled" if intent["stalled"] else ""
     state = f"generation {intent['generation']}, {intent['state']}{outcome}{stalled}"
     names = ("filed", "finished", "attempts", "last_error", "batch_id", "workflow_id", "trace_id", "objects_deleted")
-    facts = _format_facts({name: intent[name] for name in names}, indent="    ")
+    facts = _format_labelled_values({name: intent[name] for name in names}, indent="    ")
     return [f"  {intent['id']}: {intent['copy']}, {state}", *facts]
 
 
@@ -280,19 +280,19 @@ def _format_decision(decision: Mapping[str, Any]) -> list[str]:
     reason = f": {decision['reason']}" if decision["reason"] else ""
     act = f"{decision['at']} {decision['act']} by {decision['actor'] or 'nobody'}{reason}"
     facts = {name: decision[name] for name in ("workflow_id", "trace_id", "detail")}
-    return _wrap(act, indent="  ") + _format_facts(facts, indent="    ")
+    return _wrap_words(act, indent="  ") + _format_labelled_values(facts, indent="    ")
 
 
-def _format_facts(facts: Mapping[str, object], *, indent: str = "  ") -> list[str]:
+def _format_labelled_values(facts: Mapping[str, object], *, indent: str = "  ") -> list[str]:
     lines = []
     for name, value in facts.items():
         if value not in (None, "", {}, []):
             label = f"{indent}{name.replace('_', ' '):<{_LABEL_WIDTH + 2 - len(indent)}} "
-            lines += _wrap(format_value(value), indent=label, next_indent=" " * len(label))
+            lines += _wrap_words(format_value(value), indent=label, next_indent=" " * len(label))
     return lines
 
 
-def _wrap(text: str, *, indent: str, next_indent: str | None = None) -> list[str]:
+def _wrap_words(text: str, *, indent: str, next_indent: str | None = None) -> list[str]:
     """Wrap words. A name that is longer than a line stays whole, so that a user can copy it."""
     wrapper = textwrap.TextWrapper(
         _WIDTH,

@@ -43,19 +43,20 @@ class ExaminedCopy:
         return self.copy.intent.copy.value
 
 
-def summarize_ledger(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
+def describe_ledger_in_one_sentence(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
     """Return one sentence: why the ledger is needed or how it was deleted, and what an operator should do."""
     if history.live is None:
-        return _describe_deleted(history, copies)
-    damage = _describe_damage(copies, is_open=history.live.state is LedgerState.OPEN)
+        return _describe_deleted_ledger(history, copies)
+    damage = _describe_damaged_copies(copies, is_open=history.live.state is LedgerState.OPEN)
     leftovers = [
-        f"its {filed.intent.copy.value} copy of generation {filed.intent.generation}: {_describe_unfinished(filed)}"
-        for filed in _find_unfinished(history)
+        f"its {filed.intent.copy.value} copy of generation {filed.intent.generation}:"
+        f" {_describe_unfinished_deletion(filed)}"
+        for filed in _find_unfinished_deletions(history)
     ]
-    return "; ".join([damage or _describe_need(history.live, history.references), *leftovers])
+    return "; ".join([damage or _describe_need_for_ledger(history.live, history.references), *leftovers])
 
 
-def _describe_damage(copies: Sequence[ExaminedCopy], *, is_open: bool) -> str | None:
+def _describe_damaged_copies(copies: Sequence[ExaminedCopy], *, is_open: bool) -> str | None:
     live = [copy for copy in copies if copy.copy.state == CopyState.LIVE]
     has_sound_copy = any(
         copy.finding is not CopyVerdict.ABSENT and not copy.absent and not copy.corrupt for copy in live
@@ -70,7 +71,7 @@ def _describe_damage(copies: Sequence[ExaminedCopy], *, is_open: bool) -> str | 
         if copy.corrupt:
             entries = _list_names([f"{segment.first_entry} to {segment.last_entry}" for segment in copy.corrupt])
             count = f"{len(copy.corrupt):,} of {copy.compared:,} segments"
-            advice = _advise_on_corruption(copy, has_sound_copy=has_sound_copy, is_open=is_open)
+            advice = _advise_on_corrupt_segments(copy, has_sound_copy=has_sound_copy, is_open=is_open)
             return (
                 f"listed, but {count} of its {copy.kind} copy that were compared are corrupt (entries {entries}),"
                 f" {rest}; {advice}"
@@ -94,7 +95,7 @@ _REBUILD_COMMANDS: Final[Mapping[str, str]] = {
 """Commands that replace the ledger of a component."""
 
 
-def _advise_on_corruption(copy: ExaminedCopy, *, has_sound_copy: bool, is_open: bool) -> str:
+def _advise_on_corrupt_segments(copy: ExaminedCopy, *, has_sound_copy: bool, is_open: bool) -> str:
     restore = "put the named objects back from a backup, with their metadata"
     if has_sound_copy:
         return restore
@@ -117,7 +118,7 @@ _NEEDS: Final[Mapping[ReferenceKind, str]] = {
 """Sentences by kind of reference. A name in braces is a fact of the reference."""
 
 
-def _describe_need(live: LiveLedger, references: Sequence[Reference]) -> str:
+def _describe_need_for_ledger(live: LiveLedger, references: Sequence[Reference]) -> str:
     if live.state is LedgerState.CREATING:
         return "newborn and in no list yet; if its creator died, a sweep takes it away"
     if not live.listed:
@@ -139,16 +140,16 @@ def _describe_need(live: LiveLedger, references: Sequence[Reference]) -> str:
     return f"listed and {need}"
 
 
-def _find_unfinished(history: LedgerHistory) -> list[InspectedIntent]:
+def _find_unfinished_deletions(history: LedgerHistory) -> list[InspectedIntent]:
     return [filed for filed in history.intents if filed.intent.state is not DeletionState.DELETED]
 
 
-def _describe_deleted(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
-    if unfinished := _find_unfinished(history):
+def _describe_deleted_ledger(history: LedgerHistory, copies: Sequence[ExaminedCopy]) -> str:
+    if unfinished := _find_unfinished_deletions(history):
         # A dead letter is first, because it needs a person.
         worst = min(unfinished, key=lambda filed: filed.intent.state is DeletionState.PENDING)
         more = f"; and {len(unfinished) - 1} more of its copies" if len(unfinished) > 1 else ""
-        return _describe_unfinished(worst) + more
+        return _describe_unfinished_deletion(worst) + more
     if not history.intents:
         if history.decisions:
             return "gone: its deletion ended and was forgotten, and the audit log is all that is left"
@@ -162,7 +163,7 @@ def _describe_deleted(history: LedgerHistory, copies: Sequence[ExaminedCopy]) ->
     return f"deleted on {deleted_at}, confirmed by storage"
 
 
-def _describe_unfinished(filed: InspectedIntent) -> str:
+def _describe_unfinished_deletion(filed: InspectedIntent) -> str:
     intent, error = filed.intent, filed.intent.last_error or ""
     if error:
         error = f": {error if len(error) <= _MAX_ERROR_LENGTH else error[: _MAX_ERROR_LENGTH - 1] + '…'}"

@@ -8,10 +8,10 @@ import typer
 from logstore.log.ledgers import Component, CopyKind
 from logstore.positions import LedgerId
 from logstore.records.tombstone_rules import CompoundOperation
-from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, note
+from workers.cli.answer_output import Answer, ConvertedRows, SpooledRows, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_deletion, job
+from workers.cli.command_registration import command, create_command_group
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_deletion_outcomes, job_command
 from workers.cli.shared_options import DryRun, DurableDelete, Reason, TopicArgument, check_names, check_number
 from workers.pages.value_formats import select_fields
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _TOMBSTONES_PER_PAGE = 1_000
 
-ledger = group("ledger", "Ledgers of a topic.")
+ledger = create_command_group("ledger", "Ledgers of a topic.")
 
 OfComponent = Annotated[
     Component | None, typer.Option("--component", case_sensitive=False, help="Only ledgers of this component.")
@@ -45,7 +45,7 @@ Force = Annotated[bool, typer.Option("--force", help="Delete what subscriptions 
 
 
 @command(ledger, "list", "TOPIC --json")
-def list_(
+def list_ledgers(
     context: CommandContext, name: TopicArgument, *, component: OfComponent = None, tombstones: Tombstones = False
 ) -> Answer:
     """List a topic's ledgers: those of messages in order, then those of cursors and schemas."""
@@ -53,14 +53,14 @@ def list_(
 
     def iterate_rows() -> Iterator[dict[str, object]]:
         for page in context.catalog.components.iterate_pages(topic.topic_id, component=component):
-            yield from map(_make_row, page)
+            yield from map(_make_ledger_row, page)
         if tombstones:
             yield from map(_make_tombstone_row, _iterate_tombstones(context, topic, component))
 
-    rows = SpooledRows.of(iterate_rows())
+    rows = SpooledRows.from_rows(iterate_rows())
     if not rows and component is not None:
-        note(f"no ledger of topic {name} is of component {component.value}")
-    display = ConvertedRows(rows, _make_display_row)
+        print_note(f"no ledger of topic {name} is of component {component.value}")
+    display = ConvertedRows(rows, _make_ledger_display_row)
     return Answer(document=rows, display=display, columns_below=("keys",), empty="no ledgers")
 
 
@@ -73,12 +73,12 @@ def _iterate_tombstones(context: CommandContext, topic: "Topic", component: Comp
         after = page[-1].id
 
 
-def _make_display_row(row: dict[str, Any]) -> dict[str, object]:
+def _make_ledger_display_row(row: dict[str, Any]) -> dict[str, object]:
     values = {"ledger": row["ledger_id"], **{name: row[name] for name in ("component", "state", "entries")}}
     return values | {"bytes": row["size_bytes"], "copies": row["copies"], "keys": row["keys"]}
 
 
-def _make_row(ledger: "Ledger") -> dict[str, object]:
+def _make_ledger_row(ledger: "Ledger") -> dict[str, object]:
     return {
         **select_fields(ledger, "ledger_id component state entries size_bytes"),
         "copies": [copy.value for copy in ledger.copies],
@@ -102,8 +102,8 @@ def _make_tombstone_row(tombstone: "Tombstone") -> dict[str, object]:
     }
 
 
-@job(ledger, "delete", "TOPIC 4 5 --dry-run", 'TOPIC 4 5 --reason "bad import"')
-def delete(
+@job_command(ledger, "delete", "TOPIC 4 5 --dry-run", 'TOPIC 4 5 --reason "bad import"')
+def delete_ledgers(
     context: CommandContext,
     name: TopicArgument,
     ids: Ids,
@@ -129,7 +129,7 @@ def delete(
 
     def answer(workflow_id: str, result: "BatchCertificate") -> Answer:
         document = {"workflow_id": workflow_id}
-        return answer_deletion(context, document, result.outcomes, topic=topic, ledger_ids=ledger_ids)
+        return answer_deletion_outcomes(context, document, result.outcomes, topic=topic, ledger_ids=ledger_ids)
 
     return CommandLineJob(
         lambda client: client.delete_ledgers(
@@ -140,13 +140,13 @@ def delete(
     )
 
 
-@job(
+@job_command(
     ledger,
     "operate",
     "TOPIC 4 --remove-copy OFFLOADED_LEDGER",
     "TOPIC 4 --remove-copy LEDGER --pass-over audit --dry-run",
 )
-def operate(
+def remove_ledger_copies(
     context: CommandContext,
     name: TopicArgument,
     ledger_id: OneId,
@@ -177,10 +177,14 @@ def operate(
 
     def answer(workflow_id: str, result: "BatchCertificate") -> Answer:
         document = {"workflow_id": workflow_id}
-        return answer_deletion(context, document, result.outcomes, topic=topic, ledger_ids=[operation.ledger_id])
+        return answer_deletion_outcomes(
+            context, document, result.outcomes, topic=topic, ledger_ids=[operation.ledger_id]
+        )
 
     return CommandLineJob(
-        lambda client: client.operate(topic, operation, reason, context.actor, durable_delete=durable_delete),
+        lambda client: client.run_compound_operation(
+            topic, operation, reason, context.actor, durable_delete=durable_delete
+        ),
         "taking copies away",
         answer,
     )

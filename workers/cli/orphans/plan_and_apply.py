@@ -12,12 +12,12 @@ import typer
 from logstore.errors import InvalidInput, PreconditionFailed
 from logstore.reconciliation import plausibility_guards
 from logstore.reconciliation.findings import FindingKind
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import group
+from workers.cli.command_registration import create_command_group
 from workers.cli.exit_codes import ExitCode
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_partial, job, sort_counts
-from workers.cli.progress_bar import showing_progress
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, answer_with_failures, job_command, sort_counts
+from workers.cli.progress_bar import show_progress_bar
 from workers.cli.shared_options import DryRun, Master, Reason, make_share_parser
 from workers.pages.value_formats import format_time_s
 from workers.settings import parse_duration
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from workflows.reconciliation.job_definitions import ApplyOrphansResult, ReconcileOrphansResult
 
 
-orphans = group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
+orphans = create_command_group("orphans", "What storage holds and nothing refers to: find it, look at it, remove it.")
 
 _MAX_PATH_CHARS = 900  # of a relative path; the absolute path must fit into a job's input
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -59,8 +59,10 @@ RunId = Annotated[
 PLAN = "plan-8c1d5f0e9a3b"  # id in examples
 
 
-@job(orphans, "plan", "", "--older-than 3d --json", "--inventory /srv/inventories/2026-11-20/manifest.json --no-wait")
-def plan(
+@job_command(
+    orphans, "plan", "", "--older-than 3d --json", "--inventory /srv/inventories/2026-11-20/manifest.json --no-wait"
+)
+def plan_orphans(
     context: CommandContext,
     *,
     older_than: OlderThan = "24h",
@@ -72,7 +74,7 @@ def plan(
     age_s = parse_duration(older_than, "older-than")
     plausibility_guards.require_min_age(age_s, unsafe=unsafe_age)
     context.require_store()
-    inventories = [_to_absolute_path(path) for path in inventory or ()]
+    inventories = [_absolute_inventory_path(path) for path in inventory or ()]
 
     return CommandLineJob(
         lambda client: client.plan_orphans(
@@ -91,12 +93,12 @@ def plan(
 def _answer_started(run: Mapping[str, object]) -> Answer:
     """Answer with the ids of a started run. People see the plan's run id apart from Temporal's run id."""
     plan_id = str(run["workflow_id"]).partition("/")[2]
-    note(f"once it has ended: sexton orphans report {plan_id}")
+    print_note(f"once it has ended: sexton orphans report {plan_id}")
     display = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
     return Answer(document={**run, "plan": plan_id}, display=display)
 
 
-def _to_absolute_path(path: str) -> str:
+def _absolute_inventory_path(path: str) -> str:
     """Return an absolute path, because workers have another working directory. Refuse a URL."""
     if "://" in path:
         expected = "the path of a manifest.json that the workers can read, its data files beside it, and no URL"
@@ -117,10 +119,10 @@ def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
     counts = {kind.value: int(plan_result.findings.get(kind.value, 0)) for kind in FindingKind}
     sizes = {kind.value: int(plan_result.size_bytes.get(kind.value, 0)) for kind in FindingKind}
     for sentence in plan_result.left_out:
-        note(f"not compared: {sentence}")
+        print_note(f"not compared: {sentence}")
     if counts[FindingKind.MISSING_DATA.value]:
-        note(f"data is missing: sexton orphans report {result.run_id} --kind {FindingKind.MISSING_DATA.value}")
-    note(f"look at it: sexton orphans report {result.run_id}")
+        print_note(f"data is missing: sexton orphans report {result.run_id} --kind {FindingKind.MISSING_DATA.value}")
+    print_note(f"look at it: sexton orphans report {result.run_id}")
     document: dict[str, object] = {
         "run_id": result.run_id,
         "findings": counts,
@@ -142,10 +144,10 @@ def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
         else "none of them",
         "objects judged": f"those written before {format_time_s(plan_result.before_us)}",
     }
-    return Answer(document=document, display=display, sections=[make_kind_table(counts, sizes)])
+    return Answer(document=document, display=display, sections=[make_findings_table(counts, sizes)])
 
 
-def make_kind_table(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
+def make_findings_table(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
     """Return a table with a row for each kind that has findings."""
     rows = [{"kind": name, "findings": count, "bytes": sizes[name]} for name, count in counts.items() if count]
     return Answer(document=rows, title="findings", empty="nothing found")
@@ -162,14 +164,14 @@ MaxShare = Annotated[
 ]
 
 
-@job(
+@job_command(
     orphans,
     "apply",
     f"{PLAN} --dry-run",
     f'{PLAN} --reason "first clean-up"',
     f"{PLAN} --max-orphan-share 0.2 --no-wait --json",
 )
-def apply(
+def apply_orphans(
     context: CommandContext,
     run_id: RunId,
     *,
@@ -180,10 +182,10 @@ def apply(
     """Remove what a plan found, after another look at each finding. The same plan applied again is joined."""
     plan_run = context.catalog.reconciliation.run(run_id)
     if dry_run:
-        return _answer_preview(context, plan_run, max_orphan_share)
+        return _preview_apply(context, plan_run, max_orphan_share)
     applied_at = _applied_at(context.catalog.reconciliation, run_id)
     if applied_at:
-        note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what exists now")
+        print_note(f"this plan was applied by {applied_at}: nothing is done now; another plan finds what exists now")
 
     return CommandLineJob(
         lambda client: client.apply_orphans(
@@ -195,16 +197,16 @@ def apply(
     )
 
 
-def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
+def _preview_apply(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
     """Answer with the counts of an apply at this moment, even if a guard would refuse the apply."""
     from logstore.reconciliation.services.run_checks import require_finished_plan  # noqa: PLC0415 - start-up time
 
     plan, applied_at = require_finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)
     applied, sizes, skipped = dict.fromkeys(_REMOVABLE_KINDS, 0), dict.fromkeys(_REMOVABLE_KINDS, 0), dict[str, int]()
     if applied_at:
-        note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")
+        print_note(f"this plan was applied by {applied_at}, nothing more would go: sexton orphans report {run.run_id}")
     else:
-        with showing_progress(f"looking at the findings of {run.run_id}") as bar:
+        with show_progress_bar(f"looking at the findings of {run.run_id}") as bar:
             result = context.services.apply_preview(context.log).preview(
                 run.run_id, lambda done, pages: bar.update(f"looking at page {done + 1} of {pages}", done, pages)
             )
@@ -224,7 +226,7 @@ def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orpha
         document=document,
         display={"plan": run.run_id},
         sections=[
-            replace(make_kind_table(applied, sizes), title="would be applied", empty="nothing"),
+            replace(make_findings_table(applied, sizes), title="would be applied", empty="nothing"),
             Answer(document=reasons, title="would be kept", empty="nothing"),
         ],
     )
@@ -232,7 +234,7 @@ def _answer_preview(context: CommandContext, run: "ReconciliationRun", max_orpha
         if not applied_at:
             plausibility_guards.check_orphan_share(plan.findings, plan.ledgers, max_orphan_share)
     except PreconditionFailed as refused:
-        note(f"it would be refused: {refused}")
+        print_note(f"it would be refused: {refused}")
         error = {"type": type(refused).__name__, "message": str(refused)}
         return replace(answer, document={**document, "error": error}, code=ExitCode.REFUSED)
     return answer
@@ -260,10 +262,10 @@ def _answer_apply(workflow_id: str, result: "ApplyOrphansResult", *, is_repeated
         "bytes": int(counts.size_bytes),
         "workflow_id": workflow_id,
     }
-    note(f"what became of each: sexton orphans report {result.run_id}")
+    print_note(f"what became of each: sexton orphans report {result.run_id}")
     if not counts.failed:
         rest = {name: value for name, value in document.items() if name != "run_id"}
         return Answer(document=document, display={"plan": result.run_id, **rest})
-    note("dead letters: sexton deletion list --state DEAD_LETTERED")
+    print_note("dead letters: sexton deletion list --state DEAD_LETTERED")
     failed = [{"id": int(number), "error": error} for number, error in counts.failures.items()]
-    return answer_partial({**document, "failed_count": int(counts.failed)}, failed)
+    return answer_with_failures({**document, "failed_count": int(counts.failed)}, failed)

@@ -43,7 +43,7 @@ _MAX_BAR_NAME_CHARS: Final = 34  # the tooltip has the whole name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
+class PlanFindingsReport:
     """Finished plan or scrub, with the fates of its findings."""
 
     plan: "ReconciliationRun"
@@ -51,22 +51,22 @@ class PlanReport:
     files: "FindingFiles"
     applied: "ReconciliationRun | None"  # the plan's apply, or None
 
-    def rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
+    def iterate_rows(self, kind: FindingKind | None) -> Iterator[dict[str, object]]:
         """Yield findings with their fates: first corrupt, missing and mismatched data, then the rest, by number."""
         other_kinds = frozenset(FindingKind).difference(_URGENT_KINDS)
         passes = [*(frozenset({urgent}) for urgent in _URGENT_KINDS), other_kinds]
         for kinds in passes if kind is None else [frozenset({kind})]:
             if any(self.result.findings.get(one.value) for one in kinds):
-                yield from self._rows_of_kinds(kinds)
+                yield from self._iterate_rows_of_kinds(kinds)
 
-    def _rows_of_kinds(self, kinds: frozenset[FindingKind]) -> Iterator[dict[str, object]]:
+    def _iterate_rows_of_kinds(self, kinds: frozenset[FindingKind]) -> Iterator[dict[str, object]]:
         for page in range(self.files.pages):
             fates = self._read_fates(page)
             for number, finding in self.files.read_page(page).items():
                 if finding.kind in kinds:
-                    yield _to_row(number, finding, fates.get(number))
+                    yield _row_from_finding(number, finding, fates.get(number))
 
-    def summary(self) -> dict[str, str]:
+    def summarize_plan(self) -> dict[str, str]:
         counts = [(kind.value, self.result.findings.get(kind.value, 0)) for kind in (*_URGENT_KINDS, *FindingKind)]
         findings = ", ".join(f"{rows:,} {name}" for name, rows in dict(counts).items() if rows)
         young = f", {self.result.young:,} of them too young to be judged" if self.result.young else ""
@@ -92,7 +92,7 @@ def _describe_run(run: "ReconciliationRun") -> str:
     return f"{time}, by {run.summary['actor']}{reason}"
 
 
-def _to_row(number: int, finding: "Finding", applied: "AppliedFinding | None") -> dict[str, object]:
+def _row_from_finding(number: int, finding: "Finding", applied: "AppliedFinding | None") -> dict[str, object]:
     return {
         "id": number,
         "kind": finding.kind.value,
@@ -108,7 +108,7 @@ def _to_row(number: int, finding: "Finding", applied: "AppliedFinding | None") -
 
 
 @dataclass(frozen=True, slots=True)
-class _Bar:
+class _ChartBar:
     name: str
     value: int  # 0 or more
     label: str  # the value with its unit
@@ -121,28 +121,28 @@ class _Bar:
 
 
 @dataclass(slots=True)
-class _Sums:
+class _ChartTotals:
     kinds: Counter[FindingKind] = field(default_factory=Counter)
     topics: Counter[str] = field(default_factory=Counter)  # bytes
     ages: Counter[str] = field(default_factory=Counter)
     has_dropped_topics: bool = False
 
-    def add(self, finding: "Finding", before_us: int) -> None:
+    def count_finding(self, finding: "Finding", before_us: int) -> None:
         self.kinds[finding.kind] += 1
-        self.ages[_age_group(finding.newest_us, before_us)] += 1
+        self.ages[_find_age_group(finding.newest_us, before_us)] += 1
         if finding.size_bytes and finding.kind is not FindingKind.MISSING_DATA:  # missing data has no bytes in storage
             self.topics[finding.topic] += finding.size_bytes
             if len(self.topics) > _MAX_COUNTED_TOPICS:
                 self.topics = Counter(dict(self.topics.most_common(_MAX_COUNTED_TOPICS // 2)))
                 self.has_dropped_topics = True
 
-    def charts(self, kind: FindingKind | None) -> dict[str, list[_Bar]]:
+    def make_charts(self, kind: FindingKind | None) -> dict[str, list[_ChartBar]]:
         kinds = [
-            _Bar(each.value, self.kinds[each], f"{self.kinds[each]:,}", each is FindingKind.MISSING_DATA)
+            _ChartBar(each.value, self.kinds[each], f"{self.kinds[each]:,}", each is FindingKind.MISSING_DATA)
             for each in (FindingKind if kind is None else [kind])
         ]
         topics = [
-            _Bar(decode_topic_name(name) or "of no known topic", size, _format_size(size))
+            _ChartBar(decode_topic_name(name) or "of no known topic", size, _format_bytes(size))
             for name, size in self.topics.most_common(_TOPICS_IN_CHART)
         ]
         about = ", about: there are very many topics" if self.has_dropped_topics else ""
@@ -150,35 +150,39 @@ class _Sums:
         return {
             "Findings by kind": kinds,
             f"Bytes in storage by topic, the first {_TOPICS_IN_CHART}{about}": topics,
-            "Ages of the newest object at the plan": [_Bar(age, self.ages[age], f"{self.ages[age]:,}") for age in ages],
+            "Ages of the newest object at the plan": [
+                _ChartBar(age, self.ages[age], f"{self.ages[age]:,}") for age in ages
+            ],
         }
 
 
-def write_page(report: PlanReport, path: str, *, kind: FindingKind | None, limit: int) -> tuple[Path, int]:
+def write_report_page(
+    report: PlanFindingsReport, path: str, *, kind: FindingKind | None, limit: int
+) -> tuple[Path, int]:
     """Write the whole page. Return its absolute path and the number of findings.
 
     `path` is the operator's. `kind` selects findings of one kind. The table has at most `limit` rows.
     """
-    sums = _Sums()
+    sums = _ChartTotals()
     for _, finding in report.files.iterate_findings(kind):
-        sums.add(finding, report.result.before_us)
+        sums.count_finding(finding, report.result.before_us)
     columns, rows = (*_COLUMNS, *(_FATE_COLUMNS if report.applied else ())), sum(sums.kinds.values())
     parts = stream_template(
         "orphans.html",
         title=f"What the plan {report.plan.run_id} found",
         lost=sums.kinds[FindingKind.MISSING_DATA],
-        summary=report.summary(),
+        summary=report.summarize_plan(),
         left_out=report.result.left_out,
-        charts=sums.charts(kind),
+        charts=sums.make_charts(kind),
         columns=columns,
         shown=min(rows, limit),
         all=rows,
-        rows=(list(_cells(row, columns)) for row in islice(report.rows(kind), limit)),
+        rows=(list(_iterate_cells(row, columns)) for row in islice(report.iterate_rows(kind), limit)),
     )
     return write_result_file("html", path, parts), rows
 
 
-def _cells(row: Mapping[str, object], columns: tuple[str, ...]) -> Iterator[str | list[str]]:
+def _iterate_cells(row: Mapping[str, object], columns: tuple[str, ...]) -> Iterator[str | list[str]]:
     for name in columns:
         if isinstance(row.get(name), int):
             yield str(row[name]) if name in {"id", "ledger_id"} else f"{row[name]:,}"
@@ -187,14 +191,14 @@ def _cells(row: Mapping[str, object], columns: tuple[str, ...]) -> Iterator[str 
             yield [str(value) for value in values if value not in {None, ""}]
 
 
-def _age_group(newest_us: int | None, before_us: int) -> str:
+def _find_age_group(newest_us: int | None, before_us: int) -> str:
     if newest_us is None:
         return _UNKNOWN
     days = (before_us - newest_us) / _DAY_US
     return next((name for name, max_days in _AGE_GROUPS if days < max_days), _OLDER)
 
 
-def _format_size(size: float) -> str:
+def _format_bytes(size: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 1024:
             return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"

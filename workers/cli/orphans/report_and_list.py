@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.reconciliation.findings import FindingKind
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
 from workers.cli.orphans.plan_and_apply import PLAN, RunId, orphans
-from workers.cli.orphans.plan_report import PlanReport, write_page
+from workers.cli.orphans.plan_report import PlanFindingsReport, write_report_page
 from workers.cli.result_files import check_result_file
 from workers.pages.value_formats import format_time_s
 
@@ -27,24 +27,24 @@ Html = Annotated[
 
 
 @command(orphans, "report", f"{PLAN}", f"{PLAN} --kind missing_data --json", f"{PLAN} --html orphans.html")
-def report(
+def report_findings(
     context: CommandContext, run_id: RunId, *, kind: Kind = None, limit: Limit = 1_000, html: Html = None
 ) -> Answer:
     """Show what a plan found and, once it was applied, what became of each finding."""
-    plan_report = _open_report(context.catalog.reconciliation, run_id)
+    plan_report = _open_findings_report(context.catalog.reconciliation, run_id)
     if html is not None:
         return _write_html(plan_report, kind, limit, html)
-    rows = list(islice(plan_report.rows(kind), limit + 1))
+    rows = list(islice(plan_report.iterate_rows(kind), limit + 1))
     if len(rows) > limit:
-        note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
+        print_note(f"there are more: shown are the first {limit:,}; --limit shows as many as you say")
     rows = rows[:limit]
-    display = [_to_display_row(row, is_applied=plan_report.applied is not None) for row in rows]
+    display = [_make_finding_display_row(row, is_applied=plan_report.applied is not None) for row in rows]
     table = Answer(document=rows, display=display, columns_below=("detail", "reason"), empty="no findings")
-    summary = plan_report.summary()
+    summary = plan_report.summarize_plan()
     return Answer(document=rows, display=summary, wide_display=summary, sections=[table])
 
 
-def _open_report(runs: "Reconciliation", run_id: str) -> PlanReport:
+def _open_findings_report(runs: "Reconciliation", run_id: str) -> PlanFindingsReport:
     from logstore.reconciliation.services.run_checks import (  # noqa: PLC0415
         find_apply,
         open_finding_files,
@@ -53,12 +53,12 @@ def _open_report(runs: "Reconciliation", run_id: str) -> PlanReport:
 
     plan = runs.run(run_id)
     result = require_finished_plan_or_scrub(plan)
-    return PlanReport(
+    return PlanFindingsReport(
         plan=plan, result=result, files=open_finding_files(result, run_id), applied=find_apply(runs, run_id)
     )
 
 
-def _to_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, object]:
+def _make_finding_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, object]:
     return {
         "id": row["id"],
         "kind": row["kind"],
@@ -72,9 +72,9 @@ def _to_display_row(row: dict[str, object], *, is_applied: bool) -> dict[str, ob
     }
 
 
-def _write_html(report: PlanReport, kind: FindingKind | None, limit: int, html: str) -> Answer:
+def _write_html(report: PlanFindingsReport, kind: FindingKind | None, limit: int, html: str) -> Answer:
     check_result_file("html", html)
-    path, findings = write_page(report, html, kind=kind, limit=limit)
+    path, findings = write_report_page(report, html, kind=kind, limit=limit)
     run_id, document = report.plan.run_id, {"html": str(path), "findings": findings}
     return Answer(document={"run_id": run_id, **document}, display={"plan": run_id, **document})
 
@@ -83,7 +83,7 @@ MaxRuns = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The mo
 
 
 @command(orphans, "list", "", "--limit 5 --json")
-def list_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
+def list_reconciliation_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
     """List plans, applies and scrubs, newest first, by the run id that `report` and `apply` take."""
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
 
@@ -91,7 +91,7 @@ def list_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
     kinds = (RunKind.PLAN, RunKind.APPLY, RunKind.SCRUB)
     candidates = [run for kind in kinds for run in runs.runs(kind, limit=limit)]
     newest = sorted(candidates, key=lambda run: run.created_us, reverse=True)[:limit]
-    rows = [_to_run_row(run) for run in newest]
+    rows = [_make_run_row(run) for run in newest]
     columns = ("run_id", "kind", "state", "begun")
     display = [{name: row[name] for name in columns} | {"counts": _format_counts(row)} for row in rows]
     return Answer(
@@ -99,7 +99,7 @@ def list_runs(context: CommandContext, *, limit: MaxRuns = 20) -> Answer:
     )
 
 
-def _to_run_row(run: "ReconciliationRun") -> dict[str, object]:
+def _make_run_row(run: "ReconciliationRun") -> dict[str, object]:
     from logstore.ports.catalog import RunKind  # noqa: PLC0415 - start-up time
     from logstore.reconciliation.findings import plan_run_id  # noqa: PLC0415
 
@@ -112,11 +112,11 @@ def _to_run_row(run: "ReconciliationRun") -> dict[str, object]:
         "finished": None if run.finished_us is None else format_time_s(run.finished_us),
         "actor": run.summary["actor"],
         "reason": run.summary["reason"],
-        "counts": _count_results(run, is_apply=is_apply) if run.finished_us is not None else {},
+        "counts": _count_findings_of_run(run, is_apply=is_apply) if run.finished_us is not None else {},
     }
 
 
-def _count_results(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
+def _count_findings_of_run(run: "ReconciliationRun", *, is_apply: bool) -> dict[str, int]:
     from logstore.reconciliation.findings import apply_counts, plan_result  # noqa: PLC0415 - start-up time
 
     if not is_apply:

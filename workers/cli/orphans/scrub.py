@@ -7,17 +7,17 @@ import typer
 from logstore.errors import InvalidInput
 from logstore.reconciliation.bulk_jobs import MIN_SCRUB_RATE
 from logstore.reconciliation.findings import FindingKind
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import group
-from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job
-from workers.cli.orphans.plan_and_apply import make_kind_table
+from workers.cli.command_registration import create_command_group
+from workers.cli.job_commands import CommandLineJob, JobOrAnswer, job_command
+from workers.cli.orphans.plan_and_apply import make_findings_table
 from workers.cli.shared_options import Master, Reason
 
 if TYPE_CHECKING:
     from workflows.reconciliation.job_definitions import ScrubLedgersResult
 
-scrubs = group("scrubs", "Scrubs.", path="")
+scrubs = create_command_group("scrubs", "Scrubs.", path="")
 
 Topics = Annotated[
     list[str] | None,
@@ -36,8 +36,8 @@ Rate = Annotated[
 ]
 
 
-@job(scrubs, "scrub", "", "--rate 100000000 --no-wait", 'TOPIC --reason "a disk failed" --json')
-def scrub(
+@job_command(scrubs, "scrub", "", "--rate 100000000 --no-wait", 'TOPIC --reason "a disk failed" --json')
+def scrub_ledgers(
     context: CommandContext,
     names: Topics = None,
     *,
@@ -72,9 +72,9 @@ def _answer_scrub(workflow_id: str, result: "ScrubLedgersResult") -> Answer:
     counts = {kind.value: int(scrub_result.findings.get(kind.value, 0)) for kind in _SCRUB_KINDS}
     sizes = {kind.value: int(scrub_result.size_bytes.get(kind.value, 0)) for kind in _SCRUB_KINDS}
     for sentence in scrub_result.left_out:
-        note(f"not read: {sentence}")
+        print_note(f"not read: {sentence}")
     if any(counts.values()):
-        note(f"data is damaged: sexton orphans report {result.run_id}")
+        print_note(f"data is damaged: sexton orphans report {result.run_id}")
     document: dict[str, object] = {
         "run_id": result.run_id,
         "findings": counts,
@@ -92,7 +92,7 @@ def _answer_scrub(workflow_id: str, result: "ScrubLedgersResult") -> Answer:
         "objects read": progress.objects,
         "bytes read": progress.size_bytes,
     }
-    return Answer(document=document, display=display, sections=[make_kind_table(counts, sizes)])
+    return Answer(document=document, display=display, sections=[make_findings_table(counts, sizes)])
 
 
 _SCRUB_KINDS = (FindingKind.CORRUPT_DATA, FindingKind.MISSING_DATA)

@@ -9,11 +9,11 @@ import typer
 
 from logstore.errors import SextonError
 from logstore.validated_names import check_name
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
 from workers.cli.command_registration import command
 from workers.cli.exit_codes import ExitCode, Interrupted, classify_error
-from workers.cli.progress_bar import ProgressBar, showing_progress
+from workers.cli.progress_bar import ProgressBar, show_progress_bar
 from workers.cli.shared_options import TopicArgument, Transaction
 from workers.cli.topic.topics import topic
 
@@ -30,7 +30,7 @@ Producer = Annotated[str | None, typer.Option("--producer", metavar="P", help="D
 
 
 @dataclass(slots=True)
-class _Progress:
+class _AppendProgress:
     count: int = 0
     duplicates: int = 0
     first: "Position | None" = None
@@ -50,7 +50,7 @@ class _Progress:
     """echo '{"key": "k", "payload": "v"}' | sexton topic append TOPIC --file -""",
     """echo '{"payload": "later", "deliver_at": "2030-01-01T00:00:00Z"}' | sexton topic append TOPIC --file -""",
 )
-def append(
+def append_json_lines(
     context: CommandContext,
     name: TopicArgument,
     *,
@@ -66,26 +66,26 @@ def append(
     sees the entries until the transaction commits.
     """
     from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
-    from workers.cli.topic.json_lines import DeliveryLimit, open_rereadable, parse_lines  # noqa: PLC0415
+    from workers.cli.topic.json_lines import LatestDeliveryTime, open_rereadable, parse_entry_lines  # noqa: PLC0415
 
     if producer is not None:
         check_name("producer", producer)
-    progress = _Progress()
+    progress = _AppendProgress()
     try:
-        with open_rereadable(file) as source, showing_progress("checking lines") as bar:
-            limit = DeliveryLimit.from_now(context.settings.delayed_limit)
-            entries = sum(1 for _ in parse_lines(source, with_producer=producer is not None, limit=limit))
+        with open_rereadable(file) as source, show_progress_bar("checking lines") as bar:
+            limit = LatestDeliveryTime.from_now(context.settings.delayed_limit)
+            entries = sum(1 for _ in parse_entry_lines(source, with_producer=producer is not None, limit=limit))
             topic = context.get_topic(name)
             if txn is not None:
                 context.catalog.transactions.get(TransactionId.parse(txn))  # refuse an unknown transaction
             source.seek(0)
-            return _append_all(context, topic, _Lines(source, producer, entries, batch, txn), progress, bar)
+            return _append_batches(context, topic, _CheckedLines(source, producer, entries, batch, txn), progress, bar)
     except KeyboardInterrupt:
-        return _answer_stopped(progress, Interrupted(), ExitCode.INTERRUPTED)
+        return _answer_partial_append(progress, Interrupted(), ExitCode.INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
-class _Lines:
+class _CheckedLines:
     source: IO[bytes]
     producer: str | None
     total: int  # number of checked entries; lines that were added later are not read
@@ -94,11 +94,13 @@ class _Lines:
 
     def iterate_batches(self) -> "Iterator[tuple[int, list[NewEntry]]]":
         """Yield the entries of each append, with the number of the last line."""
-        from workers.cli.topic.json_lines import parse_lines  # noqa: PLC0415 - start-up time
+        from workers.cli.topic.json_lines import parse_entry_lines  # noqa: PLC0415 - start-up time
 
         batch: list[NewEntry] = []
         number = batch_bytes = 0
-        for number, entry in islice(parse_lines(self.source, with_producer=self.producer is not None), self.total):
+        for number, entry in islice(
+            parse_entry_lines(self.source, with_producer=self.producer is not None), self.total
+        ):
             batch.append(entry)
             batch_bytes += entry.size_bytes
             if len(batch) >= self.batch or batch_bytes >= _MAX_BATCH_BYTES:
@@ -108,8 +110,8 @@ class _Lines:
             yield number, batch
 
 
-def _append_all(
-    context: CommandContext, topic: "Topic", lines: _Lines, progress: _Progress, bar: ProgressBar
+def _append_batches(
+    context: CommandContext, topic: "Topic", lines: _CheckedLines, progress: _AppendProgress, bar: ProgressBar
 ) -> Answer:
     from logstore.log.entries import ProducedEntries  # noqa: PLC0415 - start-up time
     from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
@@ -128,13 +130,13 @@ def _append_all(
     except SextonError as error:
         if not progress.written_lines:
             raise
-        return _answer_stopped(progress, error, ExitCode.PARTIAL)
+        return _answer_partial_append(progress, error, ExitCode.PARTIAL)
     return Answer(document=progress.to_document())
 
 
-def _answer_stopped(progress: _Progress, error: SextonError, code: ExitCode) -> Answer:
+def _answer_partial_append(progress: _AppendProgress, error: SextonError, code: ExitCode) -> Answer:
     """Answer with the written lines and the error. After an interrupt the next batch may also be written."""
     lines = progress.written_lines
-    note(f"stopped after line {lines}: {error}", heading="error: ")
+    print_note(f"stopped after line {lines}: {error}", heading="error: ")
     document = {**progress.to_document(), "written_to_line": lines, **classify_error(error).to_document()}
     return Answer(document=document, code=code)

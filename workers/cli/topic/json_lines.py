@@ -53,7 +53,7 @@ def open_rereadable(path: str) -> Iterator[IO[bytes]]:
             yield copy
         return
     with ExitStack() as opened:
-        with _refusing_unreadable(path):
+        with _refuse_unreadable_file(path):
             source = opened.enter_context(open_regular_file(Path(path)))
         yield source
 
@@ -63,7 +63,7 @@ def _copy_stdin(copy: IO[bytes]) -> None:
     stdin = cast("BufferedReader", sys.stdin.buffer)
     line_bytes, piece = 0, b"-"
     while piece and line_bytes <= MAX_LINE_BYTES + 2:
-        with _refusing_unreadable("-"):
+        with _refuse_unreadable_file("-"):
             piece = stdin.read1(_PIECE_BYTES)  # `read` would notice Ctrl-C only at the end of the input
         copy.write(piece)
         line_bytes = len(piece) - piece.rfind(b"\n") - 1 + (0 if b"\n" in piece else line_bytes)
@@ -71,7 +71,7 @@ def _copy_stdin(copy: IO[bytes]) -> None:
 
 
 @contextmanager
-def _refusing_unreadable(path: str) -> Iterator[None]:
+def _refuse_unreadable_file(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -80,15 +80,15 @@ def _refusing_unreadable(path: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryLimit:
+class LatestDeliveryTime:
     """Latest delivery time. A later time is probably a mistake in its unit."""
 
     limit_s: int
     latest_ms: int  # milliseconds since 1970, inclusive
 
     @staticmethod
-    def from_now(limit_s: int) -> "DeliveryLimit":
-        return DeliveryLimit(limit_s, time.time_ns() // 1_000_000 + limit_s * 1_000)
+    def from_now(limit_s: int) -> "LatestDeliveryTime":
+        return LatestDeliveryTime(limit_s, time.time_ns() // 1_000_000 + limit_s * 1_000)
 
     def check(self, deliver_at_ms: int) -> int:
         if deliver_at_ms > self.latest_ms:
@@ -97,8 +97,8 @@ class DeliveryLimit:
         return deliver_at_ms
 
 
-def parse_lines(
-    source: IO[bytes], *, with_producer: bool, limit: DeliveryLimit | None = None
+def parse_entry_lines(
+    source: IO[bytes], *, with_producer: bool, limit: LatestDeliveryTime | None = None
 ) -> Iterator[tuple[int, NewEntry]]:
     """Yield entries with their line numbers, which start at 1. Blank lines are skipped.
 
@@ -111,7 +111,7 @@ def parse_lines(
     for number, raw in _read_lines(source):
         if not raw.strip() and len(raw) <= MAX_LINE_BYTES:
             continue
-        entry = _parse_line(raw, number, limit)
+        entry = _parse_entry(raw, number, limit)
         if entry.sequence_id is not None:
             if not with_producer:
                 _refuse(number, "sequence_id", "--producer beside sequence ids", entry.sequence_id)
@@ -123,14 +123,14 @@ def parse_lines(
 
 def _read_lines(source: IO[bytes]) -> Iterator[tuple[int, bytes]]:
     for number in count(1):
-        with _refusing_unreadable(f"line {number}"):
+        with _refuse_unreadable_file(f"line {number}"):
             raw = source.readline(MAX_LINE_BYTES + 2)
         if not raw:
             return
         yield number, raw
 
 
-def _parse_line(raw: bytes, number: int, limit: DeliveryLimit | None) -> NewEntry:
+def _parse_entry(raw: bytes, number: int, limit: LatestDeliveryTime | None) -> NewEntry:
     fields = {name: value for name, value in _parse_object(raw, number).items() if value is not None}
     for name in fields:
         if name not in _FIELDS:
@@ -150,7 +150,7 @@ def _parse_object(raw: bytes, number: int) -> Mapping[str, object]:
         raise InvalidInput(f"line {number}", expected=f"at most {MAX_LINE_BYTES} bytes", found=f"{len(raw)} or more")
     try:
         text = raw.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
+        value = json.loads(text, object_pairs_hook=_refuse_duplicate_keys, parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise InvalidInput(f"line {number}", expected="UTF-8 text", found=raw[error.start : error.end]) from None
     except json.JSONDecodeError as error:
@@ -163,7 +163,7 @@ def _parse_object(raw: bytes, number: int) -> Mapping[str, object]:
     return value
 
 
-def _refuse_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _refuse_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
@@ -234,7 +234,7 @@ def _refuse(number: int, field: str, expected: str, found: object) -> NoReturn:
     raise InvalidInput(f"line {number}: {field}", expected=expected, found=found)
 
 
-def _parse_limited_time(value: object, limit: DeliveryLimit | None) -> int:
+def _parse_limited_time(value: object, limit: LatestDeliveryTime | None) -> int:
     time_ms = parse_delivery_time(value)
     return time_ms if limit is None else limit.check(time_ms)
 

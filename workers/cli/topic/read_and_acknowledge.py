@@ -41,7 +41,7 @@ SeekTo = Annotated[str, typer.Option("--to", metavar="P", help="The entry to rea
 
 
 @command(topic, "read", "TOPIC --subscription billing --max 10 --json")
-def read(
+def read_entries(
     context: CommandContext,
     name: TopicArgument,
     *,
@@ -82,14 +82,14 @@ def read(
         sections.append(Answer(document={}, text=f"topic ack takes {hint}\n"))
     return Answer(
         document=rows,
-        display=_make_display(entries, max_length=_MAX_DISPLAY_LENGTH),
-        wide_display=_make_display(entries, max_length=None) if context.wide else None,
+        display=_make_entry_display_rows(entries, max_length=_MAX_DISPLAY_LENGTH),
+        wide_display=_make_entry_display_rows(entries, max_length=None) if context.wide else None,
         empty="no entries",
         sections=sections,
     )
 
 
-def _make_display(entries: "Sequence[Entry]", *, max_length: int | None) -> list[dict[str, object]]:
+def _make_entry_display_rows(entries: "Sequence[Entry]", *, max_length: int | None) -> list[dict[str, object]]:
     """Return rows with message payloads as text. To save space, delivery times have a column only if there are any."""
     has_delayed = any(entry.deliver_at_ms is not None for entry in entries)
     rows: list[dict[str, object]] = []
@@ -113,7 +113,7 @@ def _make_display(entries: "Sequence[Entry]", *, max_length: int | None) -> list
     "TOPIC --subscription billing --to 4:99 --releases 0",
     "TOPIC --subscription billing --position 4:7 --position 4:9",
 )
-def ack(
+def acknowledge_entries(
     context: CommandContext,
     name: TopicArgument,
     *,
@@ -150,7 +150,7 @@ def ack(
 
 
 @command(topic, "seek", "TOPIC billing --to 4:0")
-def seek(context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, to: SeekTo) -> Answer:
+def seek_subscription(context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, to: SeekTo) -> Answer:
     """Set a subscription so that the entry is its next one; what it acknowledged is forgotten."""
     check_subscription(sub)
     position = Position.parse(to, field="to")

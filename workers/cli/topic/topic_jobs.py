@@ -10,15 +10,15 @@ from logstore.deletion.intents import DeletionState
 from logstore.positions import LedgerId
 from workers.cli.answer_output import Answer
 from workers.cli.command_context import CommandContext
-from workers.cli.exit_codes import ExitCode, get_outcomes_exit_code
+from workers.cli.exit_codes import ExitCode, get_exit_code_of_outcomes
 from workers.cli.job_commands import (
     CommandLineJob,
     JobOrAnswer,
-    answer_deletion,
-    answer_partial,
+    answer_deletion_outcomes,
+    answer_with_failures,
     describe_failure,
     find_failed_deletions,
-    job,
+    job_command,
     sort_counts,
 )
 from workers.cli.shared_options import DryRun, DurableDelete, Reason, TopicArgument, check_number
@@ -34,8 +34,10 @@ _BEFORE_FIRST_LEDGER = LedgerId(-1)
 _MAX_PREVIEW_LEDGERS = 10_000
 
 
-@job(topic, "trim", "TOPIC --dry-run", 'TOPIC --reason "end of day"')
-def trim(context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False) -> JobOrAnswer:
+@job_command(topic, "trim", "TOPIC --dry-run", 'TOPIC --reason "end of day"')
+def trim_topic(
+    context: CommandContext, name: TopicArgument, *, reason: Reason = "", dry_run: DryRun = False
+) -> JobOrAnswer:
     """Delete ledgers that every subscription has consumed and that retention does not keep.
 
     First it rolls the last ledger if that is full or past its age. It also takes up copies that earlier jobs took out
@@ -47,7 +49,7 @@ def trim(context: CommandContext, name: TopicArgument, *, reason: Reason = "", d
 
     def answer(workflow_id: str, result: "TrimTopicResult") -> Answer:
         document = {"workflow_id": workflow_id, "detached": result.detached, "deleted": result.deleted}
-        return answer_deletion(context, document, result.outcomes, topic=topic)
+        return answer_deletion_outcomes(context, document, result.outcomes, topic=topic)
 
     return CommandLineJob(lambda client: client.trim_topic(topic, reason, context.actor), "trimming", answer)
 
@@ -65,8 +67,8 @@ def _preview_trim(context: CommandContext, topic: "Topic") -> Answer:
     return Answer(document={"dry_run": True, "rolled": rolled, **counts, "pending": len(pending)})
 
 
-@job(topic, "delete", "TOPIC --dry-run", 'TOPIC --reason "moved elsewhere"')
-def delete(
+@job_command(topic, "delete", "TOPIC --dry-run", 'TOPIC --reason "moved elsewhere"')
+def delete_topic(
     context: CommandContext,
     name: TopicArgument,
     *,
@@ -88,7 +90,7 @@ def delete(
     return CommandLineJob(
         lambda client: client.delete_topic(topic, reason, context.actor, durable_delete=durable_delete),
         "deleting the topic",
-        lambda workflow_id, result: answer_deletion(
+        lambda workflow_id, result: answer_deletion_outcomes(
             context, {"workflow_id": workflow_id}, result.outcomes, topic=topic
         ),
     )
@@ -103,8 +105,10 @@ DeletePrimary = Annotated[
 ]
 
 
-@job(topic, "offload", "TOPIC --dry-run", "TOPIC --ledger 4 --ledger 5", 'TOPIC --delete-primary --reason "cold"')
-def offload(
+@job_command(
+    topic, "offload", "TOPIC --dry-run", "TOPIC --ledger 4 --ledger 5", 'TOPIC --delete-primary --reason "cold"'
+)
+def offload_topic(
     context: CommandContext,
     name: TopicArgument,
     *,
@@ -158,7 +162,7 @@ def _answer_offload(
     always = {"workflow_id", "offloaded", "bytes", *(["removed"] if delete_primary else [])}
     in_table = {"failed", "errors", "doubts"}
     display = {name: value for name, value in document.items() if name in always or (value and name not in in_table)}
-    has_failed_deletions = get_outcomes_exit_code(outcomes) is ExitCode.PARTIAL
+    has_failed_deletions = get_exit_code_of_outcomes(outcomes) is ExitCode.PARTIAL
     if not (result.failed or result.running or result.unproved or result.refused or has_failed_deletions):
         return Answer(document=document, display=display)
     errors = [*result.errors.items(), *result.doubts.items()]
@@ -166,4 +170,4 @@ def _answer_offload(
         intents = find_failed_deletions(context, topic=topic)
         errors += [(intent.ledger_id, f"deletion {intent.row_id}: {describe_failure(intent)}") for intent in intents]
     failures = [{"id": ledger_id, "error": error} for ledger_id, error in errors]
-    return replace(answer_partial(document, failures), display=display)
+    return replace(answer_with_failures(document, failures), display=display)

@@ -12,9 +12,9 @@ from logstore.atomic_files import open_regular_file
 from logstore.errors import InvalidInput
 from logstore.ports.catalog import TopicState
 from logstore.validated_names import TopicName, check_subscription, encode_prefix
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
+from workers.cli.command_registration import command, create_command_group
 from workers.cli.shared_options import DurableDelete, SubscriptionArgument, TopicArgument, check_number, encode_topic
 from workers.pages.value_formats import decode_topic_name, format_time_us, format_value, select_fields
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logstore.ports.catalog import SchemaVersion, TopicSummary
     from logstore.positions import Position, TopicId
 
-topic = group("topic", "Topics: create, append, read, acknowledge, trim.")
+topic = create_command_group("topic", "Topics: create, append, read, acknowledge, trim.")
 
 _SCHEME = "persistent://"
 _MAX_PREFIX_LENGTH = 200
@@ -35,7 +35,7 @@ RetentionBytes = Annotated[
 ]
 
 
-def _check_prefix(prefix: str | None) -> str | None:
+def _check_name_prefix(prefix: str | None) -> str | None:
     if prefix is None:
         return None
     can_begin_name = prefix.startswith(_SCHEME) or _SCHEME.startswith(prefix)
@@ -45,7 +45,7 @@ def _check_prefix(prefix: str | None) -> str | None:
 
 
 Prefix = Annotated[
-    str | None, typer.Option("--prefix", metavar="TEXT", callback=_check_prefix, help="Only names that begin so.")
+    str | None, typer.Option("--prefix", metavar="TEXT", callback=_check_name_prefix, help="Only names that begin so.")
 ]
 State = Annotated[TopicState | None, typer.Option("--state", case_sensitive=False, help="Only topics in this state.")]
 After = Annotated[
@@ -55,7 +55,7 @@ Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=100_000, 
 
 
 @command(topic, "create", "TOPIC", "TOPIC --retention 3d")
-def create(
+def create_topic(
     context: CommandContext,
     name: TopicArgument,
     *,
@@ -71,30 +71,30 @@ def create(
     policy = RetentionPolicy(retention_s=parse_duration(retention, "retention"), retention_bytes=retention_bytes)
     topics = context.catalog.topics
     created = topics.create(encoded, policy, durable_delete=durable_delete)
-    return Answer(document=_make_document(context, topics.summary(created)))
+    return Answer(document=_make_topic_document(context, topics.summary(created)))
 
 
 @command(topic, "list", "--json", "--prefix persistent://public/ --state DELETING")
-def list_(
+def list_topics(
     context: CommandContext, *, prefix: Prefix = None, state: State = None, after: After = None, limit: Limit = 1_000
 ) -> Answer:
     """List topics with their ledgers, entries, bytes and subscriptions, ascending by name."""
     topics, encoded = context.catalog.topics, encode_prefix(prefix or "")
     page = topics.page(prefix=encoded, state=state, after=encode_topic(after) or "", limit=limit)
     if not page.topics and prefix and not topics.page(prefix=encoded, limit=1).topics:
-        note(f"no topic's name begins with {prefix}")
+        print_note(f"no topic's name begins with {prefix}")
     if page.more:
-        note(f"there are {page.more:,} more: go on with --after {decode_topic_name(page.topics[-1].topic.name)}")
-    rows = [_make_document(context, summary) for summary in page.topics]
-    display = [_make_display_row(row) for row in rows]
+        print_note(f"there are {page.more:,} more: go on with --after {decode_topic_name(page.topics[-1].topic.name)}")
+    rows = [_make_topic_document(context, summary) for summary in page.topics]
+    display = [_make_topic_display_row(row) for row in rows]
     return Answer(document=rows, display=display, columns_below=("subscriptions",), empty="no topics")
 
 
 @command(topic, "show", "TOPIC --json")
-def show(context: CommandContext, name: TopicArgument) -> Answer:
+def show_topic(context: CommandContext, name: TopicArgument) -> Answer:
     """Show one topic."""
     topic = context.get_topic(name)
-    document = _make_document(context, context.catalog.topics.summary(topic))
+    document = _make_topic_document(context, context.catalog.topics.summary(topic))
     index = context.catalog.delayed
     bucket_list, unsealed = index.listed(topic.topic_id), index.unsealed(topic.topic_id)
     delayed = {
@@ -106,7 +106,7 @@ def show(context: CommandContext, name: TopicArgument) -> Answer:
 
 
 @command(topic, "roll", "TOPIC")
-def roll(context: CommandContext, name: TopicArgument) -> Answer:
+def roll_last_ledger(context: CommandContext, name: TopicArgument) -> Answer:
     """Close the topic's current ledger and open a new one."""
     rolled = context.log.managed.roll(context.get_topic(name))
     return Answer(document={"closed": rolled.closed, "opened": rolled.opened})
@@ -123,7 +123,7 @@ From = Annotated[SubscriptionStart, typer.Option("--from", help="Begin at the fi
 
 
 @command(topic, "subscribe", "TOPIC billing --from earliest")
-def subscribe(
+def create_subscription(
     context: CommandContext, name: TopicArgument, sub: SubscriptionArgument, *, start: From = SubscriptionStart.LATEST
 ) -> Answer:
     """Create a subscription; one that exists is shown as it is."""
@@ -133,7 +133,7 @@ def subscribe(
     return Answer(document=_make_subscription_rows(context, topic_id, [subscription])[0])
 
 
-def _make_document(context: CommandContext, summary: "TopicSummary") -> dict[str, Any]:
+def _make_topic_document(context: CommandContext, summary: "TopicSummary") -> dict[str, Any]:
     topic, totals = summary.topic, summary.totals
     return {
         "topic_id": topic.topic_id,
@@ -144,12 +144,12 @@ def _make_document(context: CommandContext, summary: "TopicSummary") -> dict[str
         "durable_delete": topic.durable_delete,
         "created": format_time_us(topic.created_us),
         **select_fields(totals, "ledgers entries size_bytes"),
-        "subscriptions": _list_subscriptions(context, summary),
+        "subscriptions": _list_subscription_rows(context, summary),
         "max_read_position": None if totals.last is None else str(totals.last),
     }
 
 
-def _list_subscriptions(context: CommandContext, summary: "TopicSummary") -> list[dict[str, object]]:
+def _list_subscription_rows(context: CommandContext, summary: "TopicSummary") -> list[dict[str, object]]:
     """Return the topic's subscriptions. The bucket is read only if a cursor snapshot has part of their state."""
     if any(subscription.backlog is None for subscription in summary.subscriptions):
         topic_id = summary.topic.topic_id
@@ -162,7 +162,7 @@ def _list_subscriptions(context: CommandContext, summary: "TopicSummary") -> lis
     ]
 
 
-def _make_display_row(row: dict[str, Any]) -> dict[str, object]:
+def _make_topic_display_row(row: dict[str, Any]) -> dict[str, object]:
     subscriptions = []
     for subscription in row["subscriptions"]:
         backlog = "an unknown number" if subscription["backlog"] is None else format_value(subscription["backlog"])
@@ -196,7 +196,7 @@ def _make_subscription_row(
     return {"name": name, "mark_delete": str(mark_delete), "backlog": backlog, "created": created}
 
 
-schema = group("schema", "Schemas of a topic: set, list, show.", path="topic schema")
+schema = create_command_group("schema", "Schemas of a topic: set, list, show.", path="topic schema")
 topic.add_typer(schema)
 
 
@@ -212,7 +212,7 @@ def set_schema(context: CommandContext, name: TopicArgument, *, file: File) -> A
 
     Where it is that already, the version is told and nothing happens.
     """
-    content = _read_schema(file)
+    content = _read_schema_file(file)
     version = context.log.schemas.set(context.get_topic(name), content)
     return Answer(document={"version": version.version, "ledger_id": version.ledger_id})
 
@@ -232,12 +232,12 @@ def show_schema(context: CommandContext, name: TopicArgument, *, version: Versio
     try:
         text = content.decode()
     except UnicodeDecodeError:
-        note("the content is not text: shown as base64")
+        print_note("the content is not text: shown as base64")
         text = f"{content_b64}\n"
     return Answer(document={**_make_schema_row(read_version), "content_b64": content_b64}, text=text)
 
 
-def _read_schema(file: str) -> bytes:
+def _read_schema_file(file: str) -> bytes:
     from logstore.log.services.schemas import MAX_SCHEMA_BYTES  # noqa: PLC0415 - start-up time
 
     try:

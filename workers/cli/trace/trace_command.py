@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from logstore.errors import UnknownObject
-from workers.cli.answer_output import Answer, note
+from workers.cli.answer_output import Answer, print_note
 from workers.cli.command_context import CommandContext
-from workers.cli.command_registration import command, group
+from workers.cli.command_registration import command, create_command_group
 
 if TYPE_CHECKING:
-    from workers.cli.trace.trace_tree import StoredTrace
+    from workers.cli.trace.trace_tree import LoadedTrace
 
 
-traces = group("traces", "Traces.", path="")
+traces = create_command_group("traces", "Traces.", path="")
 
 _TRACE_ID = re.compile(r"[0-9a-fA-F]{32}")
 _MAX_RELATED_TRACES = 10
@@ -28,14 +28,14 @@ Html = Annotated[
 
 
 @command(traces, "trace", "trim-topic/7", "4bf92f3577b34da6a3ce929d0e0e4736 --html trace.html")
-def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
+def show_trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
     """Draw the spans of a trace as a tree: what called what, when, for how long, with what error.
 
     A trace joins the command, the workflows that it started, their activities and every S3, SQL and ZooKeeper call.
     Equal spans beside each other are one line (how many, how long in all, how long the longest), but with `--wide`.
     """
     from infra.telemetry.span_tree import tree_to_json  # noqa: PLC0415 - start-up time
-    from workers.cli.trace.trace_tree import draw_trace  # noqa: PLC0415
+    from workers.cli.trace.trace_tree import draw_trace_tree  # noqa: PLC0415
 
     stored = _find_trace(context, name)
     start_ns = stored.start_ns  # only once, because it reads all spans
@@ -45,15 +45,15 @@ def trace(context: CommandContext, name: Id, *, html: Html = None) -> Answer:
         from workers.cli.trace.trace_page import render_trace_page  # noqa: PLC0415
 
         write_result_file("html", html, [render_trace_page(stored)])
-        note(f"wrote {html}")
+        print_note(f"wrote {html}")
         document["html"] = str(html)
-    return Answer(document=document, draw=partial(draw_trace, stored))
+    return Answer(document=document, draw=partial(draw_trace_tree, stored))
 
 
-def _find_trace(context: CommandContext, name: str) -> "StoredTrace":
+def _find_trace(context: CommandContext, name: str) -> "LoadedTrace":
     from infra.telemetry.span_reader import SpanReader  # noqa: PLC0415 - start-up time
     from infra.telemetry.span_tree import build_span_trees  # noqa: PLC0415
-    from workers.cli.trace.trace_tree import StoredTrace  # noqa: PLC0415
+    from workers.cli.trace.trace_tree import LoadedTrace  # noqa: PLC0415
 
     reader = SpanReader(context.settings.traces_dir)
     is_trace_id = _TRACE_ID.fullmatch(name) is not None
@@ -64,11 +64,13 @@ def _find_trace(context: CommandContext, name: str) -> "StoredTrace":
     later = [trace for trace in workflow_traces if newest and trace.is_start_only and trace.start_ns > newest.start_ns]
     if later:
         trace_id = later[0].trace_id
-        note(f"{name} was started later as well: its run's spans are written a second after it, in trace {trace_id}")
+        print_note(
+            f"{name} was started later as well: its run's spans are written a second after it, in trace {trace_id}"
+        )
     rows = reader.read_trace(newest.trace_id if newest else name.lower())
     if not rows.spans:
         raise _refuse_unknown(context, "a trace that has spans", name)
-    return StoredTrace(
+    return LoadedTrace(
         trace_id=newest.trace_id if newest else name.lower(),
         workflow_id=None if is_trace_id else name,
         roots=build_span_trees(rows),

@@ -8,7 +8,7 @@ from typing import Any, Final
 from infra.telemetry.lost_spans import RUN_WORKFLOW_PREFIX
 from infra.telemetry.span_reader import SpanRow
 from infra.telemetry.span_tree import SpanNode, describe_node_remark, group_equal_siblings
-from workers.cli.trace.trace_tree import StoredTrace, format_duration_ns, inherit_attributes, iterate_facts
+from workers.cli.trace.trace_tree import LoadedTrace, format_duration_ns, inherit_attributes, iterate_facts
 from workers.pages.html_templates import render_template
 from workers.pages.value_formats import format_value
 
@@ -36,7 +36,7 @@ _PREFIXES_BY_KIND: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRow:
+class TimelineRow:
     """Row of the page: a span, or the end of the rows below a span."""
 
     is_end: bool = False
@@ -58,10 +58,10 @@ class TraceRow:
     width_percent: str = ""
 
 
-def render_trace_page(stored: StoredTrace) -> str:
+def render_trace_page(stored: LoadedTrace) -> str:
     """Return the page, with every value escaped."""
     summary = stored.summarize()
-    rows = _RowBuilder(stored)
+    rows = _TimelineRowBuilder(stored)
     for root in stored.roots:
         rows.add_tree(group_equal_siblings(root))
     kinds = {row.kind for row in rows.rows}
@@ -81,7 +81,7 @@ def render_trace_page(stored: StoredTrace) -> str:
     )
 
 
-def _make_notes(stored: StoredTrace, omitted_on_page: int) -> Iterator[str]:
+def _make_notes(stored: LoadedTrace, omitted_on_page: int) -> Iterator[str]:
     if stored.omitted_spans:
         yield f"{stored.omitted_spans:,} more spans are not shown: the trace has too many."
     if omitted_on_page:
@@ -90,15 +90,15 @@ def _make_notes(stored: StoredTrace, omitted_on_page: int) -> Iterator[str]:
         yield f"Lines of the trace that cannot be read, and were passed over: {stored.unreadable_lines:,}."
 
 
-class _RowBuilder:
+class _TimelineRowBuilder:
     """Rows of one trace, and the number of spans without a row."""
 
-    def __init__(self, stored: StoredTrace) -> None:
+    def __init__(self, stored: LoadedTrace) -> None:
         self._start_ns = stored.start_ns
         self._duration_ns = max(1, stored.end_ns - stored.start_ns)
         self._remaining_rows = _MAX_ROWS
         self._failed_ids: set[int] = set()
-        self.rows: list[TraceRow] = []
+        self.rows: list[TimelineRow] = []
         self.omitted_spans = 0
 
     def make_tick(self, percent: int) -> dict[str, str]:
@@ -107,10 +107,10 @@ class _RowBuilder:
         return {"left": str(percent), "relative": format_duration_ns(offset_ns), "absolute": absolute}
 
     def add_tree(self, root: SpanNode) -> None:
-        self._failed_ids = _find_failed(root)
-        self._add(root, {}, 0)
+        self._failed_ids = _find_failed_nodes(root)
+        self._add_rows_of_subtree(root, {}, 0)
 
-    def _add(self, node: SpanNode, inherited: Mapping[str, Any], depth: int) -> None:
+    def _add_rows_of_subtree(self, node: SpanNode, inherited: Mapping[str, Any], depth: int) -> None:
         if self._remaining_rows <= 0:
             self.omitted_spans += sum(1 for _ in node.walk())
             return
@@ -124,12 +124,12 @@ class _RowBuilder:
         if children:
             attributes = inherited if node.grouped_nodes else inherit_attributes(node, inherited)
             for child in children:
-                self._add(child, attributes, depth + 1)
-            self.rows.append(TraceRow(is_end=True))
+                self._add_rows_of_subtree(child, attributes, depth + 1)
+            self.rows.append(TimelineRow(is_end=True))
 
     def _make_row(
         self, node: SpanNode, inherited: Mapping[str, Any], depth: int, *, is_open: bool, is_branch: bool
-    ) -> TraceRow:
+    ) -> TimelineRow:
         span = node.span
         left_percent = 100 * (span.start_ns - self._start_ns) / self._duration_ns
         facts = [(label, format_value(value)) for label, value in iterate_facts(node, inherited)]
@@ -137,7 +137,7 @@ class _RowBuilder:
             facts.insert(0, ("in", span.service))
         if span.count > 1:
             facts.insert(0, ("longest", format_duration_ns(span.longest_ns)))
-        return TraceRow(
+        return TimelineRow(
             is_branch=is_branch,
             is_open=is_open,
             has_failure=id(node) in self._failed_ids,
@@ -157,7 +157,7 @@ class _RowBuilder:
         )
 
 
-def _find_failed(root: SpanNode) -> set[int]:
+def _find_failed_nodes(root: SpanNode) -> set[int]:
     nodes, pending = [], [root]
     while pending:
         node = pending.pop()

@@ -40,7 +40,7 @@ _LABELS: Mapping[str, str] = {  # labels by attribute, in their order in a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTrace:
+class LoadedTrace:
     """Spans of a trace."""
 
     trace_id: str
@@ -83,7 +83,7 @@ class StoredTrace:
         }
 
 
-def draw_trace(stored: StoredTrace, wide: bool) -> Group:
+def draw_trace_tree(stored: LoadedTrace, wide: bool) -> Group:
     """Draw the trace's facts, its trees, and related traces. `wide` draws each of several equal spans."""
     summary, start_ns = stored.summarize(), stored.start_ns  # only once, because each reads all spans
     errors = "error" if summary["errors"] == 1 else "errors"
@@ -97,7 +97,7 @@ def draw_trace(stored: StoredTrace, wide: bool) -> Group:
     return Group(head, *trees, *_draw_remarks(stored))
 
 
-def _draw_remarks(stored: StoredTrace) -> Iterator[Text]:
+def _draw_remarks(stored: LoadedTrace) -> Iterator[Text]:
     if stored.omitted_spans:
         yield Text(f"{stored.omitted_spans:,} more spans are not shown: the trace has too many")
     if stored.unreadable_lines:

@@ -68,7 +68,7 @@ class LostFile:
         self._database, self._copies = database, list[Path]()
 
     def flush(self) -> None:
-        """See `LostDatabase`."""
+        """See `LostDatabaseEvidence`."""
         copy = self._database.with_suffix(f".flushed-{len(self._copies)}")
         with closing(sqlite3.connect(self._database, timeout=60)) as now, closing(sqlite3.connect(copy)) as kept:
             now.execute(_flushed())
@@ -77,7 +77,7 @@ class LostFile:
         self._copies.append(copy)
 
     def lose(self, *changes: str) -> None:
-        """See `LostDatabase`."""
+        """See `LostDatabaseEvidence`."""
         for left in self._database.parent.glob(f"{self._database.name}*"):
             if left not in self._copies:
                 left.unlink()
@@ -96,12 +96,12 @@ class LostServer:
         self._url = url.replace("+psycopg", "")
 
     def flush(self) -> None:
-        """See `LostDatabase`."""
+        """See `LostDatabaseEvidence`."""
         copies = "; ".join(f'CREATE TABLE flushed."{one}" AS TABLE public."{one}"' for one in self._tables())
         self._execute(f"{_flushed()}; DROP SCHEMA IF EXISTS flushed CASCADE; CREATE SCHEMA flushed; {copies}")
 
     def lose(self, *changes: str) -> None:
-        """See `LostDatabase`."""
+        """See `LostDatabaseEvidence`."""
         tables = self._tables()
         gone = "; ".join(f'DELETE FROM public."{one}"' for one in tables)
         back = "; ".join(f'INSERT INTO public."{one}" TABLE flushed."{one}"' for one in tables)
