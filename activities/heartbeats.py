@@ -1,9 +1,8 @@
 """Definition of activities, and their heartbeats to Temporal, which also renew claims.
 
-Temporal's SDK can raise a cancellation in the thread of a synchronous activity, by the thread's number and at any
-instruction. In CPython 3.11, a thread that is being started briefly has the number of its parent. If the cancellation
-kills the new thread before it reports its start, `Thread.start` waits for ever, also in a thread pool. So activities
-are defined without such exceptions, and check for a cancellation between units of work.
+Temporal's SDK can raise a cancellation in the thread of a synchronous activity at any instruction. In CPython 3.11 it
+may hit a thread that is being started, and then `Thread.start` waits for ever. So activities are defined without such
+exceptions, and check for a cancellation between units of work.
 """
 
 import contextvars
@@ -82,10 +81,9 @@ class _HeartbeatThread:
 
 
 class _HeartbeatScheduler:
-    """Scheduler that starts a beater only if its activity still runs when the first heartbeat is due.
+    """Scheduler that starts a thread only if its activity still runs when the first heartbeat is due.
 
-    A thread costs more than a SQL transaction. So one thread per process waits for the first due heartbeat of all
-    activities.
+    A thread costs more than a SQL transaction.
     """
 
     def __init__(self) -> None:

@@ -93,8 +93,6 @@ class RemovePrimariesResult:
 
 
 class LedgerOffloadActivities:
-    """Activities of offload. `new_uuid` is for tests."""
-
     def __init__(
         self,
         *,
@@ -123,16 +121,16 @@ class LedgerOffloadActivities:
         """
         ledger_id, attempt = LedgerId(request.ledger_id), self._new_uuid()
         topic = request.topic if is_valid_topic_name(request.topic) else None
-        done = self._uploader.upload(ledger_id, attempt, timeout_s=request.timeout_s, topic=topic)
-        if done.evidence is None:
-            return UploadCopyResult(answer=done.answer)
+        uploaded = self._uploader.upload(ledger_id, attempt, timeout_s=request.timeout_s, topic=topic)
+        if uploaded.evidence is None:
+            return UploadCopyResult(answer=uploaded.answer)
         return UploadCopyResult(
-            answer=done.answer,
-            uuid=done.evidence.uuid,
-            entries=done.evidence.entries,
-            size_bytes=done.evidence.size_bytes,
-            sha256=done.evidence.sha256,
-            index_bytes=done.evidence.index_bytes,
+            answer=uploaded.answer,
+            uuid=uploaded.evidence.uuid,
+            entries=uploaded.evidence.entries,
+            size_bytes=uploaded.evidence.size_bytes,
+            sha256=uploaded.evidence.sha256,
+            index_bytes=uploaded.evidence.index_bytes,
         )
 
     @define_activity(name="offload.publish")

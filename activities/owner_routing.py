@@ -47,8 +47,6 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedWork(Generic[R]):
-    """Answer of a worker that did the work."""
-
     owner: str  # worker whose lease covered the work; "": no lease
     result: R
     answer: Literal["done"] = "done"

@@ -31,8 +31,6 @@ class BeginBuildInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildInput:
-    """Build that has begun. The row of its run has the topics."""
-
     run_id: str
     master: str = ""  # Spark cluster; empty: the cluster of the settings
 
@@ -95,7 +93,6 @@ class TopicBuildSteps:
         return Path(self._output.published_summary(run_id, self._job).folder)
 
     def _switch_topics(self, topics: Iterable[T], switch: Callable[[T], bool]) -> SwitchCounts:
-        """Switch topics one by one. `switch` returns whether the topic uses the new build."""
         counts = Counter[str]()
         with send_heartbeats_and_renew_many(self._renew_topic_claims, lambda: (counts.total(),)):
             for topic in topics:

@@ -30,9 +30,9 @@ def summarize_failure(text: str) -> str:
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return one line for an error of Spark or py4j. An error without a text gives its class name.
+    """Return one line for an error of Spark or py4j, at least its class name.
 
-    An error of py4j asks Java for its text. A dead Java process gives no text, so do not chain the error as a cause.
+    An error of py4j asks Java for its text, so do not chain the error as a cause.
     """
     try:
         text = str(error)

@@ -75,8 +75,6 @@ JobMain = Callable[[JobContext, Any], BulkSummary]
 
 @dataclass(frozen=True, slots=True)
 class _TaskError:
-    """Form in which a `SextonError` of an executor is sent to the driver."""
-
     error_class: type[SextonError]
     text: str
     fields: dict[str, Any]

@@ -1,7 +1,4 @@
-"""Tracing spans of Spark's jobs and stages, made afterwards from the times that Spark keeps.
-
-Spark keeps its last thousand jobs.
-"""
+"""Tracing spans of Spark's jobs and stages, made afterwards from the times that Spark keeps."""
 
 import logging
 from typing import TYPE_CHECKING, Any, Final

@@ -88,10 +88,7 @@ class WarmSession:
             return self._session
 
     def close(self) -> None:
-        """End the session and its Java process. A later `get` starts a new one.
-
-        A start that hangs in another thread is left alone; its Java ends with this process.
-        """
+        """End the session and its Java process. A start that hangs in another thread is left alone."""
         if not self._lock.acquire(timeout=self._close_s):
             _log.warning("Spark is not ended: the start of a session with %s hangs", self._started_master)
             return

@@ -61,8 +61,6 @@ class ChoosePairInput:
 
 
 class ChoiceReason(StrEnum):
-    """Result of a choice: a pair, or the reason why there is none."""
-
     PAIR = "PAIR"
     WITHIN = "WITHIN"  # the topic is within its limit
     DAMAGED = "DAMAGED"  # the topic is over its limit, and no two neighbours can be read
@@ -80,8 +78,6 @@ class PairChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePairInput:
-    """Two neighbouring buckets to merge, in log order."""
-
     topic_id: int
     bucket_ids: list[int]  # two
     topic: str = ""  # encoded; only shown

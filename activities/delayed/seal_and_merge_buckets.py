@@ -128,10 +128,7 @@ class IndexBucketActivities:
         )
 
     def _has_no_readable_pair(self, topic_id: TopicId) -> bool:
-        """Return whether this process found no two readable neighbours in the present list version.
-
-        A process that does not know this begins a merge and finds it, too. That costs a few reads.
-        """
+        """Return whether this process found no two readable neighbours in the present list version."""
         version = self._unreadable_version_by_topic.get(topic_id)
         if version is not None and self._index.listed(topic_id).version != version:
             del self._unreadable_version_by_topic[topic_id]

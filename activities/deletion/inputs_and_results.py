@@ -135,8 +135,6 @@ class ForgetDeletionsInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetDeletionsResult:
-    """Counts of removed rows. Both are zero if nothing is left to remove."""
-
     rows: int = 0
     runs: int = 0
 

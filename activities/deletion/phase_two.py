@@ -158,10 +158,7 @@ _OUTCOMES_WITHOUT_STORAGE = {Outcome.STILL_IN_USE, Outcome.INVALID}  # decided b
 
 
 def delete_ledger_workflow_id(key: IntentKey) -> str:
-    """Return the id of the workflow that deletes one copy.
-
-    The generation separates detaches of one ledger. `openings` separates reopenings of one row.
-    """
+    """Return the id of the workflow that deletes one copy. Each detach and each reopening of a row has another id."""
     suffix = f"/{key.openings}" if key.openings else ""
     return f"delete-ledger/{key.ledger_id}/{key.copy}/{key.generation}{suffix}"
 

@@ -96,10 +96,10 @@ class TopicDeletionActivities:
         self._require_epoch(order)
         topic_id = TopicId(order.topic_id)
         cause, durable = own_workflow_cause(order.actor, order.reason), parse_delete_policy(order.durable_delete)
-        gone = self._phase_one.remove_topic(topic_id, cause, durable=durable)
+        is_gone = self._phase_one.remove_topic(topic_id, cause, durable=durable)
         tally = self._phase_one.topic_tally(topic_id, since_us=request.since_us)
         return RemoveTopicResult(
-            gone=gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
+            gone=is_gone, outcomes=dict(tally.outcomes), objects=tally.objects, size_bytes=tally.size_bytes
         )
 
     def _require_epoch(self, order: TopicDeletionOrder) -> int:

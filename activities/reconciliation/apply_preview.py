@@ -34,10 +34,7 @@ class ApplyPreviewResult:
 
 
 class ApplyPreview:
-    """Preview of the findings that an apply would remove now, and of the findings that it would keep.
-
-    A preview takes no lock and writes nothing. A bucket without a marker is refused, not marked.
-    """
+    """Preview of an apply. It takes no lock and writes nothing. A bucket without a marker is refused, not marked."""
 
     def __init__(self, *, reconciliation: Reconciliation, identities: Identities, stored: OrphanInspector) -> None:
         self._runs, self._identities, self._stored = reconciliation, identities, stored
@@ -67,19 +64,19 @@ class ApplyPreview:
             copies = read_copy_answers(folder, page) if folder else None
             if copies is None:
                 copies = inspect_copies(self._stored, findings, plan.before_us)
-            kept = {
+            reason_by_kept_number = {
                 **self._find_rows_to_keep(findings, copies, apply_batch_id(run_id, page)),
                 **self._find_objects_to_keep(findings, folder, page, plan.before_us, passed_over),
             }
             fates = {
-                number: AppliedFinding(number=number, fate=FindingFate.KEPT, reason=kept[number])
-                if number in kept
+                number: AppliedFinding(number=number, fate=FindingFate.KEPT, reason=reason_by_kept_number[number])
+                if number in reason_by_kept_number
                 else AppliedFinding(number=number, fate=FindingFate.STARTED)
                 for number in findings
             }
             counts = add_apply_counts(counts, count_fates(findings, fates))
             for number, finding in findings.items():
-                if number not in kept:
+                if number not in reason_by_kept_number:
                     copy = copies.get(number)
                     size_bytes = copy.size_bytes if isinstance(copy, OrphanCopy) else finding.size_bytes
                     sizes[finding.kind.value] += size_bytes

@@ -21,10 +21,7 @@ from logstore.reconciliation.services.orphan_inspection import ENDED_UPLOAD, Orp
 
 
 class SingleObjectDeletion:
-    """Deletion of the orphaned segments and abandoned uploads of a page.
-
-    Before anything is deleted, the catalog ensures that no writer registers these segments.
-    """
+    """Deletion of a page's single objects. First the catalog ensures that no writer registers these segments."""
 
     def __init__(self, *, reconciliation: Reconciliation, stored: OrphanInspector, objects: ObjectStore) -> None:
         self._catalog, self._stored, self._objects = reconciliation, stored, objects
@@ -45,15 +42,15 @@ class SingleObjectDeletion:
         """
         with ClaimRenewingHeartbeats(lambda: None) as heartbeats:
             self._stored.confirm()
-            kept = read_kept_objects(folder, page)
-            if kept is None:
+            reason_by_kept_number = read_kept_objects(folder, page)
+            if reason_by_kept_number is None:
                 decision = self._decide_kept_objects(findings, before_us, cause, heartbeats)
                 with effect("reconciliation.decide_objects"):
-                    kept = store_kept_objects(folder, page, decision)
-            to_delete = {number: finding for number, finding in findings.items() if number not in kept}
+                    reason_by_kept_number = store_kept_objects(folder, page, decision)
+            to_delete = {number: finding for number, finding in findings.items() if number not in reason_by_kept_number}
             applied = self._delete_segments(to_delete, objects_per_s, heartbeats)
             applied |= self._abort_uploads(to_delete, before_us, heartbeats)
-            kept_findings = [_kept_fate(number, reason) for number, reason in sorted(kept.items())]
+            kept_findings = [_kept_fate(number, reason) for number, reason in sorted(reason_by_kept_number.items())]
             with effect("reconciliation.keep_objects"):
                 finding_fates.single_object_fate_files(folder).write_page(page, [*kept_findings, *applied.values()])
         return sum(result.fate is FindingFate.DELETED for result in applied.values())

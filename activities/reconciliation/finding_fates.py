@@ -38,11 +38,10 @@ def page_fate_files(folder: Path) -> FateFiles:
 def join_fates(
     findings: Mapping[int, Finding], filed: Sequence[FiledCopy], *, intents: int, folder: Path, page: int
 ) -> dict[int, AppliedFinding]:
-    """Return the fate of each removable finding of a page, ascending by number.
+    """Return the fate of each removable finding of a page, ascending by number. `intents` is the number of filed rows.
 
     A filed row takes precedence over a reason to keep the finding: a late attempt may find nothing in storage. If a
-    finding has neither, a sweep took its row over, because the page's own batch began late or ended early. `intents` is
-    the number of rows that were filed for the batch.
+    finding has neither, a sweep took its row over.
     """
     kept_copies, objects = (
         kept_copy_files(folder).read_page(page),
@@ -67,10 +66,7 @@ def join_fates(
 
 
 def _group_by_finding(findings: Mapping[int, Finding], filed: Sequence[FiledCopy]) -> dict[int, list[FiledCopy]]:
-    """Group the rows of a batch by the number of their finding. No row is in two groups.
-
-    A row of an unreferenced ledger is found by its ledger alone, after the more specific keys of other findings.
-    """
+    """Group the rows of a batch by their finding. A row of an unreferenced ledger is found by its ledger alone."""
     number_by_key: dict[object, int] = {}
     for number, finding in findings.items():
         number_by_key.setdefault(_finding_key(finding), number)
@@ -124,7 +120,6 @@ def _worst_fate_of_rows(rows: Sequence[FiledCopy], *, is_stalled: bool) -> tuple
 
 
 def _strip_subject(reason: str) -> str:
-    """Remove the ledger, segment or deletion at the start of a reason, so that equal reasons count together."""
     subject = _SUBJECT.match(reason)
     return reason[subject.end() if subject else 0 :][:_MAX_REASON_CHARS]
 

@@ -108,8 +108,6 @@ class ScrubPageInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScrubCounts:
-    """Counts of objects to be read, or of objects that a page has read."""
-
     pages: int = 0
     objects: int = 0
     size_bytes: int = 0

@@ -39,10 +39,10 @@ def read_kept_objects(folder: Path, page: int) -> ReasonsToKeepObjects | None:
     return None if decision is None else _reasons_from_json(decision)
 
 
-def store_kept_objects(folder: Path, page: int, kept: ReasonsToKeepObjects) -> ReasonsToKeepObjects:
+def store_kept_objects(folder: Path, page: int, reasons: ReasonsToKeepObjects) -> ReasonsToKeepObjects:
     return _reasons_from_json(
         _store_first_decision(
-            _kept_objects_path(folder, page), {str(number): reason for number, reason in kept.items()}
+            _kept_objects_path(folder, page), {str(number): reason for number, reason in reasons.items()}
         )
     )
 

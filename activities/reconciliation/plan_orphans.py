@@ -197,7 +197,6 @@ class PlanOrphansActivities:
         )
 
     def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
-        """Renew the claim on the run, and return the run's initial values."""
         summary = self._runs.run(run_id).summary
         return self._runs.open_run(run_id, RunKind.PLAN, claim=own_workflow_claim(RUN_CLAIM_S), summary=summary).summary
 

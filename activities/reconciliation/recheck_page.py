@@ -55,20 +55,20 @@ def inspect_single_objects(
     proceed: Callable[[], None] = raise_if_stopped,
 ) -> SingleObjectAnswers:
     """Ask storage about segments and uploads, one by one. `proceed` is called before each of them."""
-    segments, kept = dict[int, tuple[LedgerId, int]](), dict[int, str]()
+    segments, reason_by_number = dict[int, tuple[LedgerId, int]](), dict[int, str]()
     for number, finding in objects.items():
         proceed()
         if finding.kind is FindingKind.ORPHAN_SEGMENT:
             segment = stored.inspect_segment(finding, before_us=before_us)
             if isinstance(segment, str):
-                kept[number] = segment
+                reason_by_number[number] = segment
             else:
                 segments[number] = segment
         elif isinstance(reason := stored.inspect_upload(finding, before_us=before_us), str):
-            kept[number] = reason
-    if ABSENT.intersection(kept.values()):
+            reason_by_number[number] = reason
+    if ABSENT.intersection(reason_by_number.values()):
         stored.confirm(adopt=False)  # absence counts only if the buckets are still the catalog's
-    return SingleObjectAnswers(segments, kept)
+    return SingleObjectAnswers(segments, reason_by_number)
 
 
 def select_findings_to_file(

@@ -170,7 +170,6 @@ class ScrubLedgersActivities:
         )
 
     def _renew_claim(self, run_id: str) -> Mapping[str, Any]:
-        """Renew the claim on the run, and return the run's initial values."""
         summary = self._runs.run(run_id).summary
         self._runs.open_run(run_id, RunKind.SCRUB, claim=own_workflow_claim(_CLAIM_S), summary=summary)
         return summary

@@ -146,7 +146,6 @@ class EndRecordsActivities:
         return progress
 
     def _list_topics(self, request: EndRecordsPageInput) -> Iterator[Topic]:
-        """Yield ACTIVE topics from the start of the page, or the requested topic if it is ACTIVE."""
         if not request.topic_id:
             yield from self._topics.list_active(after=TopicId(request.after.topic_id - 1), limit=_MAX_TOPICS_PER_PAGE)
             return

@@ -1,7 +1,4 @@
-"""Prometheus counters of the record log. Each call adds the counts of one activity, with the activity's labels.
-
-If the worker dies before the call, the counts are lost.
-"""
+"""Prometheus counters of the record log. If the worker dies before a call, its counts are lost."""
 
 from typing import Final
 

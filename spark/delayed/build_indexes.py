@@ -128,11 +128,11 @@ def _write_snapshot_files(
 def _write_snapshot_file(catalog: SqlCatalog, log: DelayedLog, folder: Path, task: _SnapshotTask) -> _SnapshotResult:
     topic_id, log_range = task.topic_id, task.log_range
     frontier = catalog.transactions.frontier(topic_id, from_ledger=log_range.first.ledger_id)
-    wanted = DelayedFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
+    delayed_filter = DelayedFilter(topic_id=topic_id, hidden=frontier.hidden, now_ms=task.now_ms)
     behind = Position(log_range.first.ledger_id, log_range.first.entry_id - 1)
     try:
         segments = log.segments(topic_id, behind=behind, last=log_range.last)
-        rows = merge_ranges([rows for _, rows in log.rows(segments, wanted) if len(rows)])
+        rows = merge_ranges([rows for _, rows in log.rows(segments, delayed_filter) if len(rows)])
     except (MissingData, CorruptData) as damage:  # damage of one topic must not stop the others
         return _SnapshotResult(topic_id=topic_id, number=task.number, error=str(damage))
     if len(rows):

@@ -77,10 +77,7 @@ def compare_sides(addresses: CatalogAddresses, run: JobContext, job: CompareStor
 
 
 def _rows_before_us(job: CompareStorageWithCatalogJob, listed: BulkSummary) -> int:
-    """Return the job's cut-off of rows, or an hour before the oldest inventory if that is earlier.
-
-    An inventory lacks later objects. Its time is by another clock, and the hour covers the difference.
-    """
+    """Return the job's cut-off of rows, or an hour before the oldest inventory, whose clock may differ, if earlier."""
     inventory_us = listed.facts.get("inventory_us")
     if not inventory_us:
         return job.rows_before_us
@@ -121,7 +118,6 @@ def _write_candidates_of_group(group: int, *, inputs: _ComparisonInputs) -> dict
 
 
 def _add_topic_names(candidates: pa.Table, ledgers: pa.Table, inputs: _ComparisonInputs) -> pa.Table:
-    """Add the topic of each ledger that has a row. For other ledgers, storage is asked later."""
     rows = ledgers.filter(pc.is_in(ledgers["ledger_id"], pc.unique(candidates["ledger_id"]).drop_null()))
     lists = read_facts(inputs.references, "lists", None, build_arrow_schema(bulk_queries.select_ledger_lists()))
     topic_by_list = dict(zip(lists["list_id"].to_pylist(), lists["topic"].to_pylist(), strict=True))

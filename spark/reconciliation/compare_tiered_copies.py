@@ -26,7 +26,7 @@ def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: Compari
     """
     copies = group.copies
     unreadable = intents.unreadable | set(copies.filter(pc.equal(copies["uuid"], ""))["ledger_id"].to_pylist())
-    named = set(zip(copies["ledger_id"].to_pylist(), copies["uuid"].to_pylist(), strict=True))
+    named_copies = set(zip(copies["ledger_id"].to_pylist(), copies["uuid"].to_pylist(), strict=True))
     aggregates = [
         ("size_bytes", "sum"),
         ("modified_us", "max"),
@@ -38,7 +38,7 @@ def compare_tiered_copies(group: ShardGroup, intents: IntentIds, limits: Compari
     unnamed = [
         pair
         for pair in pairs
-        if (pair["ledger_id"], pair["uuid"]) not in named
+        if (pair["ledger_id"], pair["uuid"]) not in named_copies
         and pair["modified_us_max"] < limits.before_us
         and pair["uuid"] not in intents.tiered_pending
     ]
@@ -105,8 +105,7 @@ def _find_absent_objects(
 def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: ComparisonLimits) -> Iterator[pa.Table]:
     """Find objects of live copies whose length differs from the length that the offload context states, if any.
 
-    A copy is read back before it is published, so a shorter object has lost data since then. As in the primary bucket,
-    a longer object counts only if it is old.
+    As in the primary bucket, a longer object counts only if it is old.
     """
     stored = {
         (pair["ledger_id"], pair["bucket"], pair["uuid"], part): (size, modified_us)
@@ -119,15 +118,15 @@ def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Compar
     longer: list[tuple[Row, str, int, int]] = []
     for copy in _select_settled_copies(copies, limits):
         for part in _PARTS:
-            stated = copy[f"{part}_bytes"]
-            found = stored.get((copy["ledger_id"], copy["bucket"], copy["uuid"], part))
-            if stated is None or found is None:
+            stated_length = copy[f"{part}_bytes"]
+            stored_object = stored.get((copy["ledger_id"], copy["bucket"], copy["uuid"], part))
+            if stated_length is None or stored_object is None:
                 continue
-            size, modified_us = found
-            if size < stated:
-                shorter.append((copy, part, size, stated))
-            elif size > stated and modified_us < limits.before_us:
-                longer.append((copy, part, size, stated))
+            size, modified_us = stored_object
+            if size < stated_length:
+                shorter.append((copy, part, size, stated_length))
+            elif size > stated_length and modified_us < limits.before_us:
+                longer.append((copy, part, size, stated_length))
     for kind, word, changed in (
         (FindingKind.MISSING_DATA, "shorter", shorter),
         (FindingKind.MISMATCH, "longer", longer),
@@ -143,8 +142,8 @@ def _find_changed_lengths(copies: pa.Table, pairs: Sequence[Row], limits: Compar
             objects=1,
             size_bytes=[size for _, _, size, _ in changed],
             detail=[
-                f"the object is {word} than its offload context says: expected {stated:,} bytes, found {size:,}"
-                for _, _, size, stated in changed
+                f"the object is {word} than its offload context says: expected {stated_length:,} bytes, found {size:,}"
+                for _, _, size, stated_length in changed
             ],
         )
 
@@ -171,9 +170,9 @@ def count_tiered_overlap(group: ShardGroup, limits: ComparisonLimits) -> CopyOve
     objects = group.tiered.filter(pc.not_equal(group.tiered["part"], "upload"))
     stored = set(zip(objects["ledger_id"].to_pylist(), objects["uuid"].to_pylist(), strict=True))
     copies = [copy for copy in group.copies.to_pylist() if copy["uuid"]]
-    named = sum(copy["state"] == "LIVE" and _is_listed(copy, limits) for copy in copies)
+    named_count = sum(copy["state"] == "LIVE" and _is_listed(copy, limits) for copy in copies)
     matched = stored & {(copy["ledger_id"], copy["uuid"]) for copy in copies}
-    return CopyOverlap(stored=len(stored), named=named, matched=len(matched))
+    return CopyOverlap(stored=len(stored), named=named_count, matched=len(matched))
 
 
 def count_copies_elsewhere(copies: pa.Table, limits: ComparisonLimits) -> int:

@@ -1,7 +1,4 @@
-"""`list-storage`: write every object of every bucket as a fact, from listings or from inventories.
-
-The size of the catalog decides the number of groups, for all jobs of the run.
-"""
+"""`list-storage`: write every object of every bucket as a fact, from listings or from inventories."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -99,7 +96,7 @@ def list_storage(addresses: CatalogAddresses, run: JobContext, job: ListStorageJ
             "uploads": sum(uploads),
             "groups": groups,
         },
-        facts={"inventory_us": str(min((one.created_us for one in inventories.values()), default=""))},
+        facts={"inventory_us": str(min((inventory.created_us for inventory in inventories.values()), default=""))},
     )
 
 

@@ -101,7 +101,6 @@ def _query_bounds(database_url: str) -> dict[str, int]:
 
 
 def _split_id_range(first: int, last: int) -> list[_IdRange]:
-    """Split ids into at most about `_MAX_TASKS` ranges, even if most ids have no row."""
     size = max(_MIN_IDS_PER_TASK, math.ceil((last + 1 - first) / _MAX_TASKS))
     return [_IdRange(number, start, start + size) for number, start in enumerate(range(first, last + 1, size))]
 
@@ -217,7 +216,6 @@ def _to_ledger_facts(reader: _CatalogReader, joined: _FactsByLedger, ids: _IdRan
 
 @lru_cache(maxsize=2)
 def _application_by_ledger(reader: _CatalogReader, ids: _IdRange) -> dict[int, str]:
-    """Return ledgers of another application, with its name. Usually there are none."""
     with open_arrow_reader(reader.url) as connection:
         rows = connection.table(
             bulk_queries.select_ledgers_of_other_applications(ids.first, ids.end, reader.application)

@@ -135,7 +135,6 @@ def _make_lanes(page: _LedgerIdRange, *, bytes_per_s: int, parallel_tasks: int) 
 
 
 def _scrub_lane(addresses: CatalogAddresses, folder: Path, lane: _ScrubLane) -> Counter[str]:
-    """Read the objects of one lane and write their findings into one file. Runs in an executor, maybe twice."""
     page, counts = lane.page, Counter[str]()
     with open_arrow_reader(addresses.database_url) as catalog:
         segments = catalog.table(bulk_queries.select_segments_to_scrub(page.first, page.end, page.topics)).to_pylist()

@@ -116,14 +116,14 @@ def verify_candidates(
         return candidate
 
     with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="verify") as threads:
-        answers = list(filter(None, threads.map(recheck_in_storage, candidates)))
-    is_named_by_kind = _make_missing_data_check(answers, catalog) | _make_row_checks(answers, catalog)
-    named = [
+        rechecked = list(filter(None, threads.map(recheck_in_storage, candidates)))
+    is_named_by_kind = _make_missing_data_check(rechecked, catalog) | _make_row_checks(rechecked, catalog)
+    named_findings = [
         finding
-        for finding in answers
+        for finding in rechecked
         if finding.kind not in is_named_by_kind or is_named_by_kind[finding.kind](finding)
     ]
-    return list(filter(None, _judge_by_catalog(named, catalog)))
+    return list(filter(None, _judge_by_catalog(named_findings, catalog)))
 
 
 def _recheck_orphan(candidate: Finding, store: ObjectStore, before_us: int, application: str) -> Finding | None:
@@ -154,7 +154,6 @@ def _recheck_orphan(candidate: Finding, store: ObjectStore, before_us: int, appl
 
 
 def _read_expected_keys(candidates: Sequence[Finding], catalog: ArrowReader) -> dict[int | None, list[str]]:
-    """Return the keys that the catalog knows for ledgers without listed objects, `meta.json` first."""
     absent = [
         candidate
         for candidate in candidates

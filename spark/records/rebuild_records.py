@@ -66,8 +66,6 @@ class _IdRange:
 
 @dataclass(frozen=True, slots=True)
 class _RebuildTask:
-    """Work of one executor: one range of ids, or all ranges of kinds with unique names."""
-
     kinds: tuple[RecordKind, ...]
     ranges: tuple[_IdRange, ...]
 

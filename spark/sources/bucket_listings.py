@@ -1,7 +1,6 @@
-"""Listings of buckets by key ranges.
+"""Listings of buckets by key ranges: the primary bucket by shard, a tiered bucket by the first character of its keys.
 
-The primary bucket is split by shard (`ledgers/00/` to `ledgers/ff/`). A tiered bucket is split by the first character
-of its keys. Keys between these ranges are listed too, because their objects are foreign and must be reported.
+Keys between these ranges are listed too, because their objects are foreign and must be reported.
 """
 
 from collections.abc import Iterator

@@ -179,11 +179,13 @@ class EntryTable(DataSource):
         return from_arrow_schema(pa.schema([*_POSITION_FIELDS, *((field.name, field.type) for field in fields)]))
 
     def _columns(self) -> list[str]:
-        known = entry_schema().names
-        columns = [name.strip() for name in self.options.get("columns", ",".join(known)).split(",") if name.strip()]
+        known_columns = entry_schema().names
+        columns = [
+            name.strip() for name in self.options.get("columns", ",".join(known_columns)).split(",") if name.strip()
+        ]
         for name in columns:
-            if name not in known:
-                raise InvalidInput("columns", expected=f"some of {', '.join(known)}", found=name)
+            if name not in known_columns:
+                raise InvalidInput("columns", expected=f"some of {', '.join(known_columns)}", found=name)
         return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark passes it

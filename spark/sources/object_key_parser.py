@@ -33,7 +33,6 @@ class ParsedKeys:
 
 
 def parse_ledger_keys(keys: pa.Array) -> ParsedKeys:
-    """Parse keys of the primary bucket: an array of strings without nulls."""
     offsets, data = _string_buffers(keys)
     length, count = np.diff(offsets), len(keys)
     parsed = ParsedKeys(
@@ -57,7 +56,6 @@ def parse_ledger_keys(keys: pa.Array) -> ParsedKeys:
 
 
 def _string_buffers(keys: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return the offsets of keys, one more than there are keys, and the bytes of all keys."""
     strings = keys.cast(pa.large_string()) if pa.types.is_string(keys.type) else keys
     _, offsets, data = strings.buffers()
     ends = np.frombuffer(offsets, np.int64)[strings.offset : strings.offset + len(strings) + 1]

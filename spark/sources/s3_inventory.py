@@ -41,8 +41,6 @@ _MAX_CLOCK_LEAD_US: Final = 60_000_000  # clocks differ, and count whole seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InventoryPart:
-    """Part of an inventory, or some row groups of a part, for one task."""
-
     path: str
     format: str
     columns: tuple[str, ...]  # of the file, named as in Parquet inventories
@@ -103,10 +101,9 @@ def _parse_schema(file_format: str, schema: str) -> tuple[str, ...]:
 
 
 def _find_part_path(manifest: Path, key: str) -> str:
-    """Return the path of a part. The manifest has the part's key. A copied inventory may lack folders of the key.
+    """Return the path of a part, which is below the manifest's folder or one of the two folders above.
 
-    The part is below the manifest's folder or one of the two folders above, because S3 puts the manifest into a folder
-    beside `data/`. Below the upper folders, the copy must have at least one folder of the key.
+    A copied inventory may lack folders of the part's key. Below the upper folders, the copy must have at least one.
     """
     names = key.split("/")
     if any(name in {"", ".", ".."} for name in names):

@@ -71,7 +71,6 @@ class MergeBuckets:
         return self._result
 
     async def _choose_pair(self) -> PairChoice:
-        """Return the next pair, or the reason for none. Wait while another job has claimed the list."""
         request = ChoosePairInput(
             topic_id=self._request.topic_id,
             topic=self._request.topic,

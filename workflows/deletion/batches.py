@@ -49,7 +49,7 @@ def add_chunk_result(progress: DeleteLedgersProgress, result: ChunkResult) -> De
 
 
 def stale_batch_certificate(batch_id: str, progress: DeleteLedgersProgress) -> BatchCertificate:
-    """Return the batch certificate after a rebuild of the catalog. The new catalog has rows for the remaining work."""
+    """Return the batch certificate after a rebuild of the catalog, which has rows for the remaining work."""
     remaining = progress.intents - sum(progress.outcomes.values())
     return BatchCertificate(
         batch_id=batch_id,
@@ -77,7 +77,7 @@ def require_rate(request: SetRateInput) -> None:
 def refusal_certificate(batch_id: str, error: ActivityError, *, compound: bool = False) -> BatchCertificate | None:
     """Return the batch certificate if a guard refused phase one. `None` for any other error.
 
-    For a compound operation, `PreconditionFailed` is a refusal too: the ledger is not as the operation expects.
+    For a compound operation, `PreconditionFailed` is a refusal too.
     """
     types = {*GUARDS, PreconditionFailed.__name__} if compound else GUARDS
     refusal = guard_refusals.find_refusal(error, types)

@@ -123,8 +123,8 @@ class DeleteLedgers:
     @workflow.query
     def progress(self) -> DeleteLedgersProgress:
         """Return the progress of the batch."""
-        done = sum(self._progress.outcomes.values())
-        return replace(self._progress, done=done, left=max(0, self._progress.intents - done))
+        ended_rows = sum(self._progress.outcomes.values())
+        return replace(self._progress, done=ended_rows, left=max(0, self._progress.intents - ended_rows))
 
     @workflow.update
     async def pause(self) -> DeleteLedgersProgress:

@@ -90,7 +90,6 @@ class DeleteTopic:
             await self._run_phase_two(batch_id, detached)
 
     async def _run_phase_two(self, batch_id: str, detached: DetachResult) -> None:
-        """Run phase two. A failure does not delay the topic, because failed rows stay listed."""
         request = self._request
         batch = batches.build_batch_input(request, batch_id, detached)
         try:

@@ -56,13 +56,13 @@ class OffloadLedger:
             upload = UploadCopyInput(
                 ledger_id=request.ledger_id, timeout_s=request.policy.timeout_s, topic=request.topic
             )
-            done = await workflow.execute_activity_method(
+            uploaded = await workflow.execute_activity_method(
                 LedgerOffloadActivities.upload, upload, **_upload_options(request.policy)
             )
-            self._progress = OffloadLedgerProgress(step="publishing", turn=turn, size_bytes=done.size_bytes)
-            outcome = await self._publish_copy(request.ledger_id, done)
+            self._progress = OffloadLedgerProgress(step="publishing", turn=turn, size_bytes=uploaded.size_bytes)
+            outcome = await self._publish_copy(request.ledger_id, uploaded)
             if outcome:
-                return self._show_and_make_result(outcome, done)
+                return self._show_and_make_result(outcome, uploaded)
         message = f"ledger {request.ledger_id}: {_MAX_TURNS} uploads lost to other attempts"
         raise ApplicationError(message, type="OffloadOvertaken", non_retryable=True)
 
@@ -71,26 +71,32 @@ class OffloadLedger:
         """Return the current step."""
         return self._progress
 
-    async def _publish_copy(self, ledger_id: int, done: UploadCopyResult) -> OffloadOutcome | None:
-        if done.answer is not OffloadAnswer.BEGUN:
-            return OffloadOutcome(done.answer.value)
+    async def _publish_copy(self, ledger_id: int, uploaded: UploadCopyResult) -> OffloadOutcome | None:
+        if uploaded.answer is not OffloadAnswer.BEGUN:
+            return OffloadOutcome(uploaded.answer.value)
         publish = PublishCopyInput(
-            ledger_id=ledger_id, uuid=done.uuid, size_bytes=done.size_bytes, index_bytes=done.index_bytes
+            ledger_id=ledger_id, uuid=uploaded.uuid, size_bytes=uploaded.size_bytes, index_bytes=uploaded.index_bytes
         )
-        found = await workflow.execute_activity_method(
+        answer = await workflow.execute_activity_method(
             LedgerOffloadActivities.publish, publish, **activity_options.CATALOG
         )
-        if found is OffloadAnswer.BEGUN:
+        if answer is OffloadAnswer.BEGUN:
             return None
-        return OffloadOutcome.GONE if found is OffloadAnswer.GONE else OffloadOutcome.OFFLOADED
+        return OffloadOutcome.GONE if answer is OffloadAnswer.GONE else OffloadOutcome.OFFLOADED
 
-    def _show_and_make_result(self, outcome: OffloadOutcome, done: UploadCopyResult) -> OffloadLedgerResult:
-        self._progress = OffloadLedgerProgress(step="ended", turn=self._progress.turn, size_bytes=done.size_bytes)
+    def _show_and_make_result(self, outcome: OffloadOutcome, uploaded: UploadCopyResult) -> OffloadLedgerResult:
+        self._progress = OffloadLedgerProgress(step="ended", turn=self._progress.turn, size_bytes=uploaded.size_bytes)
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome.value])])
         if outcome is OffloadOutcome.GONE:
             workflow.set_current_details("**GONE** — the ledger was deleted")
             return OffloadLedgerResult(outcome=outcome)
-        workflow.set_current_details(f"**{outcome.value}** — {done.size_bytes:,} bytes, SHA-256 `{done.sha256}`")
+        workflow.set_current_details(
+            f"**{outcome.value}** — {uploaded.size_bytes:,} bytes, SHA-256 `{uploaded.sha256}`"
+        )
         return OffloadLedgerResult(
-            outcome=outcome, uuid=done.uuid, entries=done.entries, size_bytes=done.size_bytes, sha256=done.sha256
+            outcome=outcome,
+            uuid=uploaded.uuid,
+            entries=uploaded.entries,
+            size_bytes=uploaded.size_bytes,
+            sha256=uploaded.sha256,
         )

@@ -266,7 +266,6 @@ def _size_of_ask(ask: OffloadAsk) -> int:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return type and message of the innermost cause."""
     cause = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

@@ -84,13 +84,15 @@ class ApplyOrphans:
                     await workflow.wait_condition(lambda: not self._progress.paused)
                 await self._apply_page(begun)
                 await self._continue_as_new_if_long()
-        done = begun.done
-        if done is None:
+        counts = begun.done
+        if counts is None:
             self._set_step("concluding")
             plan = PlanStepInput(run_id=request.run_id)
-            done = await workflow.execute_activity_method(ApplyOrphansActivities.conclude_apply, plan, **_PAGE_OPTIONS)
+            counts = await workflow.execute_activity_method(
+                ApplyOrphansActivities.conclude_apply, plan, **_PAGE_OPTIONS
+            )
         await workflow.wait_condition(workflow.all_handlers_finished)
-        return self._make_result(done)
+        return self._make_result(counts)
 
     @workflow.query
     def progress(self) -> ApplyOrphansProgress:
@@ -108,13 +110,13 @@ class ApplyOrphans:
         return self._set_progress(replace(self._progress, paused=False))
 
     @workflow.update
-    def set_rate(self, wanted: SetRateInput) -> ApplyOrphansProgress:
+    def set_rate(self, request: SetRateInput) -> ApplyOrphansProgress:
         """Limit the rate of deletions from the next page on."""
-        return self._set_progress(replace(self._progress, rate=wanted.objects_per_s))
+        return self._set_progress(replace(self._progress, rate=request.objects_per_s))
 
     @set_rate.validator
-    def check_rate(self, wanted: SetRateInput) -> None:
-        require_rate(wanted)
+    def check_rate(self, request: SetRateInput) -> None:
+        require_rate(request)
 
     def _set_progress(self, progress: ApplyOrphansProgress) -> ApplyOrphansProgress:
         self._progress = progress
@@ -196,9 +198,9 @@ class ApplyOrphans:
             await self._continue_as_new_if_long()  # that batch may be paused; filing the page again changes nothing
         await batches.await_certificate(started, None)
 
-    def _make_result(self, done: ApplyCounts) -> ApplyOrphansResult:
-        outcome = "FAILED_IN_PART" if done.failed else "APPLIED"
+    def _make_result(self, counts: ApplyCounts) -> ApplyOrphansResult:
+        outcome = "FAILED_IN_PART" if counts.failed else "APPLIED"
         workflow.upsert_search_attributes([search_attributes.OUTCOME.value_set([outcome])])
-        self._progress = replace(self._progress, counts=done)
+        self._progress = replace(self._progress, counts=counts)
         self._set_step("ended")
-        return ApplyOrphansResult(run_id=self._request.run_id, done=done)
+        return ApplyOrphansResult(run_id=self._request.run_id, done=counts)

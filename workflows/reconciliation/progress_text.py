@@ -40,15 +40,15 @@ def refusal_by_guard(error: ActivityError) -> GuardRefusal | None:
 def add_page_counts(progress: ApplyOrphansProgress, counts: ApplyCounts) -> ApplyOrphansProgress:
     total = add_apply_counts(progress.counts, counts)
     applied, skipped = sum(total.applied.values()), sum(total.skipped.values())
-    done = applied + skipped + total.failed
+    findings_with_fate = applied + skipped + total.failed
     return replace(
         progress,
         pages_done=progress.pages_done + 1,
         outcomes={"applied": applied, "skipped": skipped, "failed": total.failed},
         objects=total.objects,
         size_bytes=total.size_bytes,
-        done=done,
-        left=max(0, progress.intents - done),
+        done=findings_with_fate,
+        left=max(0, progress.intents - findings_with_fate),
         counts=total,
     )
 

@@ -110,10 +110,12 @@ class ReconcileOrphans:
 
     async def _run_bulk_job(self, job: str) -> None:
         self._set_step(job)
-        bulk = BulkJobInput(run_id=self._run_id, job=job, master=self._request.master)
+        job_input = BulkJobInput(run_id=self._run_id, job=job, master=self._request.master)
         config = activity_options.bulk_job_options(self._request.queue)
-        done: BulkJobResult = await workflow.execute_activity_method(PlanOrphansActivities.run_bulk, bulk, **config)
-        counts = {**self._progress.counts, job: done.counts}
+        job_result: BulkJobResult = await workflow.execute_activity_method(
+            PlanOrphansActivities.run_bulk, job_input, **config
+        )
+        counts = {**self._progress.counts, job: job_result.counts}
         self._progress = ReconcileOrphansProgress(run_id=self._run_id, step=job, counts=counts)
 
     def _set_step(self, step: str, findings: str = "") -> None:

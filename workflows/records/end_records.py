@@ -78,7 +78,6 @@ class EndRecords:
         return self._result
 
     async def _begin_ending(self) -> bool:
-        """Check the request once. Return whether the job may continue."""
         request = self._request
         if request.now_us:
             return True
@@ -100,7 +99,6 @@ class EndRecords:
         return True
 
     async def _end_page(self, place: SelectionPosition) -> EndRecordsPageResult | None:
-        """Return the result of a page, or `None` if the job stops here."""
         request = self._request
         page_input = EndRecordsPageInput(
             function=request.function,

@@ -93,7 +93,6 @@ class FlushRecords:
             )
 
     async def _run_flush(self) -> FlushedRecords | None:
-        """Run one activity. Return its counts, or `None` if it was refused."""
         self._is_woken = False
         request = self._request
         watch_s = 0.0 if request.once else request.watch_s

@@ -23,7 +23,6 @@ R = TypeVar("R")
 
 
 def flush_activity_options(queue: str, watch_s: float) -> workflow.ActivityConfig:
-    """Return the options of an activity that looks for changes for `watch_s` seconds."""
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(minutes=30, seconds=watch_s),  # an older flush stores no manifest
@@ -33,7 +32,6 @@ def flush_activity_options(queue: str, watch_s: float) -> workflow.ActivityConfi
 
 
 def block_pass_options(queue: str) -> workflow.ActivityConfig:
-    """Return the options of an activity that passes over all blocks."""
     return workflow.ActivityConfig(
         task_queue=queue or None,
         start_to_close_timeout=timedelta(hours=24),  # enough for 86,000 blocks at one block a second
@@ -45,7 +43,7 @@ def block_pass_options(queue: str) -> workflow.ActivityConfig:
 
 
 async def run_as_only_child(job: JobDefinition[Q, R], request: Q, *, summary: str) -> R | None:
-    """Run the job under its only id, and return its result. Return `None` if it runs already."""
+    """Run the job under its only id, and return its result, or `None` if it runs already."""
     try:
         result: R = await workflow.execute_child_workflow(
             job.name,
