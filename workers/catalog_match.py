@@ -1,7 +1,7 @@
 """Checks that buckets and the Temporal namespace belong to the catalog.
 
-A paused schedule marks the catalog of a Temporal namespace. Its memo has the catalog's id. One atomic call creates it.
-Any client may create it, even in Temporal Cloud, where clients cannot change the namespace itself.
+A paused schedule marks the catalog of a namespace, because clients cannot change the namespace itself in Temporal
+Cloud. The schedule's memo has the catalog's id.
 """
 
 import logging
@@ -79,7 +79,6 @@ def _make_mark_schedule(catalog_id: str) -> Schedule:
 
 
 def list_configured_buckets(settings: Settings) -> tuple[tuple[BucketRole, str], ...]:
-    """Return role and name of each bucket in the settings."""
     return (
         (BucketRole.PRIMARY, settings.primary_bucket),
         (BucketRole.TIERED, settings.tiered_bucket),

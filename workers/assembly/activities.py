@@ -35,8 +35,6 @@ from workers.assembly.log_store import LogStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLogActivities:
-    """Activities on the record log."""
-
     flushing: FlushRecordsActivities
     defragmentation: DefragmentRecordsActivities
     raiding: RaidTombstonesActivities
@@ -46,8 +44,6 @@ class RecordLogActivities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerActivities:
-    """All activities that a worker hosts."""
-
     deletion: LedgerDeletionActivities
     upkeep: DeletionUpkeepActivities
     topics: TopicDeletionActivities
@@ -99,7 +95,6 @@ class WorkerActivities:
         ]
 
     def all(self) -> Sequence[Callable[..., Any]]:
-        """Return all activities of all fields."""
         record_hosts = [getattr(self.records, field.name) for field in fields(self.records)]
         hosts = [*(getattr(self, field.name) for field in fields(self) if field.name != "records"), *record_hosts]
         return [
@@ -197,7 +192,6 @@ def _create_record_activities(log: LogStore) -> RecordLogActivities:
 
 
 def create_apply_preview(log: LogStore) -> ApplyPreview:
-    """Create the preview of applies."""
     catalog = log.catalog
     return ApplyPreview(
         reconciliation=catalog.reconciliation, identities=catalog.identities, stored=_create_stored_orphans(log)

@@ -1,7 +1,4 @@
-"""Buckets of the settings. Each bucket is compared with the catalog before its first use.
-
-This module imports no service of the log, so that commands that use only buckets start fast.
-"""
+"""Buckets of the settings. Each bucket is compared with the catalog before its first use."""
 
 from collections.abc import Callable
 from functools import cache, partial

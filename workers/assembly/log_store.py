@@ -55,8 +55,6 @@ class LogStorePolicies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogStoreBuckets:
-    """Buckets of a log store."""
-
     primary: OwnedStore
     tiered: Buckets
     records: OwnedStore
@@ -66,8 +64,6 @@ class LogStoreBuckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBucketServices:
-    """Services of index buckets."""
-
     snapshots: BucketSnapshots
     sealer: Sealer
     merger: Merger

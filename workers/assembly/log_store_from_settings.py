@@ -82,7 +82,6 @@ def make_store_clock(settings: Settings) -> Callable[[], int]:
 
 
 def roll_policy_from_settings(settings: Settings) -> RollPolicy:
-    """Return the limits at which a ledger is closed and the next one begins."""
     return RollPolicy(
         max_entries=settings.ledger_max_entries,
         max_size_bytes=settings.ledger_max_bytes,
@@ -141,7 +140,6 @@ def open_bulk_jobs(settings: Settings) -> Iterator[BulkJobs]:
 
 
 def executor_store_address(settings: Settings, role: BucketRole, bucket: str) -> "BucketAddress":
-    """Return the address by which executors reach a bucket of the configured store."""
     from spark.sources.store_addresses import BucketAddress  # noqa: PLC0415 - start-up time
 
     keys = settings.s3_access_key.get_secret_value(), settings.s3_secret_key.get_secret_value()
@@ -149,7 +147,6 @@ def executor_store_address(settings: Settings, role: BucketRole, bucket: str) ->
 
 
 def executor_addresses(settings: Settings) -> "CatalogAddresses":
-    """Return the addresses of the database and the buckets for executors."""
     from spark.sources.store_addresses import CatalogAddresses  # noqa: PLC0415 - start-up time
 
     return CatalogAddresses(

@@ -1,7 +1,4 @@
-"""Databases that are filled from the record log: a rebuilt catalog, and a replica database.
-
-The catalog is lost or in another database. Its id comes from the marker of the records bucket.
-"""
+"""Parts of the commands that fill a rebuilt catalog or a replica database from the record log."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +30,6 @@ from workers.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildCommandParts:
-    """Parts of a command that rebuilds a catalog."""
-
     catalog_id: str
     start: ColdStart
     database: RebuildDatabase
@@ -116,8 +111,6 @@ def _remember_first_result(open_loaded: Callable[[], LoadedCatalog]) -> Callable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowCommandParts:
-    """Parts of a command that follows the record log."""
-
     catalog_id: str
     replica: str  # prefix of the replica's names
     activities: FollowRecordsActivities

@@ -29,7 +29,6 @@ class ImportedRecordFunctions:
         return dict(_import_record_function(reference) for reference in filter(None, self._references.split(",")))
 
     def load(self) -> None:
-        """Import all functions."""
         _ = self._functions
 
     def find_function(self, name: str) -> RecordFunction:
@@ -66,8 +65,6 @@ class RecordLogPolicies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLogServices:
-    """Services that write, rewrite and copy the record log."""
-
     log: RecordLog
     flusher: Flusher
     defragmenter: Defragmenter

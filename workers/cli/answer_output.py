@@ -1,7 +1,6 @@
 """Answers of commands: one JSON document on stdout, or Rich tables for people. Everything else goes to stderr.
 
-An answer is written when all its rows are known. So an error half way is one JSON document, too, and the columns of a
-table fit all rows.
+An answer is written when all its rows are known. An error half way is therefore one JSON document, too.
 """
 
 import json
@@ -62,8 +61,6 @@ class SpooledRows:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedRows:
-    """Spooled rows that are converted while they are read."""
-
     rows: SpooledRows
     convert: Callable[[dict[str, Any]], Row]
 
@@ -232,7 +229,6 @@ def print_note(message: str, *, heading: str = "") -> None:
 
 
 def print_trace_note(trace_id: str | None) -> None:
-    """Write a note with the command that shows the spans of a failure."""
     if trace_id is not None:
         print_note(f"see it: sexton trace {trace_id}")
 

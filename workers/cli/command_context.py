@@ -42,8 +42,6 @@ def _import_on_call(module: str, name: str) -> Callable[..., Any]:
 
 
 class CommandTraceSpan:
-    """Span of a command. The creator ends the span."""
-
     def __init__(self, span: "Span") -> None:
         self._span = span
 
@@ -209,7 +207,6 @@ class CommandContext:
         return self.catalog.topics.get(TopicName.parse_existing(name).encoded)
 
     def run_with_client(self, use_client: Callable[["Sexton"], Awaitable[_Result]]) -> _Result:
-        """Connect to Temporal and run a coroutine with the client."""
         self.settings.require_address("temporal_address")
         self._open_span()
 

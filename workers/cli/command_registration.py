@@ -37,8 +37,6 @@ _SHELL_WORD = re.compile(r"(?:'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 
 @dataclass(slots=True)
 class GlobalOptions:
-    """Options that the user may give at any level of the command line."""
-
     services: CommandServices = field(default_factory=CommandServices)
     as_json: bool = False
     home: str | None = None

@@ -21,8 +21,6 @@ _SPELLINGS_ATTRIBUTE = "sexton_field_by_spelling"
 
 
 class ExitCode(IntEnum):
-    """Exit code of the process."""
-
     DONE = 0
     FAILED = 1  # every error without a code in `_CODE_BY_CLASS`
     USAGE = 2  # invalid usage or invalid input
@@ -52,8 +50,6 @@ _PARTIAL_FAILURES = frozenset({"DEAD_LETTERED", "STILL_IN_USE", "INVALID", "META
 
 @dataclass(frozen=True, slots=True)
 class CommandFailure:
-    """Error in the form in which the command line prints it."""
-
     code: ExitCode
     type: str  # name of the error's class, even if another process raised it
     message: str
@@ -80,7 +76,6 @@ def _iterate_subclasses(root: type[SextonError]) -> Iterator[type[SextonError]]:
 
 
 def get_exit_code(kind: type[BaseException]) -> ExitCode:
-    """Return the exit code of an error class."""
     return next((code for base, code in _CODE_BY_CLASS if issubclass(kind, base)), ExitCode.FAILED)
 
 

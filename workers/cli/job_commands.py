@@ -1,8 +1,4 @@
-"""Commands that start a job. They answer with the started run, or with the job's result and its failures.
-
-The number of failed copies is unbounded, so a job's result does not have them. They are read from the catalog after the
-job.
-"""
+"""Commands that start a job. They answer with the started run, or with the job's result and its failures."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -57,8 +53,6 @@ async def wait_with_progress(client: "Sexton", handle: Any, activity: str) -> An
 
 @dataclass(frozen=True, slots=True)
 class CommandLineJob(Generic[Result]):
-    """Job that a command starts."""
-
     start: "Callable[[Sexton], Awaitable[WorkflowHandle[Any, Result]]]"  # starts or joins the job
     activity: str  # text for people while they wait
     answer: Callable[[str, Result], Answer]  # takes the workflow's id and its result

@@ -18,8 +18,6 @@ _TERMINALS_WITHOUT_BARS = {"dumb", "unknown"}  # Rich draws nothing in these bef
 
 
 class ProgressBar:
-    """Progress bar on a terminal with a description of the current work."""
-
     def __init__(self, text: str) -> None:
         self._text = text
         self._done = 0

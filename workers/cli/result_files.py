@@ -1,7 +1,6 @@
-"""Files for the results of commands.
+"""Files for the results of commands. A failed write leaves the file as it was.
 
-A failed write leaves the file as it was. A link stays; the file behind the link is replaced and keeps its mode. A FIFO
-or a character device such as `/dev/stdout` is written to directly, as by a shell's `>`.
+The file behind a link is replaced and keeps its mode. A FIFO or a character device is written to directly.
 """
 
 import os

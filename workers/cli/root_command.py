@@ -1,7 +1,4 @@
-"""Root of the command line. It imports the module of the command that runs, and prepares the process.
-
-`--help` and `--version` import no module of a command, so `COMMANDS` repeats the one-line descriptions.
-"""
+"""Root of the command line. It imports the module of the command that runs, and prepares the process."""
 
 import codecs
 import gc
@@ -23,8 +20,6 @@ from workers.cli.command_registration import ErrorReportingGroup, HomeFlag, Json
 
 @dataclass(frozen=True, slots=True)
 class LazyCommandEntry:
-    """Command of the root, and its module in `workers.cli`."""
-
     about: str  # one line
     module: str
     group: str = ""  # group of the command in that module; "": the command is itself a group
@@ -109,7 +104,6 @@ def import_command(name: str) -> Any:  # noqa: ANN401 - Typer does not export th
 
 
 def import_group(module: str, group: str) -> Any:  # noqa: ANN401
-    """Import a module, and return the parser's group."""
     return get_command(getattr(import_module(f"workers.cli.{module}"), group))
 
 
@@ -165,7 +159,6 @@ _GC_THRESHOLD = 50_000  # allocations between collections; with Python's default
 
 
 def main() -> None:
-    """Run the command line and end the process with its exit code."""
     _make_closed_streams_fail()
     if codecs.lookup(sys.getfilesystemencoding()).name == "ascii" and os.environ.get("PYTHONUTF8") != "1":
         # Names and paths may have any letter, so restart in UTF-8.
@@ -198,8 +191,7 @@ def _make_closed_streams_fail() -> None:
 def _flush_and_exit(code: int) -> NoReturn:
     """Flush output and end the process without finalizing the interpreter.
 
-    Temporal's threads release Python objects a moment after their last answer. A finalization at that moment aborts the
-    process ("PyGILState_Release", exit code 134). It would also write failed output again.
+    At a finalization, threads of Temporal's core may abort the process ("PyGILState_Release", exit code 134).
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):

@@ -45,7 +45,6 @@ def check_names(param: typer.CallbackParam, names: list[str] | None) -> list[str
 
 
 def check_worker_id_option(param: typer.CallbackParam, worker_id: str | None) -> str | None:
-    """Return the id if it is a valid worker id."""
     from logstore.ownership import check_worker_id  # noqa: PLC0415 - start-up time
 
     try:
@@ -55,7 +54,6 @@ def check_worker_id_option(param: typer.CallbackParam, worker_id: str | None) ->
 
 
 def check_transaction(txn: str | None) -> str | None:
-    """Return the id if it is a valid transaction id."""
     from logstore.transactions.transaction_ids_and_states import TransactionId  # noqa: PLC0415 - start-up time
 
     return None if txn is None else str(TransactionId.parse(txn))

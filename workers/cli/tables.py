@@ -1,7 +1,4 @@
-"""Tables for people, as wide as the terminal or, with `--wide`, as wide as their content.
-
-If space is short, a name loses its middle, and a sentence continues on further lines. Numbers are cut last.
-"""
+"""Tables for people, as wide as the terminal or, with `--wide`, as wide as their content."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +29,6 @@ Row = Mapping[str, object]
 
 
 class RereadableRows(Protocol):
-    """Iterable of rows that can be read several times."""
-
     def __iter__(self) -> Iterator[Row]: ...
 
 
@@ -50,8 +45,6 @@ class _Cell(NamedTuple):
 
 @dataclass(slots=True)
 class _Column:
-    """Column whose properties hold for all added values."""
-
     name: str
     width: int = 0
     has_commas: bool = False  # whether all numbers get commas, because one of them has commas
@@ -194,7 +187,6 @@ def _draw_fitting_row(cells: Sequence[_Cell], columns: Sequence[_Column]) -> Tex
 
 
 def _fit_cell(cell: _Cell, width: int) -> list[Text]:
-    """Return the lines of a cell. A long name loses its middle."""
     text = Text(*cell)
     if cell.width <= width:
         return [text]

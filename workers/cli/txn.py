@@ -198,8 +198,6 @@ def build_transaction_snapshots(
 
 
 def make_transaction_document(transaction: "StoredTransaction") -> dict[str, Any]:
-    """Return the JSON document of a transaction with its participants."""
-
     def format_time(moment_us: int | None) -> str | None:
         return None if moment_us is None else format_time_us(moment_us)
 

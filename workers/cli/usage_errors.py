@@ -24,8 +24,6 @@ class UsageError(InvalidInput):
 
 
 class _UnquotedWord(str):
-    """Word that an error shows without quotes."""
-
     __slots__ = ()
     __repr__ = str.__str__
 

@@ -25,8 +25,6 @@ workflow = create_command_group("workflow", "Jobs in Temporal.")
 
 
 class ExecutionStatus(StrEnum):
-    """Execution states, by Temporal's names."""
-
     RUNNING = "Running"
     COMPLETED = "Completed"
     FAILED = "Failed"
@@ -37,8 +35,6 @@ class ExecutionStatus(StrEnum):
 
 
 class WorkflowType(StrEnum):
-    """Types of jobs, by their names in Temporal."""
-
     TRIM_TOPIC = "trim-topic"
     TRIM_TOPICS = "trim-topics"
     DELETE_TOPIC = "delete-topic"

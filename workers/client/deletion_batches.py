@@ -44,10 +44,7 @@ _PROGRESS_CLASS_BY_TYPE: Final[dict[str, type[BatchProgress]]] = {
 class DeletionBatchControl:
     """Running batches of a namespace, addressed by workflow id. An `apply-orphans` workflow counts as a batch.
 
-    Args:
-        client: Client of the namespace.
-        release: Releases a paused batch that has no workflow, and returns its progress. Takes a batch id. Returns
-            `None` for any other batch.
+    `release` takes a batch id, releases a paused batch that has no workflow, and returns its progress or `None`.
 
     Every method may raise:
         UnknownObject: The workflow does not exist.

@@ -1,7 +1,4 @@
-"""Failure converters that shorten failures, so that the Temporal server keeps the message.
-
-The server stores at most 4 KiB of the last failure of a retried activity. It replaces a longer failure by
-"Failure exceeds size limit.", which hides the cause. Python and Java stack traces often exceed the limit.
+"""Failure converters that shorten failures, because the Temporal server replaces failures above 4 KiB.
 
 Source: `limit.mutableStateActivityFailureSize.error` in Temporal's dynamic configuration.
 """

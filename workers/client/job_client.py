@@ -90,7 +90,6 @@ async def _require_workflow_type(client: Client, workflow_id: str, name: str) ->
 
 
 def topic_search_attribute(topic: Topic) -> SearchAttributePair[Any]:
-    """Return the search attribute by which the topic's jobs are found."""
     return SearchAttributePair(search_attributes.TOPIC, topic.name)
 
 

@@ -1,11 +1,7 @@
 """Encryption of the workflow payloads that Temporal stores: inputs, results, errors and summaries.
 
-A key file turns encryption on. AES-256-GCM encrypts a whole payload under the first key of the file. A random nonce
-precedes the ciphertext. The key's name is stored beside the payload and authenticated with it.
-
-Unencrypted payloads pass through, so older histories stay readable. A payload that cannot be decrypted fails the step,
-and Temporal offers the step to another worker. Temporal sends workflow workers payloads that no code reads, so these
-workers decode with `DeferredErrorCodec`.
+AES-256-GCM encrypts a whole payload under the first key of the file. A random nonce precedes the ciphertext. The key's
+name is stored beside the payload and authenticated with it. Unencrypted payloads pass through.
 
 Source: NIST SP 800-38D; Temporal, "Codec Server" and "Failure Converter".
 """
@@ -45,8 +41,7 @@ _FILE_FORMAT: Final = "lines of a key's name and 32 bytes in base64, each name o
 def read_payload_keys(path: str) -> Mapping[str, bytes]:
     """Return the keys by name, in the order of the file. The result is empty if `path` is empty.
 
-    A line has a key's name and 32 bytes in base64. Empty lines and lines that begin with `#` are skipped. The first
-    key encrypts and every key decrypts. So a key can be replaced while all workflow payloads stay readable.
+    A line has a key's name and 32 bytes in base64. The first key encrypts and every key decrypts.
 
     Raises:
         InvalidInput: The file cannot be read, has no key, or has an invalid line. The error does not show the line.
@@ -100,7 +95,6 @@ class EncryptingCodec(PayloadCodec):
         return self.decrypt(payloads)
 
     def decrypt(self, payloads: Sequence[Payload]) -> list[Payload]:
-        """Decrypt the encrypted payloads, and return all payloads in order."""
         return [self._decrypt(payload) if is_encrypted(payload) else payload for payload in payloads]
 
     def _encrypt(self, payload: Payload) -> Payload:
@@ -177,14 +171,11 @@ def _refuse_unreadable_payloads(message: Message) -> None:
 
 
 def unreadable_payload_error(mark: Payload) -> InvalidInput:
-    """Return the error that a mark of `DeferredErrorCodec` represents."""
     expected, found = (mark.metadata[name].decode() for name in (_EXPECTED, _FOUND))
     return InvalidInput(PAYLOAD_KEY_FILE, expected=expected, found=found)
 
 
 class _UnreadablePayloadConverter(EncodingPayloadConverter):
-    """Converter that raises the error of a mark when an activity reads the mark."""
-
     @property
     def encoding(self) -> str:
         return _UNREADABLE.decode()
@@ -205,7 +196,6 @@ def _make_cipher(key: bytes) -> "AESGCM":
 
 
 def is_encrypted(payload: Payload) -> bool:
-    """Return whether the payload is encrypted."""
     return payload.metadata.get("encoding") == ENCODING
 
 

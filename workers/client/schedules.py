@@ -1,8 +1,4 @@
-"""Recurring jobs as Temporal schedules.
-
-A schedule skips a run while the previous run is running. After an outage of Temporal it makes up for at most one missed
-run. That is enough, because each run reads its open work from SQL.
-"""
+"""Recurring jobs as Temporal schedules. After an outage of Temporal, a schedule makes up for at most one missed run."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -68,8 +64,6 @@ _MIN_CATCHUP_WINDOW: Final = timedelta(seconds=10)  # the server's minimum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurringJob:
-    """Job that runs on a schedule."""
-
     schedule_id: str
     job: JobDefinition[Any, Any]
     request: JobInput
@@ -80,16 +74,12 @@ class RecurringJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleChange:
-    """Change of one schedule."""
-
     schedule_id: str
     change: str  # created, updated or unchanged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSummary:
-    """Schedule in the namespace."""
-
     schedule_id: str
     workflow: str
     interval_s: int
@@ -138,7 +128,6 @@ async def apply_schedules(client: Client, settings: Settings, policy: DeletionPo
 
 
 async def list_schedules(client: Client) -> list[ScheduleSummary]:
-    """Return Sexton's schedules in the namespace."""
     return [_summary_from_description(description) for description in await describe_schedules(client)]
 
 

@@ -1,7 +1,6 @@
 """Stuck runs of Sexton's schedules, and the restart of a schedule.
 
-A stuck run blocks its schedule, because a schedule skips a run while the previous run is running. Runs of two schedules
-only restart endless jobs: `flush-records` and the transaction coordinators. These jobs are checked, too.
+A stuck run blocks its schedule. Endless jobs that such runs restart (`flush-records`, coordinators) are checked, too.
 """
 
 import asyncio
@@ -56,8 +55,6 @@ class ScheduledOrEndlessRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StuckRun:
-    """Scheduled run that makes no progress, with the reason."""
-
     schedule_id: str
     workflow_id: str
     run_id: str

@@ -1,9 +1,7 @@
-"""Workers that poll a task queue at this moment.
+"""Workers that poll a task queue now, or that have no free slot and therefore do not poll.
 
 Temporal lists a poller for five minutes after its last poll. A worker polls and reports at least once a minute, and
-reports its shutdown. So a worker is gone if it reported a shutdown after its last poll, or if its last poll is too old.
-A worker without a free slot does not poll. A bulk job may take its only slot for hours. Such a worker still reports
-each minute, and counts as a poller.
+reports its shutdown. A worker is gone if it reported a shutdown after its last poll, or if its last poll is too old.
 
 Source: Temporal's API: `DescribeTaskQueue`, `ListWorkers`, `DescribeWorker`.
 """

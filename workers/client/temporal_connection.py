@@ -64,8 +64,6 @@ async def connect_client(
 
 
 def run_with_client(settings: Settings, action: Callable[[Client], Awaitable[V]]) -> V:
-    """Run `action` with a new client in a new event loop, and return its result."""
-
     async def connect_and_run() -> V:
         return await action(await connect_client(settings))
 

@@ -57,11 +57,7 @@ _PAUSE_RANGE_S: Final = (0.002, 0.05)  # between two queries of transaction stat
 class TransactionClient:
     """Transactions of one program in one event loop. The catalog decides a transaction at once, without a job.
 
-    Args:
-        log: Log that the program writes to.
-        coordinators: Number of coordinators. New transactions go to them in turn.
-        wake: Starts a coordinator's workflow, or signals the running one.
-
+    New transactions go to the `coordinators` in turn. `wake` starts or signals a coordinator's workflow.
     Every method may raise `StoreUnavailable` and `CatalogBusy` if the catalog does not answer.
     """
 
@@ -216,8 +212,6 @@ class TransactionClient:
 
 
 class TransactionJobClient(JobClient):
-    """Client of coordinators and of broadcasts."""
-
     def transactions(self, log: "LogStore") -> TransactionClient:
         return TransactionClient(log, self._settings.transaction_coordinators, self.wake_coordinator)
 

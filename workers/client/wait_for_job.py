@@ -1,8 +1,4 @@
-"""Waiting for a job, with messages that explain why the job does not move and what to do.
-
-A job waits silently and forever if no worker serves it, if its task keeps failing, or if it is paused. A command that
-waits here reports the reason within seconds.
-"""
+"""Waiting for a job, with messages that explain within seconds why the job does not move and what to do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -82,8 +78,6 @@ class JobStopped(SextonError):
 
 @dataclass(frozen=True, slots=True)
 class _JobSnapshot:
-    """State of a job at one moment."""
-
     id: str
     workflow_type: str
     queue: str
@@ -269,7 +263,6 @@ async def _fetch_newest_events(client: Client, run: WorkflowExecution) -> Sequen
 
 
 def format_innermost_failure(failure: Failure) -> str:
-    """Return the type and message of the innermost cause."""
     while failure.HasField("cause"):
         failure = failure.cause
     failure_type = failure.application_failure_info.type

@@ -16,8 +16,6 @@ from workflows import search_attributes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowSummary:
-    """Job in Temporal's visibility store."""
-
     workflow_id: str
     run_id: str
     type: str
@@ -94,7 +92,6 @@ def _summary_from_execution(execution: WorkflowExecution) -> WorkflowSummary:
 
 
 async def find_missing_search_attributes(client: Client) -> dict[str, "IndexedValueType.ValueType"]:
-    """Return name and type of each search attribute that the namespace lacks."""
     request = ListSearchAttributesRequest(namespace=client.namespace)
     present = (await client.operator_service.list_search_attributes(request, retry=True)).custom_attributes
     return {

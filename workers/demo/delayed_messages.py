@@ -39,8 +39,6 @@ _MAX_ENTRIES_PER_RECEIVE: Final = 100
 
 @dataclass(slots=True)
 class DeliveryRecord:
-    """Deliveries of one topic."""
-
     topic: Topic
     received: list[tuple[Position, int]] = field(default_factory=list)  # position, and time in milliseconds since 1970
     ended_ms: int = 0  # end of the last consumer

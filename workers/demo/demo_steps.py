@@ -64,8 +64,6 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CatalogAtWorkerDeath:
-    """State of the catalog when the first worker died."""
-
     finished: int  # number of deletions
     unfinished: int
     fences: FenceByBundle

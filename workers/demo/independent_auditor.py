@@ -27,8 +27,6 @@ class BucketContents:
 
 
 class IndependentAuditor:
-    """Reader of the buckets and the catalog of a stack."""
-
     def __init__(self, settings: Settings) -> None:
         self._bucket, self._tiered = settings.primary_bucket, settings.tiered_bucket
         self._path = unquote(settings.database_url.removeprefix("sqlite:///"))

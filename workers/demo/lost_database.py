@@ -1,7 +1,6 @@
 """Promise 5: durable deletes survive the loss of the database.
 
-The demo deletes some ledgers durably and some without tombstones. Then it removes the catalog's file while a writer
-appends. The rebuilt catalog must have every entry whose append succeeded, even an entry that is in no flush.
+The rebuilt catalog must have every entry whose append succeeded, even an entry that is in no flush.
 """
 
 import json
@@ -39,8 +38,6 @@ EntryPosition = tuple[int, int]
 
 @dataclass(slots=True)
 class LostDatabaseEvidence:
-    """Entries and ledgers before the loss, and the result of the rebuild."""
-
     topic: Topic
     answered_payloads: dict[EntryPosition, bytes] = field(default_factory=dict)  # of appends that succeeded
     durably_deleted: list[LedgerId] = field(default_factory=list)

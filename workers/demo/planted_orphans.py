@@ -21,16 +21,12 @@ _CLOCK_RESOLUTION_S: Final = 1.1  # the store rounds times to seconds, and an or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedOrphans:
-    """Keys of planted orphans in the primary and in the tiered bucket."""
-
     primary: frozenset[str]
     tiered: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAndApplyOutcome:
-    """Results of a plan and its apply."""
-
     found: dict[str, int]
     applied: dict[str, int]
     failed: int

@@ -40,8 +40,6 @@ class PromiseResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """Result of the demo."""
-
     promises: Sequence[PromiseResult]
     orphans: PromiseResult
     damage: PromiseResult  # flipped bits

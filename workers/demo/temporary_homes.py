@@ -25,7 +25,6 @@ _RETRY_PAUSE_S: Final = 0.25  # time for a full or slow disk, or for a process t
 
 
 def make_home() -> Path:
-    """Create an empty folder among the temporary files."""
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 

@@ -1,7 +1,4 @@
-"""Entries that the demo writes and acknowledges, and the ledgers that must be deleted or stay as a result.
-
-The expectations are computed from the written entries, without the code that the demo checks.
-"""
+"""Topics that the demo writes and acknowledges, and the ledgers that must then be deleted or stay."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,8 +25,6 @@ _PLANS: tuple[tuple[str, AcknowledgementPlan], ...] = (
 
 @dataclass(slots=True)
 class WrittenTopic:
-    """Topic of the demo: its ledgers in order, with their message payloads."""
-
     topic: Topic
     kind: str
     payloads: dict[LedgerId, list[bytes]] = field(default_factory=dict)

@@ -27,7 +27,6 @@ _log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def run_in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run an endless coroutine while the block runs."""
     task = asyncio.create_task(coroutine)
     try:
         yield
@@ -59,11 +58,7 @@ async def write_due_buffer_snapshots(
 ) -> None:
     """Write due snapshots of transaction buffers until cancelled. Log an outage of the catalog once.
 
-    Each worker writes snapshots of topics that no other worker has taken. If a worker dies, its topics become due
-    again. Transaction coordinators do not write snapshots, because they would have to stay awake for it.
-
-    `write_due_snapshots` writes a page of snapshots and returns the number of due snapshots. `interval_s` is the pause
-    after a page without due snapshots.
+    `write_due` writes a page of snapshots and returns the number of due snapshots.
     """
     has_logged = False
     while True:
@@ -102,11 +97,7 @@ async def release_rebuild_pins_repeatedly(
 
 
 async def release_pins_of_closed_rebuilds(client: Client, start: ColdStart) -> None:
-    """End the pins of rebuilds whose workflow is closed.
-
-    Nothing else ends the pin of a workflow that is terminated while no command serves it. If Temporal does not know the
-    workflow, the pin stays: the namespace may be lost, or a command may be about to start the workflow. A run that
-    starts meanwhile pins its manifest again before it reads the manifest.
+    """End the pins of rebuilds whose workflow is closed. If Temporal does not know the workflow, the pin stays.
 
     Raises:
         RPCError: Temporal does not answer.

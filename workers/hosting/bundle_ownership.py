@@ -93,7 +93,6 @@ def create_ownership(
 
 
 def ensemble_from_settings(settings: Settings) -> EnsembleOptions:
-    """Return ZooKeeper's addresses, credentials and TLS files from the settings."""
     scheme, _, credential = settings.zookeeper_auth.get_secret_value().partition(":")
     if settings.zookeeper_acl == "creator" and not credential:
         raise InvalidInput("zookeeper_acl", expected="anyone, because there is no zookeeper_auth", found="creator")

@@ -1,8 +1,6 @@
 """Gauges of a worker: the catalog, the record log, its replicas, certificates, and the worker's readiness.
 
-All workers report the same values of the catalog. A dashboard must show their maximum, not their sum. If a source does
-not answer, its gauges keep their last values. Before its first answer a source has no gauges, because a zero would look
-healthy.
+If a source does not answer, its gauges keep their last values. Before its first answer a source has no gauges.
 """
 
 import asyncio
@@ -50,8 +48,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GaugeSample:
-    """Value of a gauge."""
-
     name: str
     value: int
     description: str
@@ -93,7 +89,6 @@ def sample_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[GaugeSam
 
 
 def sample_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterator[GaugeSample]:
-    """Yield the gauges of unfinished transactions."""
     counts, now_us = read_counts(), time.time_ns() // 1000
     description = "Transactions that are not over, by state"
     for state in _UNFINISHED_STATES:
@@ -149,7 +144,6 @@ def sample_record_log(
     count_tombstones: Callable[[], TombstoneCounts],
     count_waiting_deletions: Callable[[], int],
 ) -> Iterator[GaugeSample]:
-    """Yield the gauges of the outbox, the newest manifest, and tombstones."""
     state, counts = read_state(), count_tombstones()
     yield GaugeSample("sexton_records_outbox", state.outbox_changes, "Changes of records that are in no block yet")
     age_s, description = _age_s(state.oldest_change_us, state.now_us), "For how long the oldest of them has waited"
@@ -166,7 +160,6 @@ def sample_record_log(
 
 
 def sample_replicas(replication: Replication) -> Iterator[GaugeSample]:
-    """Yield the number of replicas by state, and the lag of each replica."""
     if not replication.names:
         return
     replicas = replication.replica_statuses()
@@ -209,7 +202,6 @@ def make_certificate_sampler(settings: Settings) -> Callable[[], Iterator[GaugeS
 
 
 def sample_readiness(readiness: Readiness) -> Iterator[GaugeSample]:
-    """Yield the gauges of this worker's readiness, in total and by check."""
     description = "1 while the worker takes work and its services answer"
     yield GaugeSample("sexton_worker_ready", int(readiness.is_ready), description)
     description = "When the worker process began"
@@ -262,7 +254,6 @@ class PeriodicGauges:
 
 
 def make_periodic_gauges(meter: MetricMeter, log: LogStore, settings: Settings) -> PeriodicGauges:
-    """Return all gauges of a process except those of its readiness."""
     catalog, records = log.catalog, log.catalog.records
     sources: Sequence[GaugeSource] = (
         make_certificate_sampler(settings),

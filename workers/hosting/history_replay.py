@@ -33,8 +33,6 @@ _MESSAGE: Final = re.compile(r'message: "((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryReplayResult:
-    """Result of a replay."""
-
     type: str
     run_id: str
     events: int

@@ -62,8 +62,6 @@ class ActivityErrorInterceptor(Interceptor):
 
 
 class RunningActivityCounter(Interceptor):
-    """Interceptor that counts the running activities of this process."""
-
     def __init__(self) -> None:
         self.activities = 0  # changed only on the event loop
 
@@ -212,8 +210,7 @@ def _show_failure(error: ApplicationError) -> None:
 def run_failure_from_step_failure(error: ActivityError | ChildWorkflowError) -> ApplicationError:
     """Convert the failure of an activity or a child workflow to the failure of the run.
 
-    The type and the details come from the error that the activity or the child raised. After a timeout or a
-    termination, the type is the class name of Temporal's error.
+    After a timeout or a termination, the type is the class name of Temporal's error.
     """
     cause: BaseException | None = error
     source = ""

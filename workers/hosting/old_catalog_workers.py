@@ -1,7 +1,4 @@
-"""Search for workers of a catalog that is about to be rebuilt. While such a worker lives, its database may not be lost.
-
-A rebuild ends the old catalog. Changes that its workers confirm afterwards exist only in the old database.
-"""
+"""Search for live workers of a catalog that is about to be rebuilt. A rebuild ends the old catalog."""
 
 import time
 from typing import Final

@@ -1,17 +1,8 @@
 """HTTP server of a worker: probes, metrics, and read-only pages.
 
-- `/healthz` returns 200 while the process and its event loop run.
-- `/readyz` returns 200 while the worker takes work and its services answer, otherwise 503.
-- `/metrics` relays the Prometheus endpoint of Temporal's runtime.
-
-Other modules add pages to the `PageRouter`.
-
 Pages may show names of topics, so only people who may see these names may reach the address. On a loopback address, a
-request must name `localhost` or an IP address as its host. Without this rule, a web site whose name resolves to this
-machine could read pages through a visitor's browser.
-
-Each connection uses a file descriptor of the process. A connection therefore serves one request, and `ConnectionLimits`
-bounds the number and the duration of connections.
+request must name `localhost` or an IP address as its host. Otherwise a web site could read pages through a visitor's
+browser by DNS rebinding. A connection serves one request, because each connection uses a file descriptor.
 
 Source: Kubernetes, "Liveness, Readiness, and Startup Probes"; OWASP, "DNS rebinding".
 """
@@ -58,16 +49,12 @@ Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Limits of the connections of one process."""
-
     max_connections: int = 100  # above it, connections without a complete request are closed, the oldest first
     read_timeout_s: float = 10.0  # from the connection to the end of the request's head, and again for its body
     response_timeout_s: float = 60.0  # from the complete request to the end of the response
 
 
 class PageRouter:
-    """Read-only pages of one process, by path."""
-
     def __init__(self) -> None:
         self._page_by_path: dict[str, tuple[Page, Collection[str]]] = {}
 

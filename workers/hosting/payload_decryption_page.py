@@ -1,10 +1,8 @@
-"""Codec server for Temporal's Web UI: a browser asks this worker to decrypt workflow payloads.
+"""Codec server for Temporal's Web UI: a browser asks this worker to decrypt workflow payloads (`POST /codec/decode`).
 
-1. `POST /codec/decode` takes and returns workflow payloads in the format of Temporal's Web UI and command.
-2. The page is off unless `codec_origin` names the Web UI. It is served only on loopback addresses and refuses pages of
-   other origins, because everyone who can send a request can read workflow payloads.
-3. The page encrypts nothing, so nobody can start jobs through it.
-4. A thread decrypts one request at a time, so that a large request delays neither probes nor workflows.
+1. The page is off unless `codec_origin` names the Web UI. It is served only on loopback addresses and refuses other
+   origins, because everyone who can send a request can read workflow payloads.
+2. The page encrypts nothing, so nobody can start jobs through it.
 
 Source: Temporal, "Codec Server"; WHATWG Fetch, "CORS protocol".
 """

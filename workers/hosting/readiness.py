@@ -1,9 +1,7 @@
 """Readiness of a worker: it polls its queues, and the services that every job needs have answered recently.
 
-Probes are answered from memory. Each service has its own check every few seconds, so that one hanging service does not
-hide other faults. Results older than `FRESH_S` count as failed.
-
-ZooKeeper is not checked, because a worker without a session still does all work that has no owner.
+Each service has its own check, so that one hanging service does not hide other faults. ZooKeeper is not checked,
+because a worker without a session still does all work that has no owner.
 """
 
 import asyncio
@@ -43,8 +41,6 @@ _NO_CHECKS: Final[Mapping[str, AsyncCheck]] = {}
 
 
 class WorkerPhase(StrEnum):
-    """Phase of a worker process."""
-
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
@@ -52,8 +48,6 @@ class WorkerPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """Result of one check."""
-
     name: str
     ok: bool
     detail: str  # empty if `ok`

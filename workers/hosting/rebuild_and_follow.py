@@ -1,7 +1,6 @@
 """Commands that fill a database from the record log. Each command runs the worker of its own job.
 
-Other workers cannot serve these jobs: they need a catalog, and do not know the replica database. If a command is killed
-and run again, its job continues, because the workflow waits in Temporal for a worker of its task queue.
+If a command is killed and run again, its job continues, because the workflow waits for a worker of its task queue.
 """
 
 import asyncio
@@ -125,8 +124,7 @@ def rebuild_catalog(
         skip_unreadable: Skip blocks that are corrupt or missing, and name them in the result.
         max_absent_share: Largest share of ledgers without objects, 0 to 1.
         master: URL of a Spark cluster. Empty means the setting `spark_master`.
-        take_over: Start even while workers of the old catalog live. Wait until these workers know that their catalog
-            has ended.
+        take_over: Start even while workers of the old catalog live, and wait until they know that it has ended.
         say: Receives messages about waiting.
         on_progress: Receives the progress about once a second.
 
@@ -227,11 +225,9 @@ async def _choose_rebuild_id(
 async def _end_abandoned_rebuilds(
     client: Client, settings: Settings, parts: RebuildCommandParts, rebuild: str, say: Callable[[str], None]
 ) -> None:
-    """End abandoned rebuilds of older manifests into the same database.
+    """End rebuilds of older manifests into the same database that were killed before their load.
 
-    Such a rebuild was killed before its load, and a newer manifest has appeared since. It still pins its manifest, so
-    that raids wait. Its workflow waits for a worker that never starts. A rebuild that has begun its load stays, because
-    the database names it.
+    Such a rebuild still pins its manifest, so that raids wait for it.
     """
     new = RebuildId.parse(rebuild)
     make_id = partial(RebuildId.for_command, new.catalog_id, new.manifest, database_url=settings.database_url)

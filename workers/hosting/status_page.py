@@ -62,8 +62,6 @@ class TimeLimitedReader:
 
 
 class StatusReader:
-    """Reader of the content of the status page."""
-
     def __init__(
         self,
         worker_id: str,
@@ -114,7 +112,6 @@ class StatusReader:
 
 
 def add_status_pages(pages: PageRouter, document: StatusReader) -> None:
-    """Add `/status` and `/status.json`."""
     cached = CachedDocument(document.read)
 
     async def respond_json(_: web.Request) -> web.StreamResponse:

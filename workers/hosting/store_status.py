@@ -1,8 +1,4 @@
-"""State of one store for its status page: totals, and a few rows of each list.
-
-No query reads a whole table, so a store with ten million ledgers answers as fast as an empty store. The next ids are
-upper bounds for the numbers of ledgers and topics. The exact number of ledgers comes from the newest finished plan.
-"""
+"""State of one store for its status page: totals, and a few rows of each list. No query reads a whole table."""
 
 import logging
 import time

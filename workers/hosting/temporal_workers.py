@@ -84,15 +84,12 @@ _MAX_RECORD_ACTIVITIES: Final = 6
 
 
 def make_workflow_runner(client: Client, *, versioned: bool = False) -> InputCheckingRunner:
-    """Return the workflow runner for workers of the common task queue."""
     encrypts = bool(get_codec(client).first_key_name)
     return InputCheckingRunner(versioned=versioned, encrypts=encrypts, command_by_workflow=COMMAND_BY_WORKFLOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemporalWorkerSet:
-    """Common parts of the Temporal workers of one process."""
-
     client: Client
     activities: WorkerActivities
     settings: Settings

@@ -62,8 +62,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerHttpEndpoints:
-    """Metrics, probes and pages of one process."""
-
     metrics: MetricsEndpoint | None
     readiness: Readiness
     pages: PageRouter
@@ -227,14 +225,9 @@ _LOG_TIMEOUT_S: Final = 1.0
 
 
 class ForcedExitTimer:
-    """Timer that ends the process with code 1 if its drain takes too long.
+    """Timer that ends the process with code 1 if its drain takes too long. A hanging request cannot be cancelled.
 
-    After the signal the worker is unready and takes no task. Running activities continue for `drain_timeout`. Then each
-    is cancelled after its current request or transaction. A hanging request cannot be cancelled, so the process exits
-    `FORCED_EXIT_DELAY_S` later. An exit is safe at any moment, because every effect may be repeated and Temporal gives
-    the activities to other workers.
-
-    The timer also covers a worker that is still starting, and threads for which Python waits at its end.
+    An exit is safe at any moment: every effect may be repeated, and Temporal gives the activities to other workers.
     """
 
     def __init__(

@@ -83,8 +83,6 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRefusal:
-    """Reason to refuse the input of a run, a signal or an update."""
-
     field: str
     message: str
     is_recorded: bool  # an earlier build would have accepted the input
@@ -279,9 +277,9 @@ def _find_refusal(
 def _check_payloads(
     field: str, payloads: Sequence[Payload], types: Sequence[type], *, queue: str, outside: bool
 ) -> None:
-    """Refuse workflow payloads that are too few, too many, unreadable, or beyond their input_bounds.
+    """Refuse workflow payloads that are too few, too many, unreadable, or out of bounds.
 
-    Input from `outside` must have the JSON type of each field, and no unknown fields. For example, `"7"` is no number.
+    Input from `outside` must have the JSON type of each field, and no unknown fields.
     """
     if len(payloads) != len(types):
         count = f"{len(payloads)} values" if payloads else "nothing"

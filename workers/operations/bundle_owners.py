@@ -21,8 +21,6 @@ _MAX_SESSION_TIMEOUT_S: Final = 5.0  # short, because a person waits; workers us
 
 
 class OwnerSessionState(StrEnum):
-    """State of the session that created an owner's node."""
-
     ALIVE = "ALIVE"  # the session exists, and its worker is registered
     UNLISTED = "UNLISTED"  # the session exists, but its worker is not registered: it is starting or ending
     GONE = "GONE"  # the session does not exist: the node is about to vanish, or was created by hand
@@ -30,8 +28,6 @@ class OwnerSessionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerSummary:
-    """Bundle owner, as the bundle's node names it."""
-
     worker_id: str  # empty: the node cannot be read
     session: int | None  # None: ownership without ZooKeeper has no sessions
     state: OwnerSessionState | None
@@ -39,8 +35,6 @@ class OwnerSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleSummary:
-    """Bundle with its owner and its fence."""
-
     bundle: BundleId
     name: str
     owner: OwnerSummary | None
@@ -50,8 +44,6 @@ class BundleSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSummary:
-    """Worker with its load and the number of its bundles."""
-
     worker_id: str
     load: float | None  # last published load; None without ZooKeeper
     room: bool | None  # whether the worker accepts bundles now
@@ -86,7 +78,6 @@ def open_directory(settings: Settings, bundles: int, catalog_id: str) -> Iterato
 
 @contextmanager
 def open_zookeeper_session(settings: Settings) -> Iterator[ZooKeeperSession]:
-    """Open a session for reading."""
     ensemble = ensemble_from_settings(settings)
     timeout_s = min(ensemble.timeout_s, _MAX_SESSION_TIMEOUT_S)
     session = ZooKeeperSession(replace(ensemble, timeout_s=timeout_s), lambda _: None)

@@ -105,7 +105,6 @@ async def _deploy_build_and_apply_schedules(
 def stack_options_from_settings(
     settings: Settings, *, free_ports: bool = False, in_memory: bool = False
 ) -> embedded_stack.StackOptions:
-    """Return the options of the embedded stack that the settings describe."""
     configured_ports = RequestedPorts(
         temporal=settings.temporal_port,
         ui=settings.ui_port,
@@ -121,7 +120,6 @@ def stack_options_from_settings(
 
 
 def add_stack_addresses(settings: Settings, where: embedded_stack.StackAddresses) -> Settings:
-    """Return the settings with the addresses of a running embedded_stack."""
     return settings.with_changes(
         temporal_address=where.temporal,
         ui_address=where.ui,

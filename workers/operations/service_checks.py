@@ -181,7 +181,6 @@ def _check_worker_deployment(settings: Settings) -> str:
 async def list_polling_workers(
     client: Client, settings: Settings, *, dead_identities: Collection[str] = ()
 ) -> set[str]:
-    """Return the identities of the workers that poll the task queue now."""
     kind = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
     pollers = await list_live_pollers(client, settings.task_queue, kind, dead_identities=dead_identities)
     return {poller.identity for poller in pollers}

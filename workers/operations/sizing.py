@@ -135,9 +135,7 @@ def estimate_deletion_requests(
 ) -> DeletionRequestEstimate:
     """Estimate the requests for a batch of ledgers with `segments` segments each.
 
-    Each ledger needs one LIST, or two if its chunk has no other ledger. Savings by shared LISTs are not counted. The
-    keys of a chunk are deleted in pages: first the segments, then `meta.json`. After each of these steps a sample of
-    the keys is read again.
+    Each ledger needs one LIST, or two if its chunk has no other ledger. Savings by shared LISTs are not counted.
     """
     full_chunks, remaining_ledgers = divmod(ledgers, chunk)
     chunk_sizes = [chunk] * full_chunks + [remaining_ledgers] * bool(remaining_ledgers)
@@ -149,7 +147,6 @@ def estimate_deletion_requests(
 
 
 def estimate_store_size(plan: PlannedStore) -> StoreSizeEstimate:
-    """Return sizes and rates of a planned store."""
     deleted_per_s = plan.ledgers / plan.life_days / _DAY_S
     rows = {
         "topic": plan.topics,

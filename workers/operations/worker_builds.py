@@ -1,9 +1,5 @@
 """Worker Versioning for operators: the builds of a deployment, and the build that gets new work.
 
-New runs start on the current build; a share of them starts on the ramping build. A pinned run ends on the build that it
-started on. A run with auto-upgrade moves to the current build at its next step. To roll out, ramp a build, then make it
-current. To roll back, make the earlier build current, which also ends a ramp.
-
 Source: Temporal, "Worker Versioning"; `workflows/deployment.proto` of its API.
 """
 
@@ -38,8 +34,6 @@ _REFUSAL_STATUSES: Final = {RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildSummary:
-    """Build in a deployment."""
-
     build_id: str
     status: str  # CURRENT, RAMPING, INACTIVE, DRAINING (runs are still pinned to it), DRAINED, CREATED
     ramp_percent: float  # per cent of new runs that start on this build while it ramps, 0 to 100
@@ -229,13 +223,10 @@ def _worker_deployment_from_info(info: WorkerDeploymentInfo) -> WorkerDeployment
 async def deploy_just_started_build(
     client: Client, name: str, build_id: str, *, ramp: float | None = None
 ) -> WorkerDeployment:
-    """Deploy a build whose worker has just started to poll.
-
-    Temporal learns of one task queue after the other, and refuses a build that lacks a queue of the current build. So
-    the call retries until Temporal knows all queues of the build.
+    """Deploy a build whose worker has just started to poll. Retry until Temporal knows all queues of the build.
 
     Raises:
-        PreconditionFailed: `deploy` refuses the build, although Temporal knows all its queues or a minute has passed.
+        PreconditionFailed: The build is refused, although Temporal knows all its queues or a minute has passed.
     """
     deadline_s = time.monotonic() + _REGISTRATION_TIMEOUT_S
     while True:

@@ -1,13 +1,7 @@
 """Errors that a workflow can meet, found in the code that its methods reach.
 
-Reached code consists of the functions and constants in `workflows` that a method names, directly or indirectly. Of a
-class it has only the methods whose names occur in reached code. Code of other workflows is not included. Failures of
-other workflows count only if the parent declares that it waits for these workflows.
-
-The errors of an activity come from its docstring. They do not end the run in two cases:
-
-1. An update called the activity. The sender of the update gets the error.
-2. An `except ActivityError` turns the error into a result.
+Code of other workflows is not included. The errors of an activity come from its docstring. They do not end the run in
+two cases: an update called the activity, or an `except ActivityError` turns the error into a result.
 """
 
 import ast
@@ -57,7 +51,6 @@ def collect_run_ending_code(workflow: type, *, includes_guarded: bool) -> CodePi
 
 
 def list_modules(code: CodePieces) -> list[ModuleType]:
-    """Return the modules of the pieces, each once."""
     return list({module.__name__: module for module, _ in code}.values())
 
 
@@ -85,7 +78,6 @@ def _first_arguments(piece: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_raised_failure_types(code: CodePieces) -> set[str]:
-    """Return the types of the failures that the code itself raises."""
     calls = [node for _, piece in code for node in ast.walk(piece) if isinstance(node, ast.Call)]
     types = [
         keyword.value
@@ -104,7 +96,6 @@ def find_guard_refusals(code: CodePieces) -> set[str]:
 
 
 def get_error_class(name: str) -> type[errors.SextonError]:
-    """Return the class of an error."""
     found: type[errors.SextonError] = getattr(errors, name)
     return found
 
@@ -130,8 +121,6 @@ class _HandledTryRemover(ast.NodeTransformer):
 
 
 class _ReachableCodeWalk:
-    """Walk through all code that one class names, directly or indirectly."""
-
     def __init__(self, module: ModuleType, name: str, remover: _HandledTryRemover | None = None) -> None:
         self._remover = remover
         self.pieces: list[tuple[ModuleType, ast.AST]] = []

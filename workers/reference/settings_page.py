@@ -79,7 +79,6 @@ _MAX_COUNT: Final = 2**63 - 1
 
 
 def render_settings_page() -> str:
-    """Return the page. It ends with one line break."""
     hints, meaning_by_name = get_type_hints(Settings, include_extras=True), _read_setting_comments()
     title_by_first_setting = {name: title for title, name in _FIRST_SETTING_BY_TITLE.items()}
     lines = [_HEAD]

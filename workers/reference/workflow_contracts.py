@@ -1,9 +1,4 @@
-"""Contract of each workflow for programs in any language, read from the code.
-
-Names, types and defaults come from the values that the workflow takes and returns. Bounds come from the rules that
-refuse input. The meaning of a field is the comment beside it. Errors come from the docstrings of the workflow's
-activities.
-"""
+"""Contract of each workflow for programs in any language, read from the code and its comments."""
 
 import inspect
 import re
@@ -39,8 +34,6 @@ _COMMENT_LINE: Final = re.compile(r"^    # (.+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractField:
-    """Field of a value."""
-
     name: str
     kind: Any  # annotated type
     default: Any  # `MISSING` if the field is required
@@ -50,8 +43,6 @@ class ContractField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContractCall:
-    """Signal, query or update."""
-
     name: str
     takes: tuple[Any, ...]
     gives: Any  # None: no answer
@@ -60,8 +51,6 @@ class ContractCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowContract:
-    """Contract of one workflow."""
-
     name: str
     ids: tuple[str, ...]
     about: str  # one paragraph
@@ -82,7 +71,6 @@ def list_workflow_contracts() -> tuple[WorkflowContract, ...]:
 
 
 def list_contract_fields(kind: type) -> list[ContractField]:
-    """Return the fields of a dataclass in order."""
     hints, comment_by_field = get_type_hints(kind), _read_field_comments(kind)
     return [
         ContractField(
@@ -97,7 +85,6 @@ def list_contract_fields(kind: type) -> list[ContractField]:
 
 
 def list_jobs_by_name() -> dict[str, JobDefinition[Any, Any]]:
-    """Return every job that programs start, by name."""
     modules = (deletion, delayed, offload, reconciliation, records, transactions)
     return {job.name: job for module in modules for job in vars(module).values() if isinstance(job, JobDefinition)}
 

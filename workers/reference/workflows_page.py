@@ -56,7 +56,6 @@ _JSON_TYPE_NAMES: Final[dict[Any, str]] = {
 
 
 def render_workflows_page() -> str:
-    """Return the page. It ends with one line break."""
     all_contracts = list_workflow_contracts()
     inputs = {contract.takes for contract in all_contracts}
     results = {contract.gives for contract in all_contracts}

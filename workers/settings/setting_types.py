@@ -167,7 +167,6 @@ def _validate_absolute_path(value: str) -> str:
 
 
 def to_upper(value: object) -> object:
-    """Return text in capital letters. Return any other value unchanged."""
     return value.upper() if isinstance(value, str) else value
 
 

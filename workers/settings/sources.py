@@ -1,8 +1,4 @@
-"""Sources of settings, strongest first: flags, environment, `sexton.toml`, the home's stack, defaults.
-
-Sexton does not use pydantic-settings, which reads the environment and the working directory of the process. Here both
-are arguments, so that tests need no patching.
-"""
+"""Sources of settings, strongest first: flags, environment, `sexton.toml`, the home's stack, defaults."""
 
 import json
 import tomllib
@@ -72,8 +68,6 @@ def _read_json_file(path: Path) -> Mapping[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings with the origin of each value."""
-
     settings: Settings
     origins: Mapping[str, str]  # by setting: "flag", "environment SEXTON_X", "sexton.toml", …
 

@@ -34,7 +34,6 @@ _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
 def check_run_id(run_id: str) -> str:
-    """Return the plan's run id if it has the right form."""
     if not _RUN_ID.fullmatch(run_id):
         raise InvalidInput("run id", expected="that of a plan, as `orphans list` shows it", found=run_id)
     return run_id
@@ -91,7 +90,6 @@ def plan_orphans(
 
 
 def _answer_started(run: Mapping[str, object]) -> Answer:
-    """Answer with the ids of a started run. People see the plan's run id apart from Temporal's run id."""
     plan_id = str(run["workflow_id"]).partition("/")[2]
     print_note(f"once it has ended: sexton orphans report {plan_id}")
     display = {"plan": plan_id, "workflow": run["workflow_id"], "Temporal's run": run["run_id"]}
@@ -148,7 +146,6 @@ def _answer_plan(workflow_id: str, result: "ReconcileOrphansResult") -> Answer:
 
 
 def make_findings_table(counts: Mapping[str, int], sizes: Mapping[str, int]) -> Answer:
-    """Return a table with a row for each kind that has findings."""
     rows = [{"kind": name, "findings": count, "bytes": sizes[name]} for name, count in counts.items() if count]
     return Answer(document=rows, title="findings", empty="nothing found")
 
@@ -198,7 +195,6 @@ def apply_orphans(
 
 
 def _preview_apply(context: CommandContext, run: "ReconciliationRun", max_orphan_share: float) -> Answer:
-    """Answer with the counts of an apply at this moment, even if a guard would refuse the apply."""
     from logstore.reconciliation.services.run_checks import require_finished_plan  # noqa: PLC0415 - start-up time
 
     plan, applied_at = require_finished_plan(run), _applied_at(context.catalog.reconciliation, run.run_id)

@@ -1,7 +1,6 @@
-"""Report of a finished plan: findings with their fates, as rows or as one HTML file.
+"""Report of a finished plan: findings with their fates, as rows or as one HTML file without scripts.
 
-The file has charts as inline SVG and a table of the first findings. It needs no other file and no script. Findings are
-read once for the charts and once for the table. Only one page of findings is in memory.
+Findings are read once for the charts and once for the table. Only one page of findings is in memory.
 """
 
 from collections import Counter
@@ -44,8 +43,6 @@ _MAX_BAR_NAME_CHARS: Final = 34  # the tooltip has the whole name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFindingsReport:
-    """Finished plan or scrub, with the fates of its findings."""
-
     plan: "ReconciliationRun"
     result: "PlanResult"
     files: "FindingFiles"
@@ -116,7 +113,6 @@ class _ChartBar:
 
     @property
     def short_name(self) -> str:
-        """End of a long name, because the end says more than the beginning."""
         return self.name if len(self.name) <= _MAX_BAR_NAME_CHARS else f"…{self.name[1 - _MAX_BAR_NAME_CHARS :]}"
 
 

@@ -93,7 +93,6 @@ class _CheckedLines:
     txn: str | None
 
     def iterate_batches(self) -> "Iterator[tuple[int, list[NewEntry]]]":
-        """Yield the entries of each append, with the number of the last line."""
         from workers.cli.topic.json_lines import parse_entry_lines  # noqa: PLC0415 - start-up time
 
         batch: list[NewEntry] = []

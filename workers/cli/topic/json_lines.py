@@ -1,7 +1,6 @@
 """Entries from JSON lines, one object per line.
 
-A file is read twice, once to check all lines and once to append, so its size does not matter. Stdin is first copied
-into a temporary file.
+A file is read twice, once to check all lines and once to append. Stdin is first copied into a temporary file.
 """
 
 import base64

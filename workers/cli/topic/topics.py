@@ -113,8 +113,6 @@ def roll_last_ledger(context: CommandContext, name: TopicArgument) -> Answer:
 
 
 class SubscriptionStart(StrEnum):
-    """First position of a new subscription."""
-
     EARLIEST = "earliest"
     LATEST = "latest"
 

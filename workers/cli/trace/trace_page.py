@@ -1,4 +1,4 @@
-"""HTML page of a trace, with a timeline. The page needs no other file and no script."""
+"""HTML page of a trace, with a timeline."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -59,7 +59,6 @@ class TimelineRow:
 
 
 def render_trace_page(stored: LoadedTrace) -> str:
-    """Return the page, with every value escaped."""
     summary = stored.summarize()
     rows = _TimelineRowBuilder(stored)
     for root in stored.roots:
@@ -91,8 +90,6 @@ def _make_notes(stored: LoadedTrace, omitted_on_page: int) -> Iterator[str]:
 
 
 class _TimelineRowBuilder:
-    """Rows of one trace, and the number of spans without a row."""
-
     def __init__(self, stored: LoadedTrace) -> None:
         self._start_ns = stored.start_ns
         self._duration_ns = max(1, stored.end_ns - stored.start_ns)

@@ -41,8 +41,6 @@ _LABELS: Mapping[str, str] = {  # labels by attribute, in their order in a line
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedTrace:
-    """Spans of a trace."""
-
     trace_id: str
     workflow_id: str | None  # id by which the trace was found
     roots: list[SpanNode]
