@@ -140,10 +140,7 @@ def compare_catalog_with_newest_manifest(settings: Settings, catalog: SqlCatalog
 
 
 def refuse_foreign_primary_bucket(settings: Settings, identities: Identities) -> None:
-    """Raise `CatalogMismatch` if the primary bucket is another catalog's, or if this catalog has marked another bucket.
-
-    A store that does not answer or refuses is accepted, because jobs wait for it.
-    """
+    """Raise `CatalogMismatch` if the primary bucket is another catalog's. A store that does not answer is accepted."""
     if not settings.has_object_store:
         return
     store = make_checked_bucket_opener_by_name(settings, MarkerChecker(identities), fails_fast=True)(

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def uses_embedded_store(settings: Settings) -> bool:
-    """Return whether this home's stack runs the object store.
-
-    Offload contexts do not name such a store, because its port may change.
-    """
+    """Return whether this home's stack runs the object store. Offload contexts do not name such a store."""
     return bool(settings.s3_endpoint) and read_stack_record(settings.home).get("s3_endpoint") == settings.s3_endpoint
 
 
@@ -31,10 +28,9 @@ def make_checked_bucket_opener(
     fails_fast: bool = False,
     require_current: Callable[[], None] | None = None,
 ) -> Callable[[BucketRole, CopyLocation], MarkerCheckedBucket]:
-    """Return a function that opens a bucket by role and location.
+    """Return a function that opens a bucket by role and location, and compares it with the catalog at its first use.
 
-    Each bucket is compared with the catalog at its first use. `require_current` is called for primary and tiered
-    buckets. If it raises an error, the bucket is not used (`MarkerChecker.own`).
+    `require_current` is called for primary and tiered buckets. If it raises an error, the bucket is not used.
     """
 
     @cache
@@ -67,10 +63,7 @@ def make_checked_bucket_opener(
 def find_catalog_by_marker(
     settings: Settings,
 ) -> "tuple[LostCatalogIdentity, Callable[[BucketRole, str], tuple[NamedBucket, S3ObjectStore]]]":
-    """Return the catalog that the marker of the records bucket names, and a function that opens buckets by name.
-
-    The catalog's database is not read. The caller compares the buckets with the catalog.
-    """
+    """Return the catalog that the marker of the records bucket names, and a function that opens buckets unchecked."""
     from infra.objects import S3Buckets  # noqa: PLC0415 - start-up time
 
     home = open_primary_bucket(settings)
@@ -85,10 +78,7 @@ def find_catalog_by_marker(
 def make_checked_bucket_opener_by_name(
     settings: Settings, stores: MarkerChecker, *, fails_fast: bool = False
 ) -> Callable[[BucketRole, str], MarkerCheckedBucket]:
-    """Return a function that opens a bucket of the configured store by role and name.
-
-    Each bucket is compared with the catalog at its first use.
-    """
+    """Return a function that opens a bucket by role and name, and compares it with the catalog at its first use."""
     get_bucket = make_checked_bucket_opener(settings, stores, fails_fast=fails_fast)
     return lambda role, bucket: get_bucket(role, CopyLocation(bucket))
 

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_log_store(settings: Settings) -> Iterator[LogStore]:
-    """Open the log store of the settings while the block runs.
-
-    Raises:
-        CatalogVersionMismatch: The catalog has the version of another build.
-        InvalidInput: The database URL cannot be used.
-        StoreUnavailable: The database does not answer.
-    """
+    """Open the log store of the settings while the block runs. Raises the errors of `open_catalog`."""
     timeout_s = settings.registration_timeout
     with (
         open_catalog(settings.database_url, registration_timeout_s=timeout_s) as catalog,
@@ -70,7 +64,6 @@ def open_log_store_on_catalog(catalog: SqlCatalog, settings: Settings) -> Iterat
 
 
 def make_store_clock(settings: Settings) -> Callable[[], int]:
-    """Return a function that reads the object store's clock, in microseconds. Its first call connects."""
     primary = cache(lambda: open_primary_bucket(settings))
 
     def now_us() -> int:

@@ -42,8 +42,7 @@ def open_rebuild_parts(
 ) -> Iterator[RebuildCommandParts]:
     """Open a rebuild into `database_url` of the settings.
 
-    `buckets` are the buckets of the settings with their roles. `require_no_workers` raises an error while a worker of
-    the old catalog lives. `None` skips this check.
+    `require_no_workers` raises an error while a worker of the old catalog lives. `None` skips this check.
     """
     lost, get_bucket = find_catalog_by_marker(settings)
     log = RecordLog(lost.own(*get_bucket(BucketRole.RECORDS, settings.records_bucket)))

@@ -83,10 +83,7 @@ def create_record_log_services(
     clock: Clock,
     store_now_us: Callable[[], int],
 ) -> RecordLogServices:
-    """Create the services of the record log in the bucket `objects`.
-
-    `replicas` are replica buckets by name. `store_now_us` reads the object store's clock, in microseconds since 1970.
-    """
+    """Create the services of the record log in the bucket `objects`. `replicas` are replica buckets by name."""
     log = RecordLog(objects)
 
     def create_raider(eligible_age_s: float | None) -> Raider:

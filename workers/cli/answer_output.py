@@ -99,10 +99,7 @@ class Answer:
         return self.display
 
     def with_trace_id(self, trace_id: str | None) -> "Answer":
-        """Return the answer with the trace's id in its document, but not in the display.
-
-        A list stays as it is. A document with another trace's id, such as a transaction's, keeps it.
-        """
+        """Return the answer with the trace's id in its document, unless the document is a list or has a trace's id."""
         if trace_id is None or not isinstance(self.document, Mapping):
             return self
         document = {**self.document, "trace_id": self.document.get("trace_id") or trace_id}

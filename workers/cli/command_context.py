@@ -59,10 +59,7 @@ class CommandTraceSpan:
 
 
 class CommandServices:
-    """Functions by which commands open everything outside `workers.cli`. Tests replace them.
-
-    Imports are inside the functions, so that `sexton --help` loads no vendor SDK.
-    """
+    """Functions by which commands open everything outside `workers.cli`. Tests replace them."""
 
     def load(self, flags: Mapping[str, object]) -> "LoadedSettings":
         """Read all settings. Only this function reads the process's environment and working directory."""
@@ -160,10 +157,7 @@ class CommandContext:
         return log
 
     def require_store(self) -> None:
-        """Raise `ServiceFailed` unless a log store is configured: a stack in the home, or a database.
-
-        A configured database without an S3 address uses a bucket at AWS.
-        """
+        """Raise `ServiceFailed` unless a log store is configured: a stack in the home, or a database."""
         if not self.settings.has_object_store:
             self.settings.require_address("s3_endpoint")
 

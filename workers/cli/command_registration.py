@@ -201,7 +201,6 @@ def _format_help(body: Callable[..., Answer], examples: Sequence[str]) -> str:
 
 
 def _fold_example(line: str) -> str:
-    """Indent an example, and break it with backslashes to fit a terminal of 80 columns."""
     words = _SHELL_WORD.findall(line)
     lines = [f"  {words[0]}"]
     for word in words[1:]:

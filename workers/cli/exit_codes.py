@@ -80,7 +80,6 @@ def get_exit_code(kind: type[BaseException]) -> ExitCode:
 
 
 def get_exit_code_of_outcomes(outcomes: Mapping[str, int]) -> ExitCode:
-    """Return `DONE` if the copy of every row is deleted, else `PARTIAL`."""
     failures = sum(count for outcome, count in outcomes.items() if outcome not in _SUCCESSES)
     return ExitCode.PARTIAL if failures else ExitCode.DONE
 

@@ -93,7 +93,6 @@ def job_command(app: CommandGroup, name: str, *examples: str) -> Callable[[Body]
 
 
 def sort_counts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the counts as plain values, ascending by name."""
     return {str(name): int(count) for name, count in sorted(counts.items())}
 
 

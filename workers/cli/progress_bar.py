@@ -71,11 +71,7 @@ def show_progress_bar(text: str, *, at_once: bool = False) -> Iterator[ProgressB
 
 @contextmanager
 def redirect_library_output(path: Path) -> Iterator[None]:
-    """If stderr is a terminal, append the output of libraries to a file, so that it does not damage a progress bar.
-
-    Spark's JVM and Temporal's core write to descriptor 2. `sys.stderr` stays the terminal. If the block fails, a note
-    names the file.
-    """
+    """Append what libraries write to descriptor 2 to a file, so that it does not damage a progress bar."""
     if not sys.stderr.isatty():
         yield
         return

@@ -16,10 +16,7 @@ _EXPECTED: Final = "a file in a folder that exists, a FIFO or a character device
 
 
 def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Path:
-    """Write the parts into a file, and return the file's absolute path. Raise `InvalidInput` if that fails.
-
-    `field` is the option as the user types it, and `name` its value. Surrogates are written as XML references.
-    """
+    """Write the parts into a file, and return the file's absolute path. Raise `InvalidInput` if that fails."""
     path = Path(name).absolute()
     try:
         target = _find_file_to_replace(field, str(name), path)
@@ -40,12 +37,7 @@ def write_result_file(field: str, name: str | Path, parts: Iterable[str]) -> Pat
 
 
 def check_result_file(field: str, name: str | Path) -> None:
-    """Check before the work that a result can be written to the file.
-
-    Raises:
-        InvalidInput: The name is not printable, its folder does not exist, or it is not a regular file, a FIFO or a
-            character device.
-    """
+    """Raise `InvalidInput` if a result cannot be written to the file. Call it before the work."""
     try:
         _find_file_to_replace(field, str(name), Path(name).absolute())
     except OSError as error:

@@ -77,8 +77,6 @@ COMMANDS = {
 
 
 class LazyRootGroup(ErrorReportingGroup):
-    """Root group that imports a command's module only when the command is used."""
-
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - Typer does not export the class of a context
         del ctx
         return list(COMMANDS)

@@ -30,7 +30,6 @@ def _check_reason(ctx: typer.Context, param: typer.CallbackParam, reason: str) -
 
 
 def check_number(param: typer.CallbackParam, value: int | list[int] | None) -> int | list[int] | None:
-    """Return the numbers if each database can store them."""
     for number in value if isinstance(value, list) else (value,):
         if number is not None and not 0 <= number <= _MAX_INT:
             raise InvalidInput(get_field_name(param), expected=describe_whole_numbers(0, _MAX_INT), found=number)

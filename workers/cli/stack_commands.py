@@ -68,8 +68,7 @@ def print_environment(context: CommandContext) -> Answer:
 def collect_environment_variables(settings: Settings) -> Mapping[str, str]:
     """Return environment variables, with secrets, by which other tools and other shells reach the services.
 
-    Empty values are left out, because `aws` fails with an empty endpoint or key. TLS and authentication settings are
-    included if they are not the defaults.
+    Empty values are left out, because `aws` fails with an empty endpoint or key.
     """
     fields = type(settings).model_fields
     trust = [name for name in SERVICE_SETTINGS if name.endswith(_TRUST_SUFFIXES)]

@@ -83,8 +83,7 @@ class _Column:
 def draw_table(rows: RereadableRows, *, width: int | None, columns_below: Sequence[str] = ()) -> Iterator[Text]:
     """Draw rows under their headings. Rows are read three times, and only one row is in memory.
 
-    There is at least one row, and its names are the columns. `width` is the maximum width of a line. With `None`
-    nothing is cut. Otherwise non-empty values of `columns_below` are on extra lines below their row.
+    With `width` `None` nothing is cut. Otherwise values of `columns_below` are on extra lines below their row.
     """
     names = [name for name in next(iter(rows)) if width is None or name not in columns_below]
     columns = [_Column(name) for name in names]
@@ -138,7 +137,6 @@ def draw_fields(document: Row, *, width: int | None) -> Iterator[Text]:
 
 
 def _narrow_columns(columns: Sequence[_Column], room: int) -> None:
-    """Narrow the widest columns until the table fits: first text, then numbers, times, states and headings."""
     floors = [
         column.width if column.is_rigid else min(column.width, max(_MIN_COLUMN_WIDTH, cell_len(column.heading)))
         for column in columns

@@ -107,10 +107,6 @@ class DeletionBatchControl:
 
 
 def release_paused_batch(deletions: Deletions, batch_id: str) -> DeleteLedgersProgress | None:
-    """Release a paused batch whose workflow is gone, so that the next sweep continues it.
-
-    Return its progress, or `None` if the batch is not paused or its workflow still has the claim.
-    """
     if not deletions.release(batch_id):
         return None
     tally = deletions.tally(batch_id)

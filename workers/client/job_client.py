@@ -94,7 +94,6 @@ def topic_search_attribute(topic: Topic) -> SearchAttributePair[Any]:
 
 
 def run_id_search_attribute(run_id: str) -> SearchAttributePair[Any]:
-    """Return the search attribute by which the job of a run id or batch id is found."""
     return SearchAttributePair(search_attributes.RUN_ID, run_id)
 
 
@@ -125,9 +124,8 @@ class JobClient:
     async def verified_client(self) -> Client:
         """Return the client once namespace and primary bucket are compared with the catalog.
 
-        In a foreign namespace a job could join another catalog's job with the same id, or wait for that catalog's
-        workers. A bucket that does not answer is accepted, because the client does not use it and workers compare
-        each bucket at its first use. After one success the comparison is not repeated.
+        In a foreign namespace a job could join another catalog's job with the same id. A bucket that does not answer is
+        accepted, because workers compare each bucket at its first use.
 
         Raises:
             CatalogMismatch: The namespace or the bucket belongs to another catalog.

@@ -127,8 +127,7 @@ _FOUND: Final = "found"
 class DeferredErrorCodec(PayloadCodec):
     """Codec that decodes an unreadable workflow payload to a mark, which `require_decrypted` refuses later.
 
-    Temporal sends a scheduled run the result and the failure of the previous run. The SDK decodes both before any code
-    can drop them. An error at that moment would fail every task of the run.
+    The SDK decodes payloads that no code reads, such as the result of a schedule's previous run.
     """
 
     def __init__(self, strict: EncryptingCodec) -> None:
@@ -200,7 +199,6 @@ def is_encrypted(payload: Payload) -> bool:
 
 
 def encryption_key_name(payload: Payload) -> str:
-    """Return the name of the key that encrypted the payload, or "" for an unencrypted payload."""
     return payload.metadata.get(KEY_NAME, b"").decode("ascii", "replace") if is_encrypted(payload) else ""
 
 

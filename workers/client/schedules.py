@@ -221,7 +221,6 @@ async def _is_schedule_current(
 
 
 async def _decrypted_schedule_fields(client: Client, schedule: Schedule) -> tuple[object, ...]:
-    """Return the fields that an update can change: arguments decrypted, with the names of their keys."""
     action = schedule.action
     if not isinstance(action, ScheduleActionStartWorkflow):
         return (action,)

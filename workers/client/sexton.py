@@ -59,8 +59,6 @@ _REDRIVE_CLAIM_S = 120.0  # if the batch has not started by then, a sweep takes 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedriveResult:
-    """Number of dead letters that are pending again, and their batch."""
-
     started: int  # rows
     handle: Handle[BatchCertificate] | None = None  # None if there are no rows
 

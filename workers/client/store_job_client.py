@@ -66,8 +66,6 @@ from workflows.topic_build_types import BuildResult
 
 
 class StoreJobClient(JobClient):
-    """Client of jobs on tiered copies, orphans, delayed messages and the record log."""
-
     async def offload_topic(
         self,
         topic: Topic,
@@ -78,8 +76,7 @@ class StoreJobClient(JobClient):
     ) -> Handle[OffloadTopicResult]:
         """Copy closed ledgers to the tiered bucket: at most `MAX_OFFLOAD_LEDGERS`, or all with `None`.
 
-        Requests of a topic run in turn. With `delete_primary` the job then deletes the primary copy of each selected
-        ledger that has a tiered copy.
+        With `delete_primary` the job then deletes the primary copy of each selected ledger that has a tiered copy.
         """
         ids = None if ledger_ids is None else sorted({int(ledger_id) for ledger_id in ledger_ids})
         ask = self.require_valid(OffloadAsk(actor=actor, reason=reason, ledger_ids=ids, delete_primary=delete_primary))
@@ -115,9 +112,8 @@ class StoreJobClient(JobClient):
     ) -> Handle[ReconcileOrphansResult]:
         """Compare storage with the catalog and write down the differences. Changes neither.
 
-        Objects and rows younger than `older_than_s` are left out. `unsafe_age` accepts an age below the safe minimum,
-        which is only safe while no process writes. `inventories` are paths of inventory manifests, which replace
-        listings. The workers must be able to read the paths.
+        `unsafe_age` accepts an age below the safe minimum, which is only safe while no process writes. `inventories` are
+        paths of inventory manifests that the workers can read. They replace listings.
 
         Raises:
             PreconditionFailed: The age is below the safe minimum.
@@ -221,10 +217,7 @@ class StoreJobClient(JobClient):
     async def raid_tombstones(
         self, eligible_age_s: float | None = None, reason: str = "", actor: str = ""
     ) -> Handle[RaidTombstonesResult]:
-        """Remove tombstones that cover nothing. Joins a running raid, even if its minimum age differs.
-
-        Tombstones younger than `eligible_age_s`, 0 or more, stay. `None` uses the workers' setting.
-        """
+        """Remove tombstones that cover nothing and are older than `eligible_age_s`. Joins a running raid."""
         request = RaidTombstonesInput(
             eligible_age_s=eligible_age_s, queue=self._records_queue, actor=actor, reason=reason
         )
@@ -247,8 +240,7 @@ class StoreJobClient(JobClient):
     ) -> Handle[EndRecordsResult]:
         """End every record for which a function returns `None`. Records that are still needed stay.
 
-        `function` is a name in the workers' setting `functions`. The result refuses any other name. If the function
-        fails, the job stops, and `stopped` of the result has the reason. `None` as topic selects all topics.
+        `function` is a name in the workers' setting `functions`. `None` as topic selects all topics.
         """
         request = EndRecordsInput(
             function=function,

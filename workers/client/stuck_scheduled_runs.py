@@ -84,8 +84,7 @@ async def find_stuck_runs(client: Client) -> list[StuckRun]:
 async def restart_schedule(client: Client, schedule_id: str) -> list[str]:
     """End the stuck runs of a schedule and its stuck endless jobs, then start a run. Return the ended workflow ids.
 
-    No work is lost, because scheduled jobs find their open work in the catalog. A paused schedule starts no run.
-    Idempotent.
+    A paused schedule starts no run. Idempotent.
 
     Raises:
         UnknownObject: The namespace has no such schedule of Sexton.

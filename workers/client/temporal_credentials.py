@@ -24,8 +24,6 @@ _key_reload_tasks: set[asyncio.Task[None]] = set()  # the event loop holds only 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemporalCredentials:
-    """Credentials of a connection. Without `tls` the connection is unencrypted."""
-
     tls: TLSConfig | None = field(repr=False)  # includes the private key
     api_key: str = field(repr=False)
     api_key_file: str

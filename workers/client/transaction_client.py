@@ -145,7 +145,6 @@ class TransactionClient:
         return await self.wait_until_final(txn)
 
     async def wait_until_final(self, txn: TransactionId) -> TransactionState:
-        """Wait until each participant of a decided transaction knows the decision."""
         future, _ = self._waiter_by_transaction.setdefault(
             txn, (asyncio.get_running_loop().create_future(), time.monotonic())
         )

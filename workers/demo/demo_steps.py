@@ -99,7 +99,6 @@ def run_demo(settings: Settings, *, topics: int, ledgers: int, keep: bool, on_pr
 
 
 def _settings_for_demo(settings: Settings, home: Path, topics: int, ledgers: int) -> Settings:
-    """Return settings without outside services. Chunks are small, so that a worker can die between two chunks."""
     return settings.without_services().with_changes(
         home=home,
         database_url="",
@@ -209,7 +208,6 @@ def _lose_and_rebuild_catalog(settings: Settings, auditor: IndependentAuditor, s
 
 
 def _choose_ledger_for_foreign_object(written: Sequence[WrittenTopic]) -> list[str]:
-    """Choose a ledger that will be detached. Return the key of a foreign object under the ledger's prefix."""
     for written_topic in written:
         if len(written_topic.to_delete) > 1:
             written_topic.contested.add(written_topic.to_delete[0])

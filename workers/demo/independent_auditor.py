@@ -78,7 +78,6 @@ class IndependentAuditor:
         return {f"{tc_id}:{sequence}": state for tc_id, sequence, state in rows}
 
     def read_transaction_markers(self, topic_id: int) -> dict[str, set[str]]:
-        """Read the transaction markers in the objects of a topic's log, by transaction id."""
         markers_by_txn: dict[str, set[str]] = {}
         for row in self._read_entries(topic_id, "txn_tc", "txn_seq", "marker").values():
             if row["marker"] is not None:
@@ -98,7 +97,6 @@ class IndependentAuditor:
         return entries_by_bucket
 
     def read_retired_buckets(self, topic_id: int) -> set[int]:
-        """Read the ledgers of a topic's index buckets that have a deletion intent."""
         query = "SELECT ledger_id FROM pending_deletion WHERE topic_id = ? AND component = 'DELAYED_INDEX'"
         return {row[0] for row in self._query(query, topic_id)}
 

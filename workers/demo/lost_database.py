@@ -126,7 +126,6 @@ def _append_entry(log: LogStore, lost: LostDatabaseEvidence, payload: bytes) -> 
 
 
 async def _delete_ledgers(sexton: Sexton, lost: LostDatabaseEvidence) -> None:
-    """Flush, then delete ledgers. Blocks have the ledgers' records then, so only tombstones prevent a return."""
     await (await sexton.flush_records("demo", "sexton demo")).result()
     deletion = await sexton.delete_ledgers(lost.topic, lost.durably_deleted, reason="demo", actor="sexton demo")
     await deletion.result()
@@ -142,7 +141,6 @@ def _append_until_ended(settings: Settings, lost: LostDatabaseEvidence, ended: t
 
 
 def _await_writer(writer: "Future[None]") -> None:
-    """Wait for the writer, whose last append may fail because the database is gone."""
     fault = writer.exception(timeout=WAIT_TIMEOUT_S)
     if fault is not None and not isinstance(fault, Exception):
         raise fault

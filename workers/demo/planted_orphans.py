@@ -72,7 +72,6 @@ def check_orphans_removed(
     orphans: PlantedOrphans,
     outcome: PlanAndApplyOutcome,
 ) -> PromiseResult:
-    """Check that the planted objects are gone from both buckets, nothing else changed, and no data is missing."""
     problems: list[str] = []
     for contents_before, contents_after, planted in zip(before, after, (orphans.primary, orphans.tiered), strict=True):
         etags = contents_after.etags

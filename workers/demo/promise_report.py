@@ -27,8 +27,6 @@ _REFUSED_INTENT = ("DEAD_LETTERED", "METADATA_MISMATCH")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromiseResult:
-    """Promise with its evidence, or with its first problem."""
-
     promise: str
     ok: bool
     seen: str
@@ -132,7 +130,6 @@ def check_deleted_ledgers(
 
 
 def check_foreign_objects(before: BucketContents, after: BucketContents, planted: Sequence[str]) -> PromiseResult:
-    """Check promise 3: objects of other applications in the bucket are unchanged."""
     problems = [f"{key} was touched" for key in planted if after.etags.get(key) != before.etags[key]]
     evidence = f"{len(planted)} objects of others untouched"
     return PromiseResult.from_problems("3 nothing of others is touched", problems, evidence)

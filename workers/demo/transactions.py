@@ -41,7 +41,6 @@ class DecidedTransactions:
 async def run_transactions(
     settings: Settings, has_died: Callable[[], bool], replace_worker: Callable[[], None]
 ) -> DecidedTransactions:
-    """Decide two transactions with entries and acknowledgements. Replace the worker that dies in a broadcast."""
     with open_log_store(settings) as log:
         async with await Sexton.connect(settings) as sexton:
             transactions = sexton.transactions(log)

@@ -47,13 +47,11 @@ class WrittenTopic:
 
 
 def count_deletable_ledgers(topics: int, ledgers: int) -> list[int]:
-    """Return the number of ledgers of each topic that a trim must delete, before the topics are written."""
     plans = (_PLANS[number % len(_PLANS)][1] for number in range(topics))
     return [min(*plan(ledgers).values(), ledgers - 1) for plan in plans]
 
 
 def write_topics(log: LogStore, *, topics: int, ledgers: int, say: Callable[[str], None]) -> Iterator[WrittenTopic]:
-    """Write topics of three kinds in turn: fully acknowledged, with a slow subscription, not acknowledged."""
     for number in range(topics):
         kind, plan = _PLANS[number % len(_PLANS)]
         say(f"topic {number + 1} of {topics}: {ledgers} ledgers, {kind}")

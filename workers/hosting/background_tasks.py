@@ -87,7 +87,6 @@ _CLOSED_STATUSES: Final = frozenset(
 async def release_rebuild_pins_repeatedly(
     client: Client, start: ColdStart, *, interval_s: float = _PINS_INTERVAL_S
 ) -> None:
-    """End the pins of closed rebuilds after each interval, until cancelled. Ignore services that do not answer."""
     while True:
         try:
             await release_pins_of_closed_rebuilds(client, start)

@@ -45,11 +45,6 @@ def find_certificate_files(settings: Settings) -> dict[str, str]:
 
 
 def read_certificate(setting: str, path: str) -> ClientCertificate:
-    """Read a certificate file.
-
-    Raises:
-        InvalidInput: The file cannot be read, or has no certificate.
-    """
     chain = read_certificate_chain(setting, path)
     since, until = max(link.not_valid_before_utc for link in chain), min(link.not_valid_after_utc for link in chain)
     return ClientCertificate(setting=setting, path=path, since=since, until=until)

@@ -72,7 +72,6 @@ def make_gauge_updater(meter: MetricMeter, read: GaugeSource) -> Callable[[], No
 
 
 def sample_deletions(read_inflight: Callable[[], Inflight]) -> Iterator[GaugeSample]:
-    """Yield the gauges of unfinished deletions and of dead letters. All is deleted only if both counts are 0."""
     inflight, now_us = read_inflight(), time.time_ns() // 1000
     description = "Unfinished deletions, those waiting for a retry included"
     yield GaugeSample("sexton_deletion_estimated_inflight", inflight.estimated_inflight, description)
@@ -107,7 +106,6 @@ def sample_transactions(read_counts: Callable[[], TransactionCounts]) -> Iterato
 def sample_delayed_messages(
     read_counts: Callable[[], DelayedCounts], memory_bytes: Callable[[], int]
 ) -> Iterator[GaugeSample]:
-    """Yield the gauges of delayed messages, and of the memory that this process uses for their index."""
     counts = read_counts()
     yield GaugeSample("sexton_delayed_buckets", counts.buckets, "Buckets of delayed messages")
     description = "Messages in buckets; those that were delivered go with their bucket"
@@ -227,7 +225,6 @@ class PeriodicGauges:
         self._has_logged = False
 
     async def run(self) -> None:
-        """Update every 15 seconds until cancelled."""
         while True:
             await asyncio.to_thread(self.update_all_gauges)
             await asyncio.sleep(_CATALOG_INTERVAL_S)

@@ -123,10 +123,7 @@ def _report_unknown_fault(error: Exception, info: activity.Info) -> ApplicationE
 
 
 def to_application_error(error: SextonError) -> ApplicationError:
-    """Return the error for Temporal. The error type is the class name, because Temporal does not match base classes.
-
-    `NotOwner` is benign, because a router expects it. It fails no span and raises no alarm.
-    """
+    """Return the error for Temporal. Its type is the class name. `NotOwner` is benign, because a router expects it."""
     benign = isinstance(error, NotOwner)
     return ApplicationError(
         str(error),
@@ -149,11 +146,6 @@ class WorkflowDetailsInterceptor(Interceptor):
 
 
 class _WorkflowDetailsInbound(WorkflowInboundInterceptor):
-    """Handler of one run.
-
-    It is deterministic, because the trace id is in the run's first event or comes from the run's own random numbers.
-    """
-
     _trace_id: str | None = None
 
     def init(self, outbound: WorkflowOutboundInterceptor) -> None:
@@ -208,10 +200,7 @@ def _show_failure(error: ApplicationError) -> None:
 
 
 def run_failure_from_step_failure(error: ActivityError | ChildWorkflowError) -> ApplicationError:
-    """Convert the failure of an activity or a child workflow to the failure of the run.
-
-    After a timeout or a termination, the type is the class name of Temporal's error.
-    """
+    """Convert the failure of an activity or a child workflow to the failure of the run."""
     cause: BaseException | None = error
     source = ""
     while isinstance(cause, ActivityError | ChildWorkflowError):

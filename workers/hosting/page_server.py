@@ -59,18 +59,11 @@ class PageRouter:
         self._page_by_path: dict[str, tuple[Page, Collection[str]]] = {}
 
     def add(self, path: str, page: Page, *, methods: Collection[str] = ("GET", "HEAD")) -> None:
-        """Add a page at a path such as `/status`. The server may be running already."""
         if path in self._page_by_path:
             raise ValueError(f"a page at {path} was added before")
         self._page_by_path[path] = page, methods
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
-        """Return the response of the page at the request's path.
-
-        Raises:
-            HTTPNotFound: No page has this path. The text names all pages.
-            HTTPMethodNotAllowed: The page does not have this method.
-        """
         if request.path not in self._page_by_path:
             raise web.HTTPNotFound(text=f"no page {request.path}; there are: {', '.join(sorted(self._page_by_path))}\n")
         page, methods = self._page_by_path[request.path]

@@ -31,11 +31,7 @@ _MAX_OPENING_BRACKETS: Final = 2 * _MAX_PAYLOADS + 2  # payloads with their meta
 
 
 def add_payload_decryption_page(pages: PageRouter, codec: EncryptingCodec, settings: Settings) -> None:
-    """Add the page if `codec_origin` is set.
-
-    Raises:
-        InvalidInput: `http_address` is off, or other machines can reach it.
-    """
+    """Add the page if `codec_origin` is set. Raise `InvalidInput` if other machines can reach `http_address`."""
     if not settings.codec_origin:
         return
     address = settings.http_address

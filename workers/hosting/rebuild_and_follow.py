@@ -207,7 +207,6 @@ async def _run_rebuild_job(
 async def _choose_rebuild_id(
     client: Client, settings: Settings, parts: RebuildCommandParts, *, skip_unreadable: bool
 ) -> tuple[str, bool]:
-    """Return the rebuild id in the database, or an id for the newest manifest. Also return whether the id is new."""
     target = await asyncio.to_thread(parts.database.read_target)
     if target.rebuild:
         if target.state == _READY and not await _is_workflow_running(client, REBUILD_CATALOG.id(target.rebuild)):
@@ -225,10 +224,7 @@ async def _choose_rebuild_id(
 async def _end_abandoned_rebuilds(
     client: Client, settings: Settings, parts: RebuildCommandParts, rebuild: str, say: Callable[[str], None]
 ) -> None:
-    """End rebuilds of older manifests into the same database that were killed before their load.
-
-    Such a rebuild still pins its manifest, so that raids wait for it.
-    """
+    """End rebuilds of older manifests into the same database. Their pins would let raids wait."""
     new = RebuildId.parse(rebuild)
     make_id = partial(RebuildId.for_command, new.catalog_id, new.manifest, database_url=settings.database_url)
     targets = {make_id(skip_unreadable=skip).target for skip in (False, True)}
@@ -342,8 +338,7 @@ def follow_records(
 
     Raises:
         PreconditionFailed: The database has other content, or the replica must be seeded again.
-        CatalogVersionMismatch: The database has the version of another build.
-        CatalogMismatch: Buckets, namespace and database belong to different catalogs.
+        CatalogVersionMismatch, CatalogMismatch: The database has another version or belongs to another catalog.
         WorkflowFailureError: The job failed, or a guard refused.
         ServiceFailed, ServiceRefused, StoreUnavailable: Temporal, storage or database do not answer or refuse.
     """

@@ -27,10 +27,7 @@ MAX_SUMMARY_BYTES: Final = 200
 
 
 def subject_span_attributes(value: object) -> dict[str, AttributeValue]:
-    """Return span attributes for the topic, ledgers, batch, transaction, row range and outcome of a request or result.
-
-    Subjects that the value does not name are absent. All requests and results use the same field names.
-    """
+    """Return span attributes for topic, ledgers, batch, transaction, row range and outcome of a request or result."""
     return dict(_iterate_subject_attributes(value))
 
 
@@ -79,10 +76,7 @@ def command_span_attributes(command: str, arguments: Mapping[str, object]) -> di
 
 
 def summarize_request(request: object) -> str:
-    """Return a summary such as the rows, ledgers and topics of a request, in at most `MAX_SUMMARY_BYTES` of UTF-8.
-
-    The summary depends only on the request, so that a replay returns the same summary.
-    """
+    """Return rows, ledgers and topics of a request, in at most `MAX_SUMMARY_BYTES`. A replay returns the same text."""
     return shorten_summary(", ".join(_iterate_summary_parts(request)))
 
 

@@ -54,7 +54,6 @@ class TimeLimitedReader:
         self._running: asyncio.Task[dict[str, Any]] | None = None
 
     async def get(self) -> dict[str, Any] | None:
-        """Return the result, or `None` after the timeout."""
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(asyncio.to_thread(self._read))
         done, _ = await asyncio.wait([self._running], timeout=self._timeout_s)

@@ -70,7 +70,6 @@ class StoreStatusReader:
 
     @property
     def section_names(self) -> Collection[str]:
-        """Names of the sections that `read` returns."""
         return self._read_by_section
 
     def read(self) -> Section:

@@ -238,7 +238,6 @@ class ForcedExitTimer:
         self._is_started = False
 
     def start(self) -> None:
-        """Start the timer. Further calls do nothing, and nothing stops it."""
         if not self._is_started:
             self._is_started = True
             self._timer.start()

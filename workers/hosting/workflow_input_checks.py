@@ -104,8 +104,7 @@ class RefusedInputRun:
 class InputCheckingRunner(SandboxedWorkflowRunner):
     """Sandboxed runner that checks the input before the workflow runs.
 
-    Each workflow declares whether its runs are pinned to a build. Only a worker with Worker Versioning may report this
-    declaration. Temporal refuses all tasks of other workers that report it.
+    Only a versioned worker may report whether runs are pinned. Temporal refuses the tasks of other workers.
     """
 
     versioned: bool = False  # the worker takes part in Worker Versioning
@@ -178,7 +177,6 @@ class _InputCheckingInstance(WorkflowInstance):
     def _accept_or_refuse_job(
         self, job: WorkflowActivationJob, act: WorkflowActivation, commands: list[WorkflowCommand]
     ) -> bool:
-        """Return whether to pass the job to the run. Append the commands of a refusal."""
         if job.HasField("initialize_workflow"):
             self._refuse_invalid_start(job.initialize_workflow, act)
         elif job.HasField("signal_workflow"):

@@ -53,8 +53,6 @@ class WorkerSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipOverview:
-    """All bundles in ascending order, and all workers ordered by id."""
-
     bundles: list[BundleSummary]
     workers: list[WorkerSummary]
 
@@ -88,10 +86,9 @@ def open_zookeeper_session(settings: Settings) -> Iterator[ZooKeeperSession]:
 
 
 def read_ownership_overview(fences: Fences, directory: OwnershipDirectory | None) -> OwnershipOverview:
-    """Return the owners in ZooKeeper together with the fences of the catalog.
+    """Return the owners in ZooKeeper together with the fences of the catalog, which are read last.
 
-    Without ZooKeeper the worker that acquired a bundle last counts as its owner. The overview is not of one moment:
-    nodes are read first, then sessions, then fences.
+    Without ZooKeeper the worker that acquired a bundle last counts as its owner.
     """
     if directory is None:
         fence_by_bundle = {fence.bundle: fence for fence in fences.fences()}
@@ -162,8 +159,6 @@ _POLL_INTERVAL_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedBundle:
-    """Bundle with its owner at the time of the read."""
-
     bundle: BundleId
     name: str
     worker_id: str
@@ -172,8 +167,6 @@ class OwnedBundle:
 
 
 class BundleUnloader:
-    """Removal of a bundle from its owner, with a wait for the next acquisition."""
-
     def __init__(self, fences: Fences, audit_log: AuditLog, directory: OwnershipDirectory) -> None:
         self._fences, self._audit_log, self._directory = fences, audit_log, directory
 

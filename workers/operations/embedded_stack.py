@@ -40,10 +40,7 @@ Say = Callable[[str], None]
 def start_stack(
     settings: Settings, *, no_worker: bool, free_ports: bool, on_progress: Say, say: Say
 ) -> dict[str, object]:
-    """Start the stopped services and the worker, and return when all are healthy.
-
-    `say` gets messages that people should still read when all is up. After an error, the call stops the servers and the
-    worker that it has started.
+    """Start the stopped services and the worker, and return when all are healthy. An error stops what was started.
 
     Raises:
         ServiceFailed: A service or the worker could not be started.
@@ -177,8 +174,7 @@ def start_worker(
 ) -> int:
     """Start a worker process unless it runs, wait until it polls, and return its pid.
 
-    `name` names the pid file and the log. An `isolated` worker ignores settings in this process's environment and in
-    files.
+    An `isolated` worker ignores settings in this process's environment and in files.
 
     Raises:
         ServiceFailed: The worker ended or did not poll in time. The error has the end of its log.

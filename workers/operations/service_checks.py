@@ -92,7 +92,6 @@ def _check_service_at_address(name: str, check: Check, settings: Settings, addre
 
 
 def run_check_as_row(name: str, check: Check, settings: Settings) -> CheckRow:
-    """Return the row of one check. An error of the check is the row's detail."""
     try:
         return {"name": name, "ok": True, "detail": check(settings)}
     except RPCError as error:

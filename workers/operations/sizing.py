@@ -82,7 +82,6 @@ class PlannedStore:
             raise InvalidInput("database", expected=" or ".join(sorted(ROW_BYTES)), found=self.database)
 
     def split_by_clusters(self, clusters: int) -> "PlannedStore":
-        """Return the plan of one cluster if `clusters` share the store evenly."""
         return PlannedStore(
             topics=ceil(self.topics / clusters),
             ledgers=ceil(self.ledgers / clusters),
@@ -183,7 +182,6 @@ def estimate_store_size(plan: PlannedStore) -> StoreSizeEstimate:
 
 
 def format_size_table(sizes: Mapping[str, StoreSizeEstimate]) -> str:
-    """Return a Markdown table with one column per size. The keys are the headings of the columns."""
     format_by_row: dict[str, Callable[[StoreSizeEstimate], str]] = {
         "catalog": lambda size: _format_bytes(size.catalog_bytes),
         "of it segments": lambda size: _format_bytes(size.row_bytes["segment"]),

@@ -98,7 +98,6 @@ async def find_unserved_queues(
 
 
 async def list_queues_of_build(client: Client, name: str, build_id: str) -> set[tuple[str, TaskQueueType.ValueType]]:
-    """Return name and type of each task queue that workers of the build have polled."""
     version = WorkerDeploymentVersion(deployment_name=name, build_id=build_id)
     request = DescribeWorkerDeploymentVersionRequest(namespace=client.namespace, deployment_version=version)
     response = await client.workflow_service.describe_worker_deployment_version(request, retry=True)
@@ -245,10 +244,7 @@ async def deploy_just_started_build(
 async def deploy_unless_current_build_is_served(
     client: Client, name: str, build_id: str, *, dead_identities: Collection[str] = ()
 ) -> WorkerDeployment:
-    """Deploy a build whose worker has just started to poll, unless workers of the current build poll.
-
-    If they do, an operator's ramp stays, too. Return the deployment.
-    """
+    """Deploy a build whose worker has just started to poll, unless workers of the current build poll."""
     deployment = await read_worker_deployment(client, name)
     if deployment.current == build_id:
         return deployment

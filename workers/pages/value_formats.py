@@ -7,10 +7,7 @@ from urllib.parse import unquote
 
 
 def format_value(value: object) -> str:
-    """Format a value for a table: lists and objects on one line, large numbers with commas, nothing as a dash.
-
-    Lists and objects inside an object are in parentheses.
-    """
+    """Format a value for a table: lists and objects on one line, large numbers with commas, nothing as a dash."""
     if value is None or value == "":
         return "-"
     if isinstance(value, Mapping):

@@ -55,10 +55,9 @@ def list_modules(code: CodePieces) -> list[ModuleType]:
 
 
 def find_documented_errors(code: CodePieces, *, only_called: bool = False) -> set[str]:
-    """Return the documented errors of the activities that the code names.
+    """Return the documented errors of the activities that the code names, or only of those that it calls.
 
-    `NotOwner` is left out for routed activities, because the router repeats the call at the new owner. With
-    `only_called`, activities that the code only passes to other code are left out.
+    `NotOwner` is left out for routed activities, because the router repeats the call at the new owner.
     """
     names = set[str]()
     for module, piece in code:
@@ -101,8 +100,6 @@ def get_error_class(name: str) -> type[errors.SextonError]:
 
 
 class _HandledTryRemover(ast.NodeTransformer):
-    """Transformer that empties each `try` whose `except ActivityError` calls one of the handlers for every failure."""
-
     def __init__(self, handlers: frozenset[str]) -> None:
         self._handlers = handlers
 

@@ -136,7 +136,6 @@ def _is_duration(hint: Any) -> bool:  # noqa: ANN401 - an annotation
 
 
 def _narrows(hint: Any, kind: Any) -> bool:  # noqa: ANN401 - annotations
-    """Return whether the annotation is the kind, or the kind with further rules."""
     rules = getattr(hint, "__metadata__", ())
     return get_origin(hint) is Annotated and rules[: len(kind.__metadata__)] == kind.__metadata__
 

@@ -66,7 +66,6 @@ class WorkflowContract:
 
 @cache
 def list_workflow_contracts() -> tuple[WorkflowContract, ...]:
-    """Return the contract of every workflow, in the order in which workers list them."""
     return tuple(_build_contract(workflow) for workflow in WORKFLOWS)
 
 
@@ -114,7 +113,6 @@ def _build_contract(workflow: type) -> WorkflowContract:
 
 
 def _list_errors_that_end_run(workflow: type, refused: set[str]) -> set[str]:
-    """Return the errors that end a run: its own failures, and final errors that no guard and no handler catches."""
     all_code, unguarded_code = (
         reachable_errors.collect_run_ending_code(workflow, includes_guarded=includes_guarded)
         for includes_guarded in (True, False)
@@ -159,7 +157,6 @@ def _list_contract_calls(definitions: Any) -> tuple[ContractCall, ...]:  # noqa:
 
 @cache
 def _read_field_comments(kind: type) -> dict[str, str]:
-    """Return the comment beside each field of the class and of its bases, with the comment lines that follow it."""
     comment_by_field: dict[str, str] = {}
     for base in reversed([part for part in kind.__mro__ if is_dataclass(part)]):
         last_field = ""

@@ -73,8 +73,7 @@ SERVICE_SETTINGS = frozenset({
 class Settings(BaseModel):
     """Settings of every part of Sexton. Durations are whole seconds, sizes are bytes.
 
-    An empty address means that no stack was started in this home and that no service is configured. Addresses have no
-    defaults on purpose. With defaults, a command with another home would reach the stack on the usual ports.
+    Addresses have no defaults, so that a command with another home cannot reach the stack on the usual ports.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

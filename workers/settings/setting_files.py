@@ -12,10 +12,7 @@ MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 
 
 def read_setting_file(field: str, path: str, rule: str = "a file that can be read") -> bytes:
-    """Return the content of a regular file of at most `MAX_FILE_BYTES`. A link is followed.
-
-    `rule` is a phrase for messages that says what the setting `field` expects.
-    """
+    """Return a regular file of at most `MAX_FILE_BYTES`. `rule` says in messages what `field` expects."""
     try:
         return read_regular_file(Path(path), max_bytes=MAX_FILE_BYTES)
     except OSError as error:
@@ -36,8 +33,7 @@ def read_secret_file(field: str, path: str) -> str:
     """Return the secret in a file, without surrounding white space.
 
     Raises:
-        InvalidInput: The file cannot be read, is empty, or has several lines or unprintable characters. A client would
-            silently omit such a secret.
+        InvalidInput: The file cannot be read, is empty, or has several lines or unprintable characters.
     """
     rule = "a file with a secret in it"
     text = read_setting_text_file(field, path, rule).strip()

@@ -88,7 +88,6 @@ def _parse_duration_setting(value: object) -> object:
 
 
 def refuse_boolean(value: object) -> object:
-    """Return the value, but refuse `True` and `False`, which Python counts as 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("a whole number")  # noqa: TRY004 - pydantic reports only a ValueError as a bad value
     return value

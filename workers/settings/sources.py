@@ -79,13 +79,9 @@ def load_settings(
     *,
     read_record: RecordReader = read_stack_record,
 ) -> LoadedSettings:
-    """Merge all sources.
+    """Merge all sources. A flag of `None` was not given. An empty variable counts as absent.
 
-    Args:
-        flags: Values by setting. `None` means that the flag was not given.
-        environ: Environment variables. An empty variable counts as absent.
-        cwd: Base of relative paths, and the folder of `sexton.toml`.
-        read_record: Function that reads what `up` recorded in the home.
+    `cwd` is the base of relative paths, and the folder of `sexton.toml`. `read_record` reads what `up` recorded.
 
     Raises:
         InvalidInput: A key or a variable is unknown, a value is invalid, or a file cannot be read.
@@ -121,10 +117,7 @@ def _resolve_secret_files(source: _Source, cwd: Path) -> _Source:
 
 
 def _drop_services_of_other_home(environment: _Source, flags: _Source, cwd: Path) -> _Source:
-    """Drop the services from the environment if a flag names another home.
-
-    `eval "$(sexton env)"` exports the home and its services. These services are wrong for another `--home`.
-    """
+    """Drop the services that `sexton env` exported if a flag names another home."""
     if "home" not in flags or "home" not in environment:
         return environment
     flag_home, exported_home = (_resolve_home(*source["home"], cwd).resolve() for source in (flags, environment))

@@ -23,11 +23,10 @@ class TlsFiles:
 
     @classmethod
     def of(cls, settings: Settings, service: Literal["temporal", "s3", "zookeeper"]) -> Self:
-        """Return the files of the settings `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file`.
+        """Return the files of `{service}_ca_file`, `{service}_cert_file` and `{service}_key_file`.
 
         Raises:
-            InvalidInput: A file cannot be read or has the wrong content, the certificate is not valid now, or only one
-                of certificate and key is set.
+            InvalidInput: A file cannot be read or is invalid now, or only one of certificate and key is set.
         """
         settings_by_role = {role: f"{service}_{role}_file" for role in ("ca", "cert", "key")}
         paths = {role: str(getattr(settings, name, "")) for role, name in settings_by_role.items()}

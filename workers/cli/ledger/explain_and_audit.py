@@ -91,7 +91,6 @@ def _inspect_copy_in_storage(storages: "Storages", copy: InspectedCopy, keys: Se
 def _find_corrupt_segments(
     objects: "ObjectStore", copy: ExaminedCopy, segments: Sequence[Segment], *, max_bytes: int | None
 ) -> ExaminedCopy:
-    """Read segments of a live primary copy, at most `max_bytes`, and add the corrupt segments to the copy."""
     is_live_primary = copy.kind == CopyKind.LEDGER and copy.copy.state == CopyState.LIVE
     if not is_live_primary or copy.finding is not CopyVerdict.OWN or copy.absent:
         return copy

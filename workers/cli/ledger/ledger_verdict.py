@@ -25,8 +25,6 @@ class CorruptSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExaminedCopy:
-    """Copy in the catalog, and its objects in storage."""
-
     copy: InspectedCopy
     finding: CopyVerdict | None  # None: storage could not be asked
     objects: int = 0

@@ -155,10 +155,7 @@ class _ChartTotals:
 def write_report_page(
     report: PlanFindingsReport, path: str, *, kind: FindingKind | None, limit: int
 ) -> tuple[Path, int]:
-    """Write the whole page. Return its absolute path and the number of findings.
-
-    `path` is the operator's. `kind` selects findings of one kind. The table has at most `limit` rows.
-    """
+    """Write the whole page with at most `limit` rows. Return its absolute path and the number of findings."""
     sums = _ChartTotals()
     for _, finding in report.files.iterate_findings(kind):
         sums.count_finding(finding, report.result.before_us)

@@ -134,7 +134,6 @@ def _append_batches(
 
 
 def _answer_partial_append(progress: _AppendProgress, error: SextonError, code: ExitCode) -> Answer:
-    """Answer with the written lines and the error. After an interrupt the next batch may also be written."""
     lines = progress.written_lines
     print_note(f"stopped after line {lines}: {error}", heading="error: ")
     document = {**progress.to_document(), "written_to_line": lines, **classify_error(error).to_document()}

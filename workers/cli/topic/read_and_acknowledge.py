@@ -90,7 +90,6 @@ def read_entries(
 
 
 def _make_entry_display_rows(entries: "Sequence[Entry]", *, max_length: int | None) -> list[dict[str, object]]:
-    """Return rows with message payloads as text. To save space, delivery times have a column only if there are any."""
     has_delayed = any(entry.deliver_at_ms is not None for entry in entries)
     rows: list[dict[str, object]] = []
     for entry in entries:

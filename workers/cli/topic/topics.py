@@ -148,7 +148,6 @@ def _make_topic_document(context: CommandContext, summary: "TopicSummary") -> di
 
 
 def _list_subscription_rows(context: CommandContext, summary: "TopicSummary") -> list[dict[str, object]]:
-    """Return the topic's subscriptions. The bucket is read only if a cursor snapshot has part of their state."""
     if any(subscription.backlog is None for subscription in summary.subscriptions):
         topic_id = summary.topic.topic_id
         return _make_subscription_rows(context, topic_id, list(context.log.subscriptions.all(topic_id)))

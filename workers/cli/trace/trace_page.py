@@ -37,8 +37,6 @@ _PREFIXES_BY_KIND: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRow:
-    """Row of the page: a span, or the end of the rows below a span."""
-
     is_end: bool = False
     is_branch: bool = False  # whether it has rows below it
     is_open: bool = False
