@@ -112,7 +112,7 @@ class StoreJobClient(JobClient):
     ) -> Handle[ReconcileOrphansResult]:
         """Compare storage with the catalog and write down the differences. Changes neither.
 
-        `unsafe_age` accepts an age below the safe minimum, which is only safe while no process writes. `inventories` are
+        `unsafe_age` accepts an age below the safe minimum, if no process writes. `inventories` are
         paths of inventory manifests that the workers can read. They replace listings.
 
         Raises:
