@@ -295,7 +295,7 @@ def fast_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
 class Spied:
     """A port of deletion; writes down under which lease each write came."""
 
-    _WRITES: Final = {"detach", "renew", "finish", "hand_over", "take", "hold", "close"}
+    _WRITES: Final = {"detach", "renew_batch_claim", "finish", "hand_over", "take", "hold", "close"}
 
     def __init__(self, port: PhaseOne | Deletions, leases: list[tuple[str, Lease | None]], lease: Lease | None) -> None:
         self._port, self.leases, self._lease = port, leases, lease
@@ -335,7 +335,7 @@ def test_at_its_owner_every_write_is_under_the_lease(prepared: Prepared, site: S
         run(getattr(deletion, work.name), request, workflow_id=work.workflow_id)
     assert spied.leases
     assert {found for _, found in spied.leases} == {lease}
-    wanted = {"delete_one": "hold", "delete_chunk": "hand_over" if fails else "renew"}.get(work.name)
+    wanted = {"delete_one": "hold", "delete_chunk": "hand_over" if fails else "renew_batch_claim"}.get(work.name)
     assert wanted is None or wanted in [name for name, _ in spied.leases]
 
 

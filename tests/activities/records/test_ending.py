@@ -88,6 +88,6 @@ def test_batch_is_held_while_the_function_is_asked(world: World, monkeypatch: py
     ending = _ending(world, waiting)
     first = run(ending.end_page, _page(world, SelectionPosition(), page=1))
     assert first.after
-    monkeypatch.setattr(world.catalog.deletions, "renew", renew)
+    monkeypatch.setattr(world.catalog.deletions, "renew_batch_claim", renew)
     second = run(ending.end_page, _page(world, first.after, page=1))
     assert (first.ended, second.ended) == (1, 1)
